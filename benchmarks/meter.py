@@ -95,11 +95,15 @@ def clocks() -> tuple[float, float]:
 
 
 def peak() -> int:
-    """KB. Pages of files and shared memory that several processes map are counted once, at the root."""
-    peak = _memory(os.getpid())["VmHWM"]
+    """KB. What several processes share is counted once, at the root: pages of files, common memory, and what a fork has
+    of the process that it comes from, until one of them writes to it. A descendant adds what is its own now, and what
+    it has had beyond that.
+    """
+    peak = _memory(os.getpid(), "status")["VmHWM"]
     for pid in _descendants():
-        if one := _memory(pid):
-            peak += one["VmHWM"] - one["RssFile"] - one["RssShmem"]
+        one, shares = _memory(pid, "status"), _memory(pid, "smaps_rollup")
+        if one and shares:
+            peak += one["VmHWM"] - one["VmRSS"] + shares["Private_Clean"] + shares["Private_Dirty"]
     return peak
 
 
@@ -109,9 +113,10 @@ def fresh_peak() -> int:
     return peak()
 
 
-def _memory(pid: int) -> dict[str, int]:
-    fields = (line.split() for line in _read(pid, "status").splitlines())
-    return {name[:-1]: int(rest[0]) for name, *rest in fields if name in ("VmHWM:", "RssFile:", "RssShmem:")}
+def _memory(pid: int, table: str) -> dict[str, int]:
+    """KB, by name; nothing where the process has ended."""
+    fields = (line.split() for line in _read(pid, table).splitlines() if line)
+    return {name[:-1]: int(rest[0]) for name, *rest in fields if rest[1:] == ["kB"]}
 
 
 def _descendants() -> list[int]:

@@ -2,8 +2,9 @@
 
 DATA holds MNIST as train.parquet and test.parquet. `sordino run` of w2u on real clients (a Dirichlet split of
 concentration 0.3 over 1,000 of them, 100 in a round, an MLP, batches of 10, one epoch), evaluated every 10 rounds and
-saved in every round, from the command to its end; beside it a plain script that does the same. The script is given the
-pixels and the clients' rows in one file, where sordino reads the parquet files and divides them. Both take turns.
+at the end, saved in every round, from the command to its end; beside it a plain script that does the same. The script
+is given the pixels and the clients' rows in one file, where sordino reads the parquet files and divides them. Both take
+turns.
 
 Then the start-up: `sordino run rounds=1`, the digits. Beside it a process that only imports torch, the least that
 anything with torch takes.
@@ -150,7 +151,7 @@ model = {{name = "mlp", hidden = 200}}
 cohort = {{name = "random", size = 100}}
 algorithm = {{name = "fedavg", lr = 0.1, batch_size = 10, local_epochs = 1}}
 privacy = {{}}
-evaluation = {{every = 10}}
+evaluation = {{every = 10, final = 1}}
 """
 
 

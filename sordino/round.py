@@ -45,6 +45,9 @@ def one_round(
     cohort = run.draw(t, server, execute.away)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
+    if others := run.reserved_for_others(t, prices):  # an attempt that was cut short could reach these
+        crew = run.stragglers.split(others, t, run.key)
+        prices = run.prices(crew.active, stalled)
     granted = run.reserve(t, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)

@@ -9,8 +9,9 @@ import gc
 import math
 import os
 import shutil
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,24 @@ def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     from sordino.letters import pipes
 
     monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the only rank."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    yield
+    import torch.distributed as dist
+
+    from sordino.runs import between_ranks
+
+    between_ranks.joined.cache_clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

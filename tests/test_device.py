@@ -12,7 +12,7 @@ import torch
 
 from sordino import device, keys
 from sordino.config import Experiment, validate
-from sordino.engine.choose_executor import device_of
+from sordino.engine.choose_executor import check_between_machines, device_of
 from sordino.errors import ConfigError
 from sordino.runs import run
 from tests.laws.cases import BY_NAME, CASES
@@ -128,10 +128,15 @@ def test_a_misspelt_device_is_found_before_a_run(tmp_path: Path) -> None:
     assert error.value.code == "unknown-device"
 
 
-@pytest.mark.parametrize("engine", [{"executor": "processes"}, {"executor": "ranks"}, {"workers": 2}])
-def test_one_process_has_it(engine: dict[str, Any]) -> None:
+def test_one_thread_has_it() -> None:
     with pytest.raises(ConfigError) as error:
-        validate({"engine": {"device": "cuda", **engine}})
+        validate({"engine": {"device": "cuda", "workers": 2}})
+    assert error.value.code == "device-of-one-process"
+
+
+def test_sites_and_hosts_have_none() -> None:
+    with pytest.raises(ConfigError) as error:
+        check_between_machines("cuda")
     assert error.value.code == "device-of-one-process"
 
 

@@ -57,6 +57,10 @@ class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
         return type(self).local is FedAvg.local
 
     @property
+    def steered(self) -> bool:
+        return type(self).local is not FedAvg.local or self.ages
+
+    @property
     def carries_statistics(self) -> bool:
         return type(self).local is FedAvg.local and type(self).update is FedAvg.update and self.server_lr == 1
 

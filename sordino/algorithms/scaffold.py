@@ -64,6 +64,10 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
         return type(self).local is Scaffold.local
 
     @property
+    def steered(self) -> bool:
+        return type(self).local is not Scaffold.local or self.ages
+
+    @property
     def carries_statistics(self) -> bool:
         return type(self).local is Scaffold.local and self.server_lr == 1
 

@@ -48,12 +48,12 @@ class Overheard(Clients):
         asked = {k: one for k, one in terms.items() if self.asked is None or k in self.asked}
         before = {k: self.inner.state(k) for k in asked}
         self.low, self.high = (self._said(site, t, asked, before) for site in self.without)
-        for k, upload in self.inner(t, down, terms):
+        for k, upload in self.inner.each(t, down, terms):
             self.heard[k] = upload
             yield k, upload
 
     def _said(self, site: Site, t: int, asked: Mapping[int, Terms], before: Mapping[int, Tree]) -> dict[int, Tree]:
-        said = dict(site(t, self.down, asked)) if asked else {}
+        said = dict(site.each(t, self.down, asked)) if asked else {}
         for k, state in before.items():  # which the sites share
             self.inner.states[k] = state
         return said

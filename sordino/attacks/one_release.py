@@ -35,7 +35,7 @@ class CanaryGame:
         before = site.state(self.client)
         again = replace(site, shards={self.client: rows}, key=draw)
         terms = {self.client: self.heard.terms[self.client]}
-        ((_, upload),) = again(self.rounds.t, self.heard.down, terms)
+        ((_, upload),) = again.each(self.rounds.t, self.heard.down, terms)
         site.states[self.client] = before  # the next release starts where this one did
         change = self.rounds.told(self.rounds.t, upload, self.heard.down, self.client, len(rows.y))
         assert change is not None

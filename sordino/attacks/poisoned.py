@@ -75,7 +75,7 @@ class Lying(Clients):
     told: Callable[[int, int, Tree, Tree, Mapping[int, Terms]], Tree]
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
-        for k, upload in self.inner(t, down, terms):
+        for k, upload in self.inner.each(t, down, terms):
             yield k, self.told(t, k, upload, down, terms) if k in self.who else upload
 
 

@@ -22,10 +22,10 @@ from sordino.engine.site import Site
 from sordino.ledger.ledger import MEMORY
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.stages import Weigh
 from sordino.round import Outcome, one_round
-from sordino.runs.simulation import Simulation
+from sordino.runs.simulation import Simulation, adds
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Terms
 
@@ -81,11 +81,10 @@ class Overhearing(Clients):
     terms: Mapping[int, Terms] = field(default_factory=dict)
     answers: dict[int, Tree] = field(default_factory=dict)
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree] | Summed]:
         self.down, self.terms, self.answers = down, terms, {}
-        for k, upload in self.inner(t, down, terms):
-            self.answers[k] = upload
-            yield k, upload
+        self.inner.hears = self.answers.__setitem__
+        yield from self.inner(t, down, terms)  # added up as in the run, or the sum is rounded elsewhere
 
 
 class Rounds(ABC):
@@ -100,6 +99,7 @@ class Rounds(ABC):
         states = setup.states().restore(start.states if prepares else {})
         handed = None if prepares else self.algorithm.handed(start.result, simulation.home)
         federation, site = simulation.federation(MEMORY, run), simulation.site(run, states=states, handed=handed)
+        site.adds = adds(setup)
         site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
         if key is not None:
             federation, site = replace(federation, key=key), replace(site, key=key)
@@ -234,7 +234,7 @@ class Bare(Rounds):
         run, task, uplink, t = self.federation, self.simulation.setup.task, self.algorithm.uplink, self.t
         before, down, weights = self.model(), self.algorithm.broadcast(self.server), self._weights
         terms = {k: Terms(largest=run.largest) for k in run.draw(t, self.server)}
-        answers = dict(self.site(t, down, terms))
+        answers = dict(self.site.each(t, down, terms))
         expected = run.cohort.expected(len(weights)) * math.fsum(weights) / len(weights)
         received: Any = uplink.receive(
             answers, self.algorithm.zero(task, down), weights, expected, None, Counter(0), self.algorithm.reads_each

@@ -101,7 +101,7 @@ def _pools() -> BenchResult:
 class _Epoch:
     """A local epoch of plain SGD: the least that an algorithm does."""
 
-    read, work = Open(), Work(1, None, 10)
+    read, work, steered = Open(), Work(1, None, 10), True
 
     def local(self, task: Task, x: Params, state: Tensor, shard: Shard, key: Key) -> tuple[Params, Tensor]:
         y = x

@@ -65,7 +65,7 @@ class InTurn(Clients):
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
         served = sorted(terms, key=lambda k: (k * 7 + t) % 5, reverse=True) if self._mix else sorted(terms)
-        answers = {k: answer for one in served for k, answer in self._site(t, down, {one: terms[one]})}
+        answers = {k: answer for one in served for k, answer in self._site.each(t, down, {one: terms[one]})}
         yield from sorted(answers.items())
 
 

@@ -217,7 +217,8 @@ def _accelerator() -> str:
         [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     )
     if found:
-        return f'{", ".join(found)}; engine.device = "cuda" computes on it'
+        ways = "" if len(found) == 1 else ", and each client process, or rank of torchrun, on one of its own"
+        return f'{", ".join(found)}; engine.device = "cuda" computes on it{ways}'
     return "Apple GPU, without the 64-bit numbers that sums are taken in" if torch.backends.mps.is_available() else ""
 
 

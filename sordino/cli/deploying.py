@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -214,7 +215,10 @@ def join(
     if simulate:
         host = Host(invitation, name, private_key(identity), data, address, certificates, with_code)
         with patience() as stopped:
-            lend(host, stopped, _standing(shown))
+            over = lend(host, stopped, _standing(shown))
+        if not over:
+            shown.print("Stopped: the simulation goes on. The same command takes part again.")
+            raise typer.Exit(130)
         return
     if data is None:
         raise typer.BadParameter("a site takes part with --data of its own; a host of a simulation with --simulate")
@@ -283,11 +287,18 @@ def hold_key(
     shown = Console(stderr=True, quiet=quiet)
     asked = KeyHolding(invitation, private_key(identity), out, address, certificates, rehearsal, with_code)
     with patience() as stopped:
-        hold(asked, stopped, _standing(shown), _noting(shown))
+        over = hold(asked, stopped, _standing(shown), _noting(shown))
+    if not over:
+        shown.print("Stopped: the run goes on. The same command holds the key again.")
+        raise typer.Exit(130)
 
 
 def _noting(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # with the terminal went whoever could read it; the run goes on
+            console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+
+    return say
 
 
 def _failures(console: Console) -> Callable[[Event], None]:
@@ -298,13 +309,13 @@ def _failures(console: Console) -> Callable[[Event], None]:
 
 def _standing(console: Console) -> Callable[[Standing, str], None]:
     """Prints how a site stands, where that has changed."""
-    last = ""
+    last, note = "", _noting(console)
 
     def say(standing: Standing, why: str) -> None:
         nonlocal last
         text = "connected" if standing in ("waiting", "working") else f"{standing}{': ' + why if why else ''}"
         if text != last:
             last = text
-            console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+            note(text)
 
     return say

@@ -32,7 +32,8 @@ def reproduce(
         bool, typer.Option("--rewrite", help="Write the pages again from the runs that are kept; run nothing.")
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(help="The folder that holds mnist/ and cifar10/. [default: ../shared/data]")
+        Path | None,
+        typer.Option(help="The folder that holds mnist/, cifar10/ and cifar100/. [default: ../shared/data]"),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
     as_json: Json = False,

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sordino.cli.loading import loading
 from sordino.cli.options import Json, Quiet, Track, Verbose
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
@@ -82,10 +83,11 @@ def _say_only(
     experiment: Experiment, out: Path | None, prepared: Path | None, words: list[str], as_json: bool, quiet: bool
 ) -> None:
     """A run that does not begin. What would be refused is refused here."""
-    from sordino.ledger.notes import SYSTEM
-    from sordino.runs.dry import choices, would_write
-    from sordino.runs.forecast import Forecast
-    from sordino.runs.run import checked, fresh_folder
+    with loading():
+        from sordino.ledger.notes import SYSTEM
+        from sordino.runs.dry import choices, would_write
+        from sordino.runs.forecast import Forecast
+        from sordino.runs.run import checked, fresh_folder
 
     folder = out if out is not None else fresh_folder(experiment.name)
     simulation = checked(experiment, folder, prepared, dry=True)
@@ -156,7 +158,8 @@ def _profile() -> Profile:
 
 def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str = "", profile: bool = False) -> None:
     """Plays a run and prints what came of it. `again`: what goes on with a run that was stopped, if not `resume`."""
-    from sordino.runs.ranks import follow, following
+    with loading():
+        from sordino.runs.ranks import follow, following
 
     if following():  # under torchrun the first rank runs, the others do what it says
         follow()

@@ -59,6 +59,11 @@ class Stragglers:
                 code="no-partial-work",
             )
 
+    @property
+    def leaves_out(self) -> bool:
+        """May somebody who has been asked be left out of the sum?"""
+        return any(self.faults) or (self.policy == "late" and self.share > 0)
+
     def split(self, cohort: Sequence[int], t: int, key: int) -> Crew:
         crew, here = self._slow(cohort, t, key), keys.fold(key, "faults", t)
         lose, delay = self.faults

@@ -24,7 +24,7 @@ from sordino.config.digest import SINCE, digest_of
 from sordino.config.reading import parsed, read
 from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
-from sordino.errors import ConfigError, Range, UnsoundGuarantee, check_range
+from sordino.errors import NOT_NEGATIVE, POSITIVE, ConfigError, Range, UnsoundGuarantee, check_range
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -67,20 +67,31 @@ class EvaluationSettings(Section):
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
 
+OF_A_PROCESS = {
+    "latency_ms": NOT_NEGATIVE, "down_mbit": POSITIVE, "up_mbit": POSITIVE, "compute": Range(least=1),
+}  # fmt: skip
+
+
 class Network(Section):
     """The network between the server and its client processes. Only time is added; with a timeout, a client that is
-    silent misses the round.
+    silent misses the round. A list has a number for each client process, in turn.
     """
 
-    latency_ms: float = Field(default=0.0, ge=0)  # milliseconds that every message takes longer
-    down_mbit: float | None = Field(default=None, gt=0)  # megabits per second to a client process
-    up_mbit: float | None = Field(default=None, gt=0)  # megabits per second from a client process
-    compute: float = Field(default=1.0, ge=1)  # how many times slower than this machine clients compute
+    latency_ms: float | list[float] = 0.0  # milliseconds that every message takes longer
+    down_mbit: float | list[float] | None = None  # megabits per second to a client process
+    up_mbit: float | list[float] | None = None  # megabits per second from a client process
+    compute: float | list[float] = 1.0  # how many times slower than this machine clients compute
     timeout_s: float | None = Field(default=None, gt=0)  # seconds after which a round goes on without silent clients
+
+    def of(self, process: int) -> dict[str, Any]:
+        """How slow the way to a client process is, and the process itself."""
+        told = {name: getattr(self, name) for name in OF_A_PROCESS}
+        return {name: v[process % len(v)] if isinstance(v, list) else v for name, v in told.items()}
 
 
 class Engine(Section):
-    # where a run computes: cpu, cuda, cuda:1 and so on, or auto for an accelerator where there is one
+    # where a run computes: cpu, cuda, cuda:1 and so on, or auto for an accelerator where there is one; with "cuda" each
+    # client process, or rank, takes the one of its own number
     device: str = Field(default="cpu", json_schema_extra=SINCE)
     # how clients are computed; auto chooses by the algorithm, and all of them give the same result but for rounding
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
@@ -197,6 +208,7 @@ def validate(table: Table) -> Experiment:
         if value != "auto":
             check_range(place, value, Range(least=low), "out-of-range")
     data_sources.check(experiment.data.model_dump(exclude_defaults=True))
+    _check_network(experiment.engine.network)
     _check_device(experiment.engine)
     if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
         raise ConfigError(
@@ -208,17 +220,39 @@ def validate(table: Table) -> Experiment:
     return experiment
 
 
+def _check_network(network: Network) -> None:
+    for name, allowed in OF_A_PROCESS.items():
+        told = getattr(network, name)
+        if told == []:
+            raise ConfigError(
+                f"engine.network.{name} is an empty list",
+                why="a list has a number for each client process, in turn",
+                fix="write numbers into it, or leave the setting out",
+                code="network-out-of-range",
+            )
+        for value in told if isinstance(told, list) else [told] * (told is not None):
+            check_range(f"engine.network.{name}", value, allowed, "network-out-of-range")
+
+
 def _check_device(engine: Engine) -> None:
-    """Refuses, beside an accelerator, what would need one for each process."""
+    """Refuses several threads on one accelerator, and several processes on one that was named."""
     if engine.device == "cpu":
         return
-    several = engine.executor in ("processes", "ranks")
-    if several or engine.workers not in ("auto", 1):
-        asked = f"executor = {engine.executor!r}" if several else f"workers = {engine.workers}"
+    if engine.executor in ("processes", "ranks"):
+        if ":" in engine.device:
+            raise ConfigError(
+                f"engine.device = {engine.device!r} with engine.executor = {engine.executor!r}",
+                why="each of several processes takes the accelerator of its own number: the first of a machine takes "
+                "cuda:0, the second one cuda:1",
+                fix='set engine.device = "cuda"; which ones it may take, the variable CUDA_VISIBLE_DEVICES says',
+                code="device-of-many",
+            )
+        return
+    if engine.workers not in ("auto", 1):
         raise ConfigError(
-            f"engine.{asked} with engine.device = {engine.device!r}",
+            f"engine.workers = {engine.workers} with engine.device = {engine.device!r}",
             why="one process of one thread computes on an accelerator, which is busy with it",
-            fix=f"leave engine.{asked.partition(' ')[0]} out, or engine.device",
+            fix='leave engine.workers out, or set engine.executor = "processes"',
             code="device-of-one-process",
         )
 

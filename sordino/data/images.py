@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sordino.data import layout, pixels
@@ -147,6 +146,8 @@ def _decoded(files: list[Path]) -> Iterator[pixels.PixelBatch]:
 
 def encoded_batches(file: Path) -> Iterator[list[bytes | None]]:
     """The images of a parquet file, as they are encoded there; None where a row holds no bytes."""
+    import pyarrow.compute as pc  # here, since it takes longer to load than pixels that are decoded already
+
     for column in _batches(file, _image_column(file, _parquet(file).schema_arrow)):
         yield (pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column).to_pylist()
 

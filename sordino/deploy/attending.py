@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +14,33 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino.deploy.certificates import of_site
 from sordino.deploy.invitation import Invitation
 from sordino.deploy.serving import HOME, with_certificates
-from sordino.letters.attending import Says, attend
+from sordino.letters.attending import Says, Standing, attend
+from sordino.letters.remote_sites import PARTING
+
+
+@dataclass
+class Leave:
+    """When somebody who attends a server goes: when that has the last answer, or is gone. Whoever was told the end
+    before it was started again stays a moment for a server that does not know it, if that can be reached at all.
+    """
+
+    over: Callable[[], bool]  # has the server said so?
+    stop: Callable[[], bool]  # does somebody want to stop?
+    say: Says
+    told: bool = False  # was it told before it was started?
+    _gone: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._until = time.monotonic() + PARTING if self.told else math.inf
+
+    def heard(self, standing: Standing, why: str) -> None:
+        """How it stands with the server."""
+        cut_off = standing not in ("working", "waiting")
+        self._gone = (self.over() and standing != "working") or (self.told and cut_off)
+        self.say(standing, why)
+
+    def __call__(self) -> bool:
+        return self._gone or self.stop() or (time.monotonic() > self._until and not self.over())
 
 
 class Reaches(Protocol):
@@ -31,17 +60,16 @@ def attend_for(
     own: Reaches,
     folder: Path,
     answer: Callable[[bytes], bytes],
-    stop: Callable[[], bool],
+    leave: Leave,
     most: int,
-    say: Says,
 ) -> None:
-    """Answers the letters of a server until it is told to stop. `most`: the longest letter that is taken in, in
+    """Answers the letters of a server until it is time to leave. `most`: the longest letter that is taken in, in
     bytes.
     """
     told = invitation.told
     address, tls = own.address or told.server, None if own.certificates is None else of_site(own.certificates, name)
     if told.carrier == "grpc":
-        attend(address, name, answer, stop, tls, most, say)
+        attend(address, name, answer, leave, tls, most, leave.heard)
         return
     from sordino.letters.flower.pinned import check_installed
 
@@ -50,4 +78,4 @@ def attend_for(
     from sordino.letters.flower.passes import Pass
 
     signs = Pass(told.run, name, own.identity)
-    attend_through_flower(address, signs, answer, stop, with_certificates(tls), most, folder / HOME, say)
+    attend_through_flower(address, signs, answer, leave, with_certificates(tls), most, folder / HOME, leave.heard)

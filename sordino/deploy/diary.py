@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sordino.engine.checkpoint import append_line
 from sordino.errors import SordinoError
 from sordino.ledger.notes import SYSTEM
 from sordino.letters.attending import Says, Standing
@@ -51,9 +51,9 @@ class Diary:
             event = event.beside(at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"))
             with contextlib.suppress(OSError):
                 if self.real:
-                    _append(RunFolder(run.private).events_file, event, 0o600)
+                    append_line(RunFolder(run.private).events_file, json.dumps(event.to_json()), 0o600)
                 if (told := shown(event, self.hidden) if self.real else event) is not None:
-                    _append(run.events_file, told, 0o644)
+                    append_line(run.events_file, json.dumps(told.to_json()))
             self.hears(event)
 
     @contextmanager
@@ -113,11 +113,3 @@ class Diary:
 def shown(event: Event, hidden: bool) -> Event | None:
     """What may be told of an event to those whom the statement names; nothing, where it would say too much."""
     return None if hidden and event.event not in OF_NOBODY else event.beside(why="")
-
-
-def _append(path: Path, event: Event, mode: int) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
-    with os.fdopen(descriptor, "r+b", buffering=0) as file:
-        if (length := file.seek(0, os.SEEK_END)) and os.pread(descriptor, 1, length - 1) != b"\n":
-            file.truncate(os.pread(descriptor, length, 0).rfind(b"\n") + 1)  # a kill cut the last line short
-        file.write(json.dumps(event.to_json()).encode() + b"\n")

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.config import Experiment
 from sordino.deploy import invitation as invitations
-from sordino.deploy.attending import attend_for
+from sordino.deploy.attending import Leave, attend_for
 from sordino.deploy.identity import AllowList
 from sordino.deploy.invitation import Invitation, Invited
 from sordino.deploy.serving import BESIDE, INVITATION, SERVER
@@ -25,15 +25,17 @@ from sordino.engine.executor import Executor
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.ledger.notes import SYSTEM
-from sordino.letters.attending import Says, Standing
+from sordino.letters.attending import Says
 from sordino.letters.carrier import Carrier
 from sordino.letters.certificates import Certificates
 from sordino.letters.host_desk import HostDesk
 from sordino.letters.hosts import Hosts
 from sordino.letters.letter import Letterhead
+from sordino.letters.remote_sites import PARTING
 from sordino.letters.rpc import Rpc
 from sordino.runs.folder import RunFolder
 from sordino.runs.founding import environment_of, found
+from sordino.runs.interrupts import patience
 from sordino.runs.phases import Methods, decided
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.servers_half import Begun
@@ -51,6 +53,7 @@ class Farm:
     carrier: Carrier
     letterhead: Letterhead
     note: Callable[[str], None]
+    stopped: Callable[[], bool] = lambda: False  # does somebody want the simulation to stop?
     hosts: Hosts | None = None  # of the phase that is played
 
 
@@ -66,7 +69,9 @@ class SpreadSimulation(Simulation):
         states = self.setup.states(place, begun.loaded.trees if begun is not None else {})
         site, farm = self.site(run, states=states, handed=handed), self.farm
         most = max(1, min(MANY, ROOM // max(1, upload_bytes(self.setup))))
-        farm.hosts = Hosts(farm.carrier, farm.letterhead, self.setup.stage, site, most, farm.note)
+        farm.hosts = Hosts(
+            farm.carrier, farm.letterhead, self.setup.stage, site, most, farm.note, lambda: farm.stopped()
+        )
         return farm.hosts
 
 
@@ -126,10 +131,10 @@ def spread(
     )
     atomic_write(asked.folder / INVITATION, Invitation(told).toml().encode())
     note(f"hosts join with {asked.folder / INVITATION}")
-    with carrier:
+    with carrier, patience() as half.farm.stopped:
         ended = play(half, asked.folder, watch)
         if not ended.interrupted and half.farm.hosts is not None:
-            half.farm.hosts.end(5.0)
+            half.farm.hosts.end(PARTING)
     return ended
 
 
@@ -161,8 +166,8 @@ class Host:
     with_code: bool = False  # may classes that the invitation names run here?
 
 
-def lend(asked: Host, stop: Callable[[], bool], say: Says) -> None:
-    """Computes clients of a simulation until it is over or somebody stops it."""
+def lend(asked: Host, stop: Callable[[], bool], say: Says) -> bool:
+    """Computes clients of a simulation until it is over or somebody stops it. Is it over?"""
     invitation = invitations.read(asked.invitation, asked.with_code)
     if not invitation.told.simulates:
         raise ConfigError(
@@ -187,13 +192,7 @@ def lend(asked: Host, stop: Callable[[], bool], say: Says) -> None:
     keep_freed_memory()
     known = {SERVER: invitation.server_key}
     letterhead = Letterhead(asked.name, told.run, experiment.digest(), whole.dataset, asked.identity, known)
-    desk, done = HostDesk(letterhead, lambda stage: whole.at(stage).site(told.run)), False
-
-    def heard(standing: Standing, why: str) -> None:
-        nonlocal done
-        done = desk.over and standing != "working"
-        say(standing, why)
-
-    attend_for(
-        invitation, asked.name, asked, asked.invitation.parent, desk.answer, lambda: done or stop(), 1 << 34, heard
-    )
+    desk = HostDesk(letterhead, lambda stage: whole.at(stage).site(told.run))
+    leave = Leave(lambda: desk.over, stop, say)
+    attend_for(invitation, asked.name, asked, asked.invitation.parent, desk.answer, leave, 1 << 34)
+    return desk.over

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino.budget.plan import Plan
 from sordino.config import Experiment
 from sordino.deploy import invitation as invitations
-from sordino.deploy.attending import attend_for
+from sordino.deploy.attending import Leave, attend_for
 from sordino.deploy.certificates import of_site
 from sordino.deploy.diary import Diary
 from sordino.deploy.invitation import Invitation
@@ -29,7 +29,7 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.notes import SYSTEM
 from sordino.ledger.statement import Guarantee
-from sordino.letters.attending import Says, Standing
+from sordino.letters.attending import Says
 from sordino.letters.events import Event
 from sordino.letters.letter import Letterhead
 from sordino.runs import private
@@ -193,18 +193,11 @@ def join(
     diary = Diary.of(folder, whole, hears)
     with RunFolder(folder).locked(), diary.kept():
         member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared)
-        done = False
-
-        def heard(standing: Standing, why: str) -> None:
-            nonlocal done
-            done = member.over and standing != "working"  # the server has the last answer, or is gone
-            say(standing, why)
-
+        leave = Leave(lambda: member.over, stop, diary.standing(say), member.was_over)
         try:
-            own, answer, says = asked.asked, member.desk.answer, diary.standing(heard)
-            attend_for(asked.invitation, asked.site, own, folder, answer, lambda: done or stop(), TAKEN_IN, says)
-            diary(Event(event="over" if member.over else "stopped"))
-            return Left(member.receipt(), member.over)
+            attend_for(asked.invitation, asked.site, asked.asked, folder, member.desk.answer, leave, TAKEN_IN)
+            diary(Event(event="over" if member.was_over else "stopped"))
+            return Left(member.receipt(), member.was_over)
         finally:
             member.close()
 

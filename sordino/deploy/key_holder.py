@@ -78,6 +78,7 @@ class KeyHolder:
         if isinstance(command, OpenSum):
             return Done(), [self._sum(letter, command)]
         if isinstance(command, End):
+            atomic_write(self._ended, b"")
             self.over = True
             return Done(), []
         raise UnsoundGuarantee(
@@ -131,6 +132,15 @@ class KeyHolder:
         if not file.exists():
             atomic_write(file, GENERATE[stage.scheme](stage).pack(), private=True)
         return secret_key(stage, file.read_bytes())
+
+    @property
+    def was_over(self) -> bool:
+        """Has the server said so, to this process or to one before it?"""
+        return self._ended.exists()
+
+    @property
+    def _ended(self) -> Path:
+        return self.folder / "over"
 
     @property
     def _log(self) -> Path:

@@ -9,12 +9,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.deploy import invitation as invitations
-from sordino.deploy.attending import attend_for
+from sordino.deploy.attending import Leave, attend_for
 from sordino.deploy.key_holder import KeyHolder
 from sordino.deploy.serving import SERVER, longest, settled
-from sordino.letters.attending import Says, Standing
+from sordino.letters.attending import Says
 from sordino.letters.encrypted_sites import HOLDER
 from sordino.letters.letter import Letterhead
+from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Whole
 
 
@@ -31,21 +32,18 @@ class KeyHolding:
     with_code: bool = False  # may classes that the invitation names run here?
 
 
-def hold(asked: KeyHolding, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> None:
-    """Opens the sums of a run until it is over or somebody stops it."""
+def hold(asked: KeyHolding, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> bool:
+    """Opens the sums of a run until it is over or somebody stops it. Is it over?"""
     invitation = invitations.read(asked.invitation, asked.with_code)
     agreed, told = invitation.agreement, invitation.told
-    experiment, done = settled(invitation.experiment, asked.rehearsal), False
+    experiment = settled(invitation.experiment, asked.rehearsal)
     whole, folder = Whole(experiment, agreed.public), asked.folder or Path("runs") / f"{told.run}-{HOLDER}"
     known = {SERVER: invitation.server_key}
     letterhead = Letterhead(HOLDER, told.run, experiment.digest(), agreed.digest, asked.identity, known)
-    holder = KeyHolder(folder, whole, letterhead)
-    note(f"tell every site, and not through the server: --key-digest {holder.digest}")
-
-    def heard(standing: Standing, why: str) -> None:
-        nonlocal done
-        done = holder.over and standing != "working"
-        say(standing, why)
-
-    most = longest(whole, agreed)
-    attend_for(invitation, HOLDER, asked, folder, holder.answer, lambda: done or stop(), most, heard)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with RunFolder(folder).locked():  # two of them would open two sums of one round
+        holder = KeyHolder(folder, whole, letterhead)
+        note(f"tell every site, and not through the server: --key-digest {holder.digest}")
+        leave = Leave(lambda: holder.over, stop, say, holder.was_over)
+        attend_for(invitation, HOLDER, asked, folder, holder.answer, leave, longest(whole, agreed))
+        return holder.was_over

@@ -17,7 +17,7 @@ from sordino.deploy.key_holder import pinned
 from sordino.deploy.purse import Purse
 from sordino.engine import checkpoint, wire
 from sordino.engine.channels import public_key
-from sordino.engine.checkpoint import atomic_write
+from sordino.engine.checkpoint import append_line, atomic_write
 from sordino.engine.client_states import shape_of
 from sordino.engine.commands import Begin, Encrypt, End, Hand, Round
 from sordino.engine.site import Site
@@ -138,6 +138,15 @@ class Membership(Porter):
         return public_key(secure, pinned(self._key_file.read_bytes(), self.key_digest))
 
     @property
+    def was_over(self) -> bool:
+        """Has the server said so, to this process or to one before it?"""
+        return self._ended.exists()
+
+    @property
+    def _ended(self) -> Path:
+        return self.folder / "desk" / "over"
+
+    @property
     def _key_file(self) -> Path:
         return self.folder / "holder.key"
 
@@ -154,6 +163,7 @@ class Membership(Porter):
         if isinstance(asked.command, End):
             if asked.messages:
                 self._keep_model(asked.messages[0])
+            atomic_write(self._ended, b"")
             self.over = True
             return Done()
         return None
@@ -175,8 +185,7 @@ class Membership(Porter):
                 bytes_up=sum(map(len, bodies)),
                 payload=wire.payload_bytes(wire.schema(setup.algorithm.zero(setup.task, down))),
             )
-            with open(self._rows_of(setup), "a", encoding="utf-8") as rows:
-                rows.write(json.dumps(row.to_json()) + "\n")
+            append_line(self._rows_of(setup), json.dumps(row.to_json()))
 
     def _rows_of(self, setup: Setup) -> Path:
         """Where this site notes its rounds. In a hidden cohort under real noise they tell for which it was drawn."""

@@ -53,7 +53,7 @@ def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) ->
             fix='use mode = "full"',
             code="probe-between-sites",
         )
-    if any(stragglers.faults) or (stragglers.share and stragglers.policy == "late"):
+    if stragglers.leaves_out:
         raise ConfigError(
             "rehearsed faults in a secure sum between sites",
             why="who is late or lost would have to be left out of a sum that is opened as a whole",

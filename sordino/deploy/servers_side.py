@@ -16,7 +16,7 @@ from sordino.data.schema import Column, TableSchema
 from sordino.deploy.agreed import SitesAgreement
 from sordino.deploy.secure_sums import kind_of_sites
 from sordino.engine import wire
-from sordino.engine.commands import Begin, Command, End, Hand
+from sordino.engine.commands import Begin, Command, Hand
 from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
 from sordino.evaluate.accuracy import Evaluator
@@ -123,8 +123,7 @@ class ServersSide(ServersHalf):
         message = None
         if model is not None:
             message = wire.encode(self.setup.header(run)(self.setup.rounds, -1), model)
-        self.post.sites.gather()
-        self.post.sites.ask(End(int(message is not None)), message)
+        self.post.sites.part(message)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,8 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
         )
     check_between_machines(experiment.engine.device)
     engine = decided(experiment.engine, Methods(experiment).training)
-    return experiment.model_copy(update={"engine": engine})
+    # a site keeps its last answers: a server that went further back than these would be refused
+    return experiment.model_copy(update={"engine": engine.model_copy(update={"checkpoint_every": 1})})
 
 
 def longest(whole: Whole, agreed: SitesAgreement) -> int:

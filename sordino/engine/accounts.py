@@ -101,6 +101,15 @@ class Accounts:
         """Sets the rates of this round's coins, where budgets are personal."""
         self._rates = self.plan.rates(t, self.spent)
 
+    def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
+        """Whom this round was reserved for, where those were others: who can be reached has changed since an attempt
+        that was cut short. Nobody, where it was reserved for the same or not at all.
+        """
+        if self.everyone_pays or self.ledger.state(self.op(t)) is None:
+            return []
+        before = next(entry for entry in self.ledger.entries() if entry.op == self.op(t))
+        return [] if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
+
     def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
         """Durable before anything is read. Returns the clients that may take part."""
         asked = self._asked(t, prices)

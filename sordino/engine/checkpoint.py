@@ -156,6 +156,15 @@ def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
         sync(path.parent)
 
 
+def append_line(path: Path, line: str, mode: int = 0o644) -> None:
+    """Writes a line behind those of a file; a last one that a kill or a full disk cut short goes."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        if (length := file.seek(0, os.SEEK_END)) and os.pread(descriptor, 1, length - 1) != b"\n":
+            file.truncate(os.pread(descriptor, length, 0).rfind(b"\n") + 1)
+        file.write(line.encode() + b"\n")
+
+
 def digest_trees(trees: Mapping[str, Tree]) -> str:
     """SHA-256 over names, dtypes, shapes and bytes; the order of names does not count."""
     return _digest(_flatten(trees))

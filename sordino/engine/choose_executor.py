@@ -41,12 +41,15 @@ def bf16_instructions() -> bool:
         return False
 
 
-def device_of(name: str) -> str:
-    """The device of that name, decided where it is `auto`; refused where this machine has none."""
+def device_of(name: str, number: int | None = None) -> str:
+    """The device of that name, decided where it is `auto`; refused where this machine has none. `number`: that of a
+    process among several of one machine. Each takes the accelerator of its own number, and where there are fewer of
+    them, they begin again at the first.
+    """
     import torch
 
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else CPU
+        return device_of("cuda" if torch.cuda.is_available() else CPU, number)
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -74,15 +77,23 @@ def device_of(name: str) -> str:
             fix='choose "auto" to take what there is, or install a torch that was built for your accelerator',
             code="no-such-device",
         )
-    return str(device)
+    return str(device) if number is None else f"cuda:{number % torch.cuda.device_count()}"
+
+
+def processes_of(name: str) -> int:
+    """How many client processes there are, where nobody says it: one for each core, or for each accelerator."""
+    import torch
+
+    return cores() if name == CPU else torch.cuda.device_count()
 
 
 def check_between_machines(name: str) -> None:
-    """Refuses an accelerator where several machines compute."""
+    """Refuses an accelerator in a run of sites, or of hosts."""
     if name != CPU:
         raise ConfigError(
-            f"engine.device = {name!r} in a run of several machines",
-            why="only a run in one process computes on an accelerator so far",
-            fix="leave engine.device out",
+            f"engine.device = {name!r} in a run of sites or hosts",
+            why="they compute on the processor: their server has no say in what their machines have",
+            fix='leave engine.device out; where all machines are yours, torchrun with engine.executor = "ranks" '
+            "computes on their accelerators",
             code="device-of-one-process",
         )

@@ -22,9 +22,9 @@ class Clients(ABC):
     @abstractmethod
     def __call__(
         self, t: int, down: Tree, terms: Mapping[int, Terms]
-    ) -> Iterable[tuple[int, Tree]] | Summed | SumAtSites:
+    ) -> Iterable[tuple[int, Tree] | Summed] | Summed | SumAtSites:
         """Round t of every client named in `terms`: their answers in the order of their ids, as trees or as messages;
-        or already added up; or a secure sum that is opened elsewhere.
+        or some of them, or all, already added up; or a secure sum that is opened elsewhere.
         """
 
     def gather(self) -> None:  # noqa: B027 (a default, not a hole)

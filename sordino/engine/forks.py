@@ -19,6 +19,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
 
 WORDS = 1 << 10  # bytes that are enough to name a client or a tensor
 
-Answers = list[tuple[int, Tree, Tree]]  # of each client: its upload, and its new state
+
+class Answers(NamedTuple):
+    """What becomes of a unit."""
+
+    clients: Sequence[int]
+    uploads: Sequence[Tree]  # of each client, or the sum of several as the only one
+    states: Sequence[Tree]  # of each client
 
 
 def possible() -> bool:
@@ -120,11 +127,25 @@ def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
         os._exit(0)
 
 
+@dataclass
+class Own:
+    """What the asker does itself in a round."""
+
+    cost: float = 0.0
+    busy: float = 0.0  # seconds
+
+    def does(self, unit: Unit) -> Answers:
+        asked = time.perf_counter()
+        answers = unit.compute()
+        self.cost, self.busy = self.cost + unit.cost, self.busy + time.perf_counter() - asked
+        return answers
+
+
 class SpeedSoFar(NamedTuple):
     """What was found in the round before, for units of cost 1."""
 
     unit: float = 0.0  # seconds to do it
-    answer: float = 0.0  # seconds of the asker for whatever becomes of its answers
+    answer: float = 0.0  # seconds of the asker, to hand on what it answers
     all: float = 0.0  # the cost of all units together
 
 
@@ -133,7 +154,7 @@ class Forks:
 
     def __init__(self, many: int) -> None:
         """`many`: how many train at once, the asker among them."""
-        self._many, self._begun = many, 0.0
+        self._many, self._begun, self._own = many, 0.0, Own()
         self.pace = SpeedSoFar()
         self._forks: list[Fork] = []
         self._end = weakref.finalize(self, _end, self._forks)
@@ -152,43 +173,44 @@ class Forks:
 
     def map(
         self, t: int, down: Tree, units: Iterable[Unit], templates: Templates, keep: bool = False
-    ) -> Iterator[Answers]:
-        """What becomes of each unit, in the order in which it is done. `keep`: may answers be looked at after the
-        round?
+    ) -> Iterator[tuple[int, Answers]]:
+        """What becomes of each unit, with its number, in the order in which it is done. `keep`: may answers be looked
+        at after the round?
         """
-        self._begun = time.perf_counter()
         for fork in self._forks:
             fork.cost = fork.busy = 0.0
             fork.ends.begin(t)
             fork.say({"do": "round", "t": t}, [dense(leaf) for leaf in tree.leaves(down)])
-        cost = busy = waited = 0.0  # of the asker's own units
-        left = self.pace.all  # of this, answers are still to be handed on
+        self._begun, self._own = time.perf_counter(), Own()
+        handed_on = 0.0
         try:
-            for number, unit in enumerate(units):
-                first = min(self._forks, key=self._free_at, default=None)
-                # a fork gets it that would have nothing to do for half of the time in which the asker did it
-                half = time.perf_counter() + unit.cost * self.pace.unit / 2 + left * self.pace.answer
-                idle = first is not None and self._free_at(first) <= half and _fits(unit, templates)
-                if first is None or not idle or not first.give(number, unit):
-                    asked = time.perf_counter()
-                    answers = unit.compute()
-                    cost, busy, left = cost + unit.cost, busy + time.perf_counter() - asked, left - unit.cost
-                    yield answers
-                for fork in self._ready(wait=False):
-                    left -= next(iter(fork.given.values())).cost
-                    yield self._answer(fork, templates, keep)
-            while self._owed:
+            for found in self._done(units, templates, keep):
                 asked = time.perf_counter()
-                ready = self._ready(wait=True)
-                waited += time.perf_counter() - asked
-                for fork in ready:
-                    yield self._answer(fork, templates, keep)
+                yield found
+                handed_on += time.perf_counter() - asked
         finally:
             if self._owed:  # nobody wants the rest
                 self.close()
-        rest = time.perf_counter() - self._begun - waited - busy
-        cost, busy = cost + sum(fork.cost for fork in self._forks), busy + sum(fork.busy for fork in self._forks)
-        self.pace = SpeedSoFar(busy / cost, rest / cost, cost) if cost else self.pace
+        cost = self._own.cost + sum(fork.cost for fork in self._forks)
+        busy = self._own.busy + sum(fork.busy for fork in self._forks)
+        self.pace = SpeedSoFar(busy / cost, handed_on / cost, cost) if cost else self.pace
+
+    def _done(self, units: Iterable[Unit], templates: Templates, keep: bool) -> Iterator[tuple[int, Answers]]:
+        left = self.pace.all  # of this, answers are still to be handed on
+        for number, unit in enumerate(units):
+            first = min(self._forks, key=self._free_at, default=None)
+            # a fork gets it that would have nothing to do for half of the time in which the asker did it
+            half = time.perf_counter() + unit.cost * self.pace.unit / 2 + max(0.0, left) * self.pace.answer
+            idle = first is not None and self._free_at(first) <= half and _fits(unit, templates)
+            if first is None or not idle or not first.give(number, unit):
+                left -= unit.cost
+                yield number, self._own.does(unit)
+            for fork in self._ready(wait=False):
+                left -= next(iter(fork.given.values())).cost
+                yield from self._answered(fork, templates, keep)
+        while self._owed:
+            for fork in self._ready(wait=True):
+                yield from self._answered(fork, templates, keep)
 
     def _free_at(self, fork: Fork) -> float:
         """When it will have nothing to do, if all are equally fast."""
@@ -207,20 +229,30 @@ class Forks:
             looking.register(read, select.POLLIN)
         return [owing[read] for read, _ in looking.poll(None if wait else 0)] if owing else []
 
-    def _answer(self, fork: Fork, templates: Templates, keep: bool) -> Answers:
-        if (frame := fork.heard()) is None:  # it died: what it owes is done here
+    def _answered(self, fork: Fork, templates: Templates, keep: bool) -> Iterator[tuple[int, Answers]]:
+        """One unit, or all that the fork owes where it died."""
+        if (frame := fork.heard()) is None:  # what it owes is done here
             self._forks.remove(fork)
             fork.end()
-            return [answer for unit in fork.given.values() for answer in unit.compute()]
-        unit = fork.given.pop(frame.told["number"])
+            for number, unit in fork.given.items():
+                yield number, unit.compute()
+            return
+        number = frame.told["number"]
+        unit = fork.given.pop(number)
         fork.busy += frame.told["seconds"]
         if "made" not in frame.told:  # an error of a client's own comes up again
-            return unit.compute()
+            yield number, unit.compute()
+            return
         of = iter([one.clone() for one in frame.tensors] if keep else frame.tensors)
-        return [
-            (k, tree.like(templates.upload, whole(upload, of)), tree.like(templates.state, whole(state, of)))
-            for k, (upload, state) in zip(unit.clients, frame.told["made"], strict=True)
-        ]
+        uploads, states = frame.told["made"]
+        yield (
+            number,
+            Answers(
+                unit.clients,
+                [tree.like(templates.upload, whole(one, of)) for one in uploads],
+                [tree.like(templates.state, whole(one, of)) for one in states],
+            ),
+        )
 
 
 def _fits(unit: Unit, templates: Templates) -> bool:
@@ -258,11 +290,14 @@ class ForksWork:
     def tell(self, number: int, answers: Answers, templates: Templates) -> None:
         """The answers of a unit."""
         names, like = [name for name, _ in tree.named(templates.upload)], looks(templates.state)
-        if any([name for name, _ in tree.named(up)] != names or looks(state) != like for _, up, state in answers):
+        _, uploads, states = answers
+        if any([name for name, _ in tree.named(one)] != names for one in uploads) or any(
+            looks(one) != like for one in states
+        ):
             self.give_up(number)
             return
         tensors: list[Tensor] = []
-        made = [[apart(tree.leaves(up), tensors), apart(tree.leaves(state), tensors)] for _, up, state in answers]
+        made = [[apart(tree.leaves(one), tensors) for one in trees] for trees in (uploads, states)]
         self._ends.say({"number": number, "seconds": time.perf_counter() - self._began, "made": made}, tensors)
 
     def give_up(self, number: int) -> None:

@@ -4,7 +4,6 @@ in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from sordino.engine import wire
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.errors import NonFiniteModel, WireError
-from sordino.privacy.uplink.stages import private
+from sordino.privacy.uplink import Summed
 from sordino.tree import Tree
 from sordino.types import Task
 
@@ -46,14 +45,20 @@ class Inbox:
         return len(clients) * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
     def open(
-        self, t: int, answers: Iterable[tuple[int, Tree]], crew: Crew, down: Tree, mail: Mail
-    ) -> Iterator[tuple[int, Tree]]:
+        self, t: int, answers: Iterable[tuple[int, Tree] | Summed], crew: Crew, down: Tree, mail: Mail
+    ) -> Iterator[tuple[int, Tree] | Summed]:
         """The uploads of those who were in time, noting on the way what came."""
         shape, length = self._shape(t, down), self.length(t, down)
         # where noise protects the sum, or nobody can read it, single uploads are not seen
         each_is_seen = not self.algorithm.uplink.central and self.algorithm.uplink.secure is None
         unbounded = self._unbounded(t, down)
-        for k, answer in answers:
+        for one in answers:
+            if isinstance(one, Summed):
+                mail.size += sum(map(length, one.who))
+                mail.answered += one.who
+                yield one
+                continue
+            k, answer = one
             if k in crew.lost:
                 continue
             upload = answer
@@ -76,17 +81,12 @@ class Inbox:
                 mail.note(upload)
 
     def _unbounded(self, t: int, down: Tree) -> bool:
-        """May a single upload make the sum whatever it likes?
-
-        Where it is clipped, or noised by its client, what is not finite counts as zero; an algorithm that reads each
-        upload, and a robust sum, judge for themselves.
+        """May a single upload make the sum whatever it likes? An algorithm that reads each upload, and a robust sum,
+        judge for themselves.
         """
         if self.algorithm.reads_each or self.algorithm.uplink.robust:
             return False
-        uplink = self.algorithm.uplink.at(t, down)
-        return not private(uplink.client) and math.isinf(
-            uplink.bound(tree.size(self.algorithm.zero(self.task, down))).l2
-        )
+        return self.algorithm.uplink.at(t, down).unbounded(tree.size(self.algorithm.zero(self.task, down)))
 
     def length(self, t: int, down: Tree) -> Callable[[int], int]:
         """How long the upload of each client is, as a message."""

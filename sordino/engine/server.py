@@ -90,7 +90,7 @@ class Federation(Accounts):
     def receive(
         self,
         t: int,
-        answers: Iterable[tuple[int, Tree]] | Summed | SumAtSites,
+        answers: Iterable[tuple[int, Tree] | Summed] | Summed | SumAtSites,
         crew: Crew,
         down: Tree,
         prices: Mapping[int, Price | None],
@@ -120,6 +120,7 @@ class Federation(Accounts):
             lambda client: self._reach(prices.get(client)),
             lambda who: self._std(prices, who) if self.plan.offer and self.plan.offer.unit == "client" else 0.0,
         )
+        mail.answered.sort()  # units of clients come in an order of their own
         if len(mail.answered) < (least := fewest(uplink.robust)):
             came = len(mail.answered)
             self.inbox.remarks.append(

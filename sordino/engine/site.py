@@ -21,9 +21,10 @@ from sordino.engine.common_memory import Ends
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.forks import Answers, Forks, ForksWork, Templates, Unit
 from sordino.engine.shards import PreparedShards
-from sordino.engine.stack import Member, by_size, pools, sharing, stacks, together
-from sordino.privacy.noise.sources import Counter, for_client
+from sordino.engine.stack import Member, alike, by_size, least, pools, sharing, stacks, together
+from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
+from sordino.privacy.uplink import Summed
 from sordino.tasks.hands import Hands, heavy
 from sordino.tasks.personalise import WAYS
 from sordino.tree import Tree
@@ -53,35 +54,70 @@ class Site(Executor):
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
     hands: Hands | None = None  # who works here; None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
+    adds: bool = False  # may clients that are computed in one go be added up here? Where nobody looks at one of them
+    hears: Callable[[int, Tree], None] | None = None  # who is shown every upload before it is added to others
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
     def __call__(
         self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False
-    ) -> Iterator[tuple[int, Tree]]:
-        """One round of every client named in `terms`, in their order. Nothing needs to be packed in one process.
-        `apart`: `down` is what one client is told."""
+    ) -> Iterator[tuple[int, Tree] | Summed]:
+        """One round of every client named in `terms`, each by itself or unit by unit. Nothing needs to be packed in one
+        process. `apart`: `down` is what one client is told.
+        """
+        if not self.adds:
+            yield from self.each(t, down, terms, apart)
+            return
+        yield from self._by_unit(self._found(RoundHere(self, t, down, apart, adds=True), terms))
+
+    def each(self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Tree]]:
+        """One round of every client named in `terms`, in their order."""
+        yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
+
+    def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Answers]]:
+        """What becomes of each unit, with its number, in the order in which it is done."""
         _ = self.first_state  # made before anybody is at work: it takes the network
-        begun, order, now = time.perf_counter(), sorted(terms), RoundHere(self, t, down, apart)
-        units = self._units((now.member(k, terms[k], self.state(k)) for k in order), down)
+        begun = time.perf_counter()
+        units = self._units((now.member(k, terms[k], self.state(k)) for k in sorted(terms)), now.down, len(terms))
+        yield from self._trained(now, units, terms)
+        if not self._pace and (took := time.perf_counter() - begun) > LONG:
+            self._pace = took / max(1, now.rows)
+
+    def _by_client(self, found: Iterable[tuple[int, Answers]], order: Sequence[int]) -> Iterator[tuple[int, Tree]]:
         early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
         waited = iter(order)
         turn = next(waited, None)
-        for answers in self._trained(now, units, terms):
-            early |= {k: (upload, state) for k, upload, state in answers}
+        for _, answers in found:
+            early |= {k: (upload, state) for k, upload, state in zip(*answers, strict=True)}
             while turn in early:
                 upload, self.states[turn] = early.pop(turn)
                 yield turn, upload
                 turn = next(waited, None)
-        if not self._pace and (took := time.perf_counter() - begun) > LONG:
-            self._pace = took / max(1, now.rows)
 
-    def _trained(self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]) -> Iterator[Answers]:
-        """The answers of all units, whoever computes them."""
-        if now.apart or not self._pace or self.forks is None or not self.forks.begin(self._serve, self._pace):
+    def _by_unit(self, found: Iterable[tuple[int, Answers]]) -> Iterator[tuple[int, Tree] | Summed]:
+        early: dict[int, Answers] = {}  # units that came before their turn
+        turn = 0
+        for number, answers in found:
+            early[number] = answers
+            while turn in early:
+                clients, uploads, states = early.pop(turn)
+                for k, state in zip(clients, states, strict=True):
+                    self.states[k] = state
+                if len(uploads) < len(clients):
+                    yield Summed(uploads[0], list(clients))
+                else:
+                    yield from zip(clients, uploads, strict=True)
+                turn += 1
+
+    def _trained(
+        self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]
+    ) -> Iterator[tuple[int, Answers]]:
+        """The answers of all units with their numbers, whoever computes them."""
+        alone = now.apart or now.adds != self.adds  # a fork answers as the site does
+        if alone or not self._pace or self.forks is None or not self.forks.begin(self._serve, self._pace):
             numbers, step = tree.size(now.down), self.algorithm.work.batch
-            yield from self._hands.map(
-                now.work, units, lambda unit: heavy(numbers, sum(step(one.grant.size) for one in unit))
+            yield from enumerate(
+                self._hands.map(now.work, units, lambda unit: heavy(numbers, sum(step(one.grant.size) for one in unit)))
             )
             return
         yield from self.forks.map(now.t, now.down, (now.unit(unit, terms) for unit in units), now.templates, now.keeps)
@@ -92,7 +128,7 @@ class Site(Executor):
         broadcast = self.algorithm.broadcast(self.algorithm.init(self.task, 0))  # what it looks like
         for (told, tensors), states in asked:
             if told["do"] == "round":
-                now = RoundHere(self, told["t"], tree.like(broadcast, tensors), False)
+                now = RoundHere(self, told["t"], tree.like(broadcast, tensors), False, self.adds)
                 continue
             assert now is not None
             each = zip(told["clients"], told["terms"], states, strict=True)
@@ -102,16 +138,17 @@ class Site(Executor):
             except Exception:  # whatever it is: the asker computes the unit, too, and tells of it
                 asked.give_up(told["number"])
 
-    def _units(self, members: Iterable[Member], down: Tree) -> Iterator[list[Member]]:
+    def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
         """Clients that are computed in one go, in their order. It does not depend on who computes."""
         if self.executor == "pooled":
             return pools(members, self.task, tree.size(down))
         # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
         # their own
         shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
+        most, steered = self.task.stacks if shared else lambda n: 1, self.algorithm.steered
         if shared and self.algorithm.unequal and self.task.pads:
-            return by_size(members, self.task.stacks)
-        return stacks(members, self.task.stacks if shared else lambda n: 1)
+            return by_size(members, most, least(cohort), steered)
+        return stacks(members, most, least(cohort), partial(alike, steered=steered))
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         who = [k for k, test in self.tests.items() if len(test.y)]
@@ -170,7 +207,8 @@ class Site(Executor):
         for k, message in zip(each, messages, strict=True):
             template = whole if k is None else self.algorithm.told(whole, k)
             _, down = wire.decode(message, self.header(command.t, -1), template)
-            yield from self(command.t, down, command.terms if k is None else {k: command.terms[k]}, command.apart)
+            terms = command.terms if k is None else {k: command.terms[k]}
+            yield from self.each(command.t, down, terms, command.apart)
 
     def scores(self, command: Score, message: bytes | memoryview) -> Scores:
         templates = (self.task.init(0),) * command.models
@@ -237,23 +275,41 @@ class Site(Executor):
 class RoundHere:
     """One round at a site."""
 
-    def __init__(self, site: Site, t: int, down: Tree, apart: bool) -> None:
-        self._site, self.t, self.down, self.apart = site, t, down, apart
+    def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
+        """`adds`: are clients that are computed in one go added up?"""
+        self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._uplink = site.algorithm.uplink.at(t, down)
-        self._key = keys.fold(site.key, "round", t)
+        self._key, self._noise = keys.fold(site.key, "round", t), for_round(site.noise, site.key, t)
         self._shards = site.shards.at(t) if isinstance(site.shards, PreparedShards) else site.shards
 
     def member(self, k: int, terms: Terms, state: Tree) -> Member:
         site, own = self._site, self._shards[k]
         self.rows += len(own.y)
-        grant = terms.granted(k, len(own.y), for_client(site.noise, site.key, self.t, k))
+        grant = terms.granted(k, len(own.y), for_client(self._noise, k))
         grant = replace(grant, public=site.public(k, grant.size))
         return Member(k, own, state, grant, keys.word(keys.fold(self._key, "client", k)))
 
     def work(self, task: Task, unit: list[Member]) -> Answers:
-        answers = zip(unit, self._site.local(task, self.down, unit, self.apart), strict=True)
-        return [(one.client, self._uplink.encode(upload, one.grant), state) for one, (upload, state) in answers]
+        clients, states = [one.client for one in unit], []
+
+        def uploads() -> Iterator[tuple[int, Tree]]:
+            for one, (upload, state) in zip(unit, self._site.local(task, self.down, unit, self.apart), strict=True):
+                states.append(state)
+                encoded = self._uplink.encode(upload, one.grant)
+                if self._site.hears is not None:
+                    self._site.hears(one.client, encoded)
+                yield one.client, encoded
+
+        if not self.adds or len(unit) == 1:
+            return Answers(clients, [upload for _, upload in uploads()], states)
+        each: Iterable[tuple[int, Tree]] = uploads()
+        if self._uplink.unbounded(tree.size(self._zero)):
+            each = list(each)
+            if not all(tree.finite(upload) for _, upload in each):  # whose it is will be told
+                return Answers(clients, [upload for _, upload in each], states)
+        reach = {one.client: one.grant.reach for one in unit}
+        return Answers(clients, [self._uplink.sum(each, self._zero, reach=reach.__getitem__).total], states)
 
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
         """A unit that another process may do."""
@@ -265,11 +321,12 @@ class RoundHere:
     @property
     def keeps(self) -> bool:
         """May somebody keep what a single client has sent?"""
-        stages = (*self._uplink.client, *self._uplink.server)
-        return self._site.algorithm.reads_each or any(stage.reads_each for stage in stages)
+        return self._site.algorithm.reads_each or self._uplink.reads_each
 
     @cached_property
     def templates(self) -> Templates:
-        site = self._site
-        upload = self._uplink.shape(site.algorithm.zero(site.task, self.down))
-        return Templates(upload, site.first_state)
+        return Templates(self._uplink.shape(self._zero), self._site.first_state)
+
+    @cached_property
+    def _zero(self) -> Tree:
+        return self._site.algorithm.zero(self._site.task, self.down)

@@ -22,15 +22,19 @@ class Emulated:
             return answer
 
         def late(letter: bytes) -> bytes:
-            self._wait(letter, self.down_mbit)
+            self._wait(len(letter), self.down_mbit)
             begin = time.monotonic()
             said = answer(letter)
             time.sleep((self.compute - 1) * (time.monotonic() - begin))
-            self._wait(said, self.up_mbit)
+            self._wait(len(said), self.up_mbit)
             return said
 
         return late
 
-    def _wait(self, message: bytes, mbit: float | None) -> None:
-        travel = 0.0 if mbit is None else 8 * len(message) / (mbit * 1e6)
+    def receive(self, size: int) -> None:
+        """What everybody is handed once comes on the same way."""
+        self._wait(size, self.down_mbit)
+
+    def _wait(self, size: int, mbit: float | None) -> None:
+        travel = 0.0 if mbit is None else 8 * size / (mbit * 1e6)
         time.sleep(self.latency_ms / 1e3 + travel)

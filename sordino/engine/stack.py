@@ -1,9 +1,9 @@
 """Several clients in one call: `torch.func.vmap` runs an algorithm's `local` once for clients of equal shape.
 
 Client code is not changed and cannot tell: every tensor it makes has a hidden dimension of clients, keys included, so
-that order of data and draws are each client's own. Numbers that steer Python (a count of participations behind a step
-size) are shared, so only clients that agree on them share a stack; so are effort and size. What vmap cannot do (a
-branch on a value) is left to the loop.
+that order of data and draws are each client's own. Where numbers of a state steer Python (a count of participations
+behind a step size) they are shared, so only clients that agree on them share a stack; so is effort. What vmap cannot do
+(a branch on a value) is left to the loop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 WINDOW = 256  # neighbours that are put in order, and divided, at a time
 WORTH = 8  # clients: with fewer of them one call gains little
+POOLED = 2  # the same, where it is a pass that they share
 AT_HAND = 8  # units at most whose examples are gathered at a time
 PARTS = 4  # of those that are left, one is the next part
+UNITS = 64  # of a cohort: four for each of sixteen processes, so that they end together
 UPLOADS = 1 << 22  # numbers in the uploads of one unit
 
 
@@ -44,44 +47,56 @@ class Member(NamedTuple):
     key: int
 
 
-def alike(a: Member, b: Member) -> bool:
-    """May both be in one stack?"""
+def alike(a: Member, b: Member, steered: bool = True) -> bool:
+    """May both be in one stack? `steered`: not if they differ in a single number of their states."""
     ours, theirs = list(tree.named(a.state)), list(tree.named(b.state))
     return (
         a.examples.x.shape == b.examples.x.shape
         and (a.grant.epochs, a.grant.part) == (b.grant.epochs, b.grant.part)
         and [(name, leaf.shape, leaf.dtype) for name, leaf in ours]
         == [(n, leaf.shape, leaf.dtype) for n, leaf in theirs]
-        and all(p.dim() > 0 or bool(p == q) for (_, p), (_, q) in zip(ours, theirs, strict=True))
+        and not (steered and any(p.dim() == 0 and bool(p != q) for (_, p), (_, q) in zip(ours, theirs, strict=True)))
     )
 
 
-def near(a: Member, b: Member) -> bool:
+def near(a: Member, b: Member, steered: bool = True) -> bool:
     """May both be in one stack, b with some rows that are nobody's? No more than a third of them."""
     padded = b._replace(examples=Examples(a.examples.x, a.examples.y))
-    return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded)
+    return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded, steered)
 
 
-def by_size(members: Iterable[Member], most: Callable[[int], int]) -> Iterator[list[Member]]:
-    """Clients of about the same size, the largest first, out of a few hundred neighbours at a time."""
+def by_size(
+    members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, steered: bool = True
+) -> Iterator[list[Member]]:
+    """Clients of the same effort and of about the same size, the largest first, out of a few hundred neighbours at a
+    time.
+    """
+
+    def place(one: Member) -> tuple[float, float, list[float], int]:
+        numbers = [leaf.item() for leaf in tree.leaves(one.state) if leaf.dim() == 0] if steered else []
+        return one.grant.epochs or 0, one.grant.part or 0, numbers, -len(one.examples.y)
+
     waiting = iter(members)
-    while some := sorted(itertools.islice(waiting, WINDOW), key=lambda one: -len(one.examples.y)):
-        yield from stacks(some, most, near)
+    while some := sorted(itertools.islice(waiting, WINDOW), key=place):
+        yield from stacks(some, most, worth, partial(near, steered=steered))
 
 
 def stacks(
-    members: Iterable[Member], most: Callable[[int], int], alike: Callable[[Member, Member], bool] = alike
+    members: Iterable[Member],
+    most: Callable[[int], int],
+    worth: int = WORTH,
+    alike: Callable[[Member, Member], bool] = alike,
 ) -> Iterator[list[Member]]:
     """Neighbours in the order of clients that are alike, at most so many of so many rows together."""
     few: list[Member] = []
     for member in members:
         room = most(few[0].grant.size) if few else 1
         if few and (room == 1 or len(few) >= min(WINDOW, AT_HAND * room) or not alike(few[0], member)):
-            yield from shares(few, room)
+            yield from shares(few, room, worth)
             few = []
         few.append(member)
     if few:
-        yield from shares(few, most(few[0].grant.size))
+        yield from shares(few, most(few[0].grant.size), worth)
 
 
 def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[Member]]:
@@ -94,16 +109,21 @@ def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[
         few.append(member)
         rows += member.grant.size
         if rows >= AT_HAND * task.room or len(few) >= WINDOW:
-            yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))))
+            yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))), POOLED)
             few, rows = [], 0
-    yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))))
+    yield from shares(few, min(held, max(1, task.room * len(few) // max(1, rows))), POOLED)
 
 
-def shares(few: Sequence[Member], most: int) -> Iterator[list[Member]]:
+def least(cohort: int) -> int:
+    """The number of clients in the smallest stacks of such a cohort."""
+    return max(WORTH, -(-cohort // UNITS))
+
+
+def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[list[Member]]:
     """Parts of neighbours, at most so many in each. They become smaller, so that those who share them end together."""
     start = 0
     while start < len(few):
-        size = min(most, max(WORTH, -(-(len(few) - start) // PARTS)))
+        size = min(most, max(worth, -(-(len(few) - start) // PARTS)))
         yield list(few[start : start + size])
         start += size
 
@@ -120,7 +140,7 @@ def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) ->
     grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))
     sizes = [len(member.examples.y) for member in stack]
     unequal, fewest = len(set(sizes)) > 1, min(sizes)
-    inner = [leaf.dim() > 0 for leaf in tree.leaves(first.state)]
+    inner = [_each_has(algorithm, leaf) for leaf in tree.leaves(first.state)]
     seen: list[Any] = []  # how to build an upload and a state from the flat list that comes out
 
     def local(x: Tensor, y: Tensor, rows: Tensor, key: Key, state: list[Tensor]) -> list[Tensor]:
@@ -133,7 +153,8 @@ def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) ->
         seen[:] = [_taken_apart(upload, flat), _taken_apart(new, flat)]
         return flat
 
-    columns = [torch.stack(leaves) for leaves in zip(*map(_arrays, stack), strict=True)]
+    states = [tree.leaves(member.state) for member in stack]
+    columns = [torch.stack(leaves) for leaves in zip(*states, strict=True) if _each_has(algorithm, leaves[0])]
     keys = torch.tensor([signed(member.key) for member in stack])
     x, y = _padded([member.examples.x for member in stack]), _padded([member.examples.y for member in stack])
     rows = torch.tensor(sizes)
@@ -154,8 +175,9 @@ def _padded(parts: Sequence[Tensor]) -> Tensor:
     return made
 
 
-def _arrays(member: Member) -> list[Tensor]:
-    return [leaf for leaf in tree.leaves(member.state) if leaf.dim() > 0]
+def _each_has(algorithm: Any, leaf: Tensor) -> bool:
+    """Has each client of a stack its own? A number that steers is the same for all of them."""
+    return leaf.dim() > 0 or not algorithm.steered
 
 
 def _taken_apart(value: Tree, into: list[Tensor]) -> Callable[[Sequence[Tensor]], Tree]:

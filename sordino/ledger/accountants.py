@@ -46,6 +46,7 @@ from sordino.ledger.events import (
 from sordino.ledger.gaussian_dp import epsilon_of
 
 NEIGHBOURS = ("add_remove", "replace", "zero_out")
+EXACT = "gdp"  # the accountant that is exact wherever it can be asked
 
 # small orders decide when epsilon is large, large ones when it is small; fractions below 12 are worth up to 1%
 ORDERS: tuple[float, ...] = (*(1 + k / 10 for k in range(1, 110) if k % 10), *range(2, 257))
@@ -96,13 +97,19 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
     return found or [EpsilonBound("none", math.inf)]
 
 
-def best(event: Event, delta: float, neighbours: str) -> EpsilonBound:
-    """The smallest valid bound of all accountants. Of plain Gaussians one is exact, and the others are not asked: they
-    load half of scipy to come out above it."""
+def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
+    """Those of `bounds` that a promise needs. Of plain Gaussians one is exact, and the others are not asked: they load
+    half of scipy to come out above it.
+    """
     reduced = _reduce(event, neighbours)
     if reduced.private and (exact := _gdp(reduced, valid_delta(delta, zero=True), ORDERS)) is not None:
-        return EpsilonBound("gdp", exact)
-    return min(bounds(event, delta, neighbours), key=lambda bound: bound.epsilon)
+        return [EpsilonBound(EXACT, exact)]
+    return bounds(event, delta, neighbours)
+
+
+def best(event: Event, delta: float, neighbours: str) -> EpsilonBound:
+    """The smallest valid bound of all accountants."""
+    return min(needed(event, delta, neighbours), key=lambda bound: bound.epsilon)
 
 
 def epsilon_by(
@@ -310,11 +317,12 @@ def _loss(pld: Any, event: _Simple | Poisson, step: float) -> Any:
 
 
 _ACCOUNTANTS: dict[str, Callable[[_Reduced, float, tuple[float, ...]], float | None]] = {
-    "gdp": _gdp,
+    EXACT: _gdp,
     "pure": _pure,
     "rdp": _rdp,
     "pld": _pld,
 }
+UPPER = frozenset(_ACCOUNTANTS) - {EXACT}  # those that come out above it
 
 
 def _interval(widest: float, typical: float, events: int) -> float:

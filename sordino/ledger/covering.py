@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from sordino.ledger.accountants import best, bounds
+from sordino.ledger.accountants import EXACT, EpsilonBound, best, bounds, needed
 from sordino.ledger.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
 from sordino.ledger.events import (
     DiscreteGaussian,
@@ -160,17 +160,19 @@ def _cheapest(release: Release, asked: Subject, adversary: Adversary) -> tuple[S
 
 
 @lru_cache(maxsize=4096)
-def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> Bounded:
-    """The epsilon of all parts together, and what each accountant says of it."""
+def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, every: bool = False) -> Bounded:
+    """The epsilon of all parts together, and what accountants say of it: beside an exact one others only where `every`
+    one is asked.
+    """
     if len(parts) == 1:
-        return _alone(parts[0], delta)
-    summed = math.fsum(_alone(part, delta / len(parts)).epsilon for part in parts)
+        return _alone(parts[0], delta, every)
+    summed = math.fsum(_alone(part, delta / len(parts), every).epsilon for part in parts)
     listed = {f"sum of {len(parts)} kinds of claims": summed}
     stretched = [stretch(part.event, part.steps) for part in parts]
     if all(event is not None for event in stretched):
         together = compact([event for event in stretched if event is not None])
-        listed |= {bound.accountant: bound.epsilon for bound in bounds(together, delta, neighbours)}
-    accountant = min(listed, key=lambda name: listed[name])
+        listed |= _said(together, delta, neighbours, every)
+    accountant = _tightest(listed)
     return Bounded(listed[accountant], accountant, listed)
 
 
@@ -182,10 +184,21 @@ def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) 
     return bounded(parts, delta, neighbours).epsilon
 
 
-def _alone(part: CountedPart, delta: float) -> Bounded:
+def _said(event: Event, delta: float, neighbours: Neighbours, every: bool) -> dict[str, float]:
+    """The epsilons of single accountants."""
+    asked: list[EpsilonBound] = (bounds if every else needed)(event, delta, neighbours)
+    return {bound.accountant: bound.epsilon for bound in asked}
+
+
+def _tightest(listed: dict[str, float]) -> str:
+    """Whose bound is taken. No sound one lies below one that is exact, but by rounding."""
+    return EXACT if EXACT in listed else min(listed, key=lambda name: listed[name])
+
+
+def _alone(part: CountedPart, delta: float, every: bool) -> Bounded:
     (unit, neighbours), number, event = part
-    listed = {bound.accountant: bound.epsilon for bound in bounds(event, delta, neighbours)}
-    accountant = min(listed, key=lambda name: listed[name])
+    listed = _said(event, delta, neighbours, every)
+    accountant = _tightest(listed)
     if number == 1:
         return Bounded(listed[accountant], accountant, listed)
     name = f"{accountant}, two steps of the {unit} row"

@@ -72,15 +72,17 @@ class Guarantee(Fact):
         return math.isfinite(self.epsilon)
 
 
-def statement(texts: Iterable[str], population: int, delta: float) -> list[Guarantee]:
-    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries."""
+def statement(texts: Iterable[str], population: int, delta: float, every: bool = False) -> list[Guarantee]:
+    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. With `every`,
+    all accountants are asked also where one is exact: who checks wants to see that no other comes out below it.
+    """
     distinct = list(read_notes(texts, population).values())
     released = [release for releases in distinct for release in releases]
     rows: list[Guarantee] = []
     for adversary in ADVERSARIES:
         asked = subjects(released, adversary)
         for unit in dict.fromkeys(unit for unit, _ in asked):
-            found = [_row((unit, how, adversary), distinct, delta) for part, how in asked if part == unit]
+            found = [_row((unit, how, adversary), distinct, delta, every) for part, how in asked if part == unit]
             finite = [row for row in found if row.finite]
             rows += finite or [_void(found, distinct, delta)]
     return sorted(rows, key=_order)
@@ -118,7 +120,7 @@ def _place(subject: Key) -> tuple[int, int]:
     return UNITS.index(subject[0]), ADVERSARIES.index(subject[2])
 
 
-def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
+def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bool = False) -> Guarantee:
     """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
     unit, neighbours, adversary = key
     costs = [(cost(releases, (unit, neighbours), adversary), len(releases)) for releases in clients]
@@ -128,7 +130,7 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float) -> Guaran
     if not worst.parts:
         never = tuple(dict.fromkeys(reason for each, _ in costs if not each.parts for reason in each.because))
         return _nothing(key, delta, status, never, count)
-    bound = bounded(worst.parts, delta, neighbours)
+    bound = bounded(worst.parts, delta, neighbours, every)
     lacking = _lacking(bound.epsilon, worst.drift)
     if delta + lacking >= 1:
         return _nothing(key, delta, "none", (COARSE,), count)

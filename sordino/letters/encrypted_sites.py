@@ -55,6 +55,8 @@ class EncryptedSites(RemoteSites):
         """Waits for the key holder first: without it no sum of this round would be opened."""
         told = False
         while not (HOLDER in self._ready and self._free(HOLDER)):
+            if self.stopped():
+                raise KeyboardInterrupt
             self._introduce(HOLDER)
             self._wait(time.monotonic() + SOON)
             if HOLDER not in self._ready and not told:

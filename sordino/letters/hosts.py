@@ -47,6 +47,8 @@ class Hosts(Executor):
     site: Site  # all clients as this process has them: their states, and their tests
     most: int  # clients in one letter
     note: Callable[[str], None] = lambda text: None
+    stopped: Callable[[], bool] = lambda: False  # does somebody want the simulation to stop?
+    _here: set[str] = field(default_factory=set)  # hosts that were asked in the last round
     _given: set[str] = field(default_factory=set)  # hosts that have what clients are handed
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
@@ -56,12 +58,15 @@ class Hosts(Executor):
         waiting, out, found = collections.deque(self._portions(order)), dict[int, Portion](), dict[int, Tree]()
         shared = None if self.site.algorithm.tells_each else wire.encode(self.site.header(t, -1), down)
         silent = False
+        self._here.clear()
         for k in order:
             while k not in found:
                 self._hand_out(t, down, terms, shared, waiting, out)
                 if not out and not silent:
                     silent = True
                     self.note(f"round {t + 1} waits for a host")
+                if not out and self.stopped():
+                    raise KeyboardInterrupt  # nobody is at work
                 for arrived in self.carrier.came(LOOK):
                     if (portion := out.pop(arrived.ticket, None)) is not None:
                         self._take(t, arrived, portion, shape, waiting, found)
@@ -77,11 +82,17 @@ class Hosts(Executor):
         self.site.restore(step, place)
 
     def end(self, seconds: float) -> None:
-        """Tells the hosts that are there that it is over."""
-        tickets = {self._send(host, End(), []) for host in self.carrier.peers()}
-        until = time.monotonic() + seconds
-        while tickets and time.monotonic() < until:
-            tickets -= {arrived.ticket for arrived in self.carrier.came(LOOK)}
+        """Tells every host that it is over, for so many seconds: whoever is there, and whoever comes. It ends sooner
+        when all hosts of the last round have been told.
+        """
+        told, out, until = set[str](), set[int](), time.monotonic() + seconds
+        while time.monotonic() < until and not self.stopped():
+            new = self.carrier.peers() - told
+            out |= {self._send(host, End(), []) for host in new}
+            told |= new
+            if not out and self._here and told >= self._here:
+                return
+            out -= {arrived.ticket for arrived in self.carrier.came(LOOK)}
 
     # portions ---------------------------------------------------------------------------------------------------------
 
@@ -109,6 +120,7 @@ class Hosts(Executor):
         for host in sorted(here - {portion.host for portion in out.values()}):
             if waiting:
                 portion = waiting.popleft()._replace(host=host)
+                self._here.add(host)
                 out[self._ask(t, down, terms, shared, portion)] = portion
 
     def _ask(self, t: int, down: Tree, terms: Mapping[int, Terms], shared: bytes | None, portion: Portion) -> int:

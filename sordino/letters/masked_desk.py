@@ -96,7 +96,7 @@ class MaskedRound:
         terms = {k: self._command.terms[k] for k in boxes}
         given = _all(
             (k, partial(self._halves[k].masked, boxes[k], self._masked.words(flat(upload))))
-            for k, upload in self._site(self._command.t, self._down, terms)
+            for k, upload in self._site.each(self._command.t, self._down, terms)
         )
         keep(given[1])
         return given

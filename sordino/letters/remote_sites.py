@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.engine.channels import SumAtSites
-from sordino.engine.commands import Command, Score
+from sordino.engine.commands import Command, End, Score
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.letters.answers import Accepted, heard
+from sordino.letters.attending import LONGEST
 from sordino.letters.events import Event
 from sordino.letters.letter import Letter
-from sordino.letters.sites import Sites
+from sordino.letters.sites import FOREVER, Sites
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.tree import Tree
 from sordino.types import Terms
 
-SOON = 0.5  # seconds between two looks at who is there
+SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
+AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
+PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to find each other again
 
 
 @dataclass
@@ -33,11 +37,12 @@ class RemoteSites(Sites):
     accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
     stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
     _gathered: bool = False  # have all been waited for, before the first round?
+    _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
     _refusing: dict[str, float] = field(default_factory=dict)  # those that have refused it, and when
-    _rounds: dict[int, int] = field(
-        default_factory=dict
-    )  # the round of each letter that asks for one and was not refused
+    _rounds: dict[int, int] = field(default_factory=dict)  # the round of each letter that asks for one, not refused
+    _asked: Mapping[int, int] = field(default_factory=dict)  # the ticket of each client of a round
+    _idle: bool = False  # is there nothing to do but wait, beyond the deadline or at the end? Then a stop is at once
 
     def gather(self) -> None:
         """Waits until as many clients can be reached as a round needs; before the first round for all of them, as long
@@ -59,7 +64,24 @@ class RemoteSites(Sites):
             if self.stopped():
                 raise KeyboardInterrupt
             self._wait(time.monotonic() + SOON)
-        self._gathered = True
+        self._gathered, self._here = True, set(here)
+
+    def part(self, message: bytes | None) -> None:
+        """Tells every site that it is over, and waits a moment for those of the last round; after a restart for all, as
+        long as a round waits. Those who do not come were told before, or would not have come.
+        """
+        command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
+        awaited = self._here if self._gathered else self.members.keys()
+        until = time.monotonic() + min(PARTING if self._gathered else FOREVER, self.patience.timeout)
+        with suppress(KeyboardInterrupt):  # whoever stops it now stops a run that is over
+            while True:
+                here = [peer for peer in self.members if peer not in told and self._free(peer)]
+                self._idle = True
+                self.exchange(dict.fromkeys(here, (command, bodies)), seconds=max(SOON, until - time.monotonic()))
+                told.update(here)
+                if told >= awaited or self.stopped() or time.monotonic() >= until:
+                    return
+                self._wait(min(until, time.monotonic() + SOON))
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]] | SumAtSites:
         if self.secure is not None:
@@ -91,6 +113,19 @@ class RemoteSites(Sites):
         """It counts as absent, and somebody should know why."""
         self.note(Event(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
 
+    def _wait(self, until: float) -> None:
+        super()._wait(min(until, time.monotonic() + SOON))
+        if self._idle and self.stopped():
+            raise KeyboardInterrupt
+
+    def _asks_again(self, ticket: int) -> bool:
+        """Where a round would end with fewer than it needs."""
+        others = sum(one in self._rounds and one != ticket for one in self._asked.values())
+        if ticket not in self._rounds or others >= min(self.patience.minimum, len(self._asked)):
+            return False
+        self._out[ticket].retry = time.monotonic() + AGAIN
+        return True
+
     def _enough(self, t: int, of: Mapping[int, int]) -> bool:
         there = sum(ticket in self._rounds and ticket not in self._out for ticket in of.values())
         return self.suffices(t, there, len(of))
@@ -98,6 +133,7 @@ class RemoteSites(Sites):
     def suffices(self, t: int, there: int, asked: int) -> bool:
         """Have enough clients answered, now that the deadline has passed?"""
         enough = there >= self.patience.minimum
+        self._idle = not enough
         if self.stopped() and not enough:
             raise KeyboardInterrupt
         late = tuple(sorted({out.peer for out in self._out.values()}))
@@ -120,6 +156,7 @@ class RemoteSites(Sites):
         self._tickets.clear()
         self._out.clear()
         self._rounds.clear()
+        self._asked, self._idle = {}, False
 
     def named(self, peer: str) -> str:
         return peer
@@ -127,18 +164,24 @@ class RemoteSites(Sites):
     def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[int], bytes]:
         return super()._writer(peer, command, bodies, self.ledger())
 
-    def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
-        return {peer: clients for peer, clients in super().asked(terms).items() if peer in self._ready}
+    def away(self, client: int) -> bool:
+        return self._site_of[client] not in self._here or super().away(client)
+
+    def _expected(self) -> set[str]:
+        """Those who were there when the round began: who has gone since is waited for, as if it had gone at work."""
+        return self._here
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
         of = super()._ask_round(t, down, terms)
-        self._rounds = dict.fromkeys(of.values(), t)
+        self._asked, self._rounds = of, dict.fromkeys(of.values(), t)
         self.have_been_asked(t, {self._site_of[k] for k in of})
         return of
 
     def _introduce(self, peer: str) -> None:
         """Asks a site what must be asked first."""
         if not self._free(peer) or peer in self._ready:  # in this order: its answer may just have come
+            return
+        if time.monotonic() < self._refusing.get(peer, -FOREVER) + AGAIN:
             return
         for command, bodies in self._first_letters(peer):
             self._send(peer, command, bodies)

@@ -49,6 +49,7 @@ class _Out:
     write: Callable[[int], bytes]  # the letter, at its n-th attempt
     sent: float
     attempt: int = 0
+    retry: float = FOREVER  # when it is sent once more, after a refusal
 
 
 @dataclass
@@ -133,12 +134,13 @@ class Sites(Executor):
         self,
         letters: Mapping[str, tuple[Command, Sequence[bytes]]],
         enough: Callable[[Answers], bool] = lambda answers: True,
+        seconds: float = FOREVER,
     ) -> Answers:
-        """Sends each of these sites its letter, and waits for the answers; beyond the deadline while they are not
-        `enough`.
+        """Sends each of these sites its letter, and waits for the answers, no longer than so many seconds; beyond the
+        deadline while they are not `enough`.
         """
         tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
-        until = time.monotonic() + self._patience_of_all
+        until = time.monotonic() + min(seconds, self._patience_of_all)
 
         def came() -> Answers:
             found = {peer: self._came.get(ticket) for peer, ticket in tickets.items()}
@@ -173,6 +175,10 @@ class Sites(Executor):
         """A site does not do what it is asked."""
         raise error
 
+    def _asks_again(self, ticket: int) -> bool:
+        """Is the letter sent once more that a site has refused?"""
+        return False
+
     def _enough(self, t: int, of: Mapping[int, int]) -> bool:
         """May a round go on without those who are silent?"""
         return True
@@ -199,11 +205,15 @@ class Sites(Executor):
     def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
         """Whom each site is asked for, but for sites that would not answer."""
         found: dict[str, list[int]] = {}
-        free = {peer for peer in self.members if self._free(peer)}
+        expected = self._expected()
         for k in sorted(terms):
-            if (peer := self._site_of[k]) in free:
+            if (peer := self._site_of[k]) in expected:
                 found.setdefault(peer, []).append(k)
         return found
+
+    def _expected(self) -> set[str]:
+        """The sites that a round counts on."""
+        return {peer for peer in self.members if self._free(peer)}
 
     def _parts_of(self, t: int, down: Tree, clients: Sequence[int]) -> list[bytes]:
         """A message for each client, and nobody else's part is in it."""
@@ -240,10 +250,10 @@ class Sites(Executor):
         times = [until]
         for ticket, out in list(self._out.items()):
             self._check_patience(out.peer)
-            if (now := time.monotonic()) >= out.sent + again:
-                out.attempt, out.sent = out.attempt + 1, now
+            if (now := time.monotonic()) >= min(out.retry, out.sent + again):
+                out.attempt, out.sent, out.retry = out.attempt + 1, now, FOREVER
                 self._tickets[self.carrier.send(out.peer, partial(out.write, out.attempt))] = ticket
-            times += [self._moved[out.peer] + self.patience.deadline, out.sent + again]
+            times += [self._moved[out.peer] + self.patience.deadline, out.sent + again, out.retry]
         self._take(self.carrier.came(max(0.0, min(times) - time.monotonic())))
 
     def _check_patience(self, peer: str) -> None:
@@ -260,7 +270,8 @@ class Sites(Executor):
             try:
                 letter = self._read(out, one.letter)
             except SordinoError as error:
-                self._settled(ticket, error)
+                if not self._asks_again(ticket):
+                    self._settled(ticket, error)
                 self._refused(out.peer, error)
             else:
                 self._moved[out.peer] = time.monotonic()

@@ -10,7 +10,7 @@ from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
 from sordino.device import CPU
-from sordino.engine.choose_executor import cores, decide, device_of
+from sordino.engine.choose_executor import cores, decide, device_of, processes_of
 from sordino.privacy.readers.open import Open
 from sordino.runs.learning_task import check_learns, problem_of
 from sordino.tasks.problems import Problem
@@ -66,7 +66,10 @@ def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
     """[engine] with every `auto` decided."""
     device = device_of("auto") if given.device == "auto" else given.device
     executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm), device)
-    workers = given.workers if given.workers != "auto" else cores() if device == CPU else 1
+    several = cores() if device == CPU else 1
+    if executor == "processes":
+        several = processes_of(device)
+    workers = given.workers if given.workers != "auto" else several
     found = {"device": device, "executor": executor, "precision": precision, "workers": workers}
     return given.model_copy(update=found)
 

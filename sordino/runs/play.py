@@ -125,8 +125,7 @@ def play(
 
         def note_cost(cost: RoundCost) -> None:
             """Seconds tell how many there were to add."""
-            with open((RunFolder(mine.private) if real else mine).costs_file, "a") as costs:
-                costs.write(json.dumps(cost.to_json()) + "\n")
+            checkpoint.append_line((RunFolder(mine.private) if real else mine).costs_file, json.dumps(cost.to_json()))
 
         played_by = PlayedPhase(setup, federation, execute, folder, rows, tell)
 

@@ -1,10 +1,12 @@
 """Clients spread over the ranks of torch.distributed: `torchrun --nproc-per-node 2 -m sordino run EXPERIMENT.toml
 engine.executor=ranks`.
 
-Every rank trains its share of the cohort and adds its uploads up; one all-reduce a round adds the sums. Rank 0 is the
-server: it alone draws cohorts, keeps the ledger and writes the run folder; the others do what it says until it ends.
-Sums are in float64, so that the number of ranks moves a result by the rounding of such additions and no more. Only
-lengths, JSON and wire messages are broadcast: no object crosses that would have to be unpickled.
+Every rank trains its share of the cohort and adds its uploads up; one all-reduce a round adds the sums. Where single
+uploads are looked at (robust sums, late clients, phases that rank models), or a secure sum is played, every rank sends
+them one by one instead. Rank 0 is the server: it alone draws cohorts, keeps the ledger and writes the run folder; the
+others do what it says, phase after phase, until the run ends. Each computes where `engine.device` says.
+
+Sums are in float64, so that the number of ranks moves a result by the rounding of such additions and no more.
 """
 
 from __future__ import annotations
@@ -12,26 +14,47 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
+from safetensors.torch import load, save
 
 from sordino import config, tree
+from sordino.device import CPU, here, on
 from sordino.engine import wire
+from sordino.engine.choose_executor import device_of
 from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, packed, parsed
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.memory import keep_freed_memory
-from sordino.errors import ConfigError, RunError
+from sordino.errors import RunError
 from sordino.ledger.events import Json
 from sordino.privacy.uplink import Summed
+from sordino.runs.between_ranks import Team, joined, local_rank
+from sordino.runs.interrupts import patience
 from sordino.runs.private import secret_of
-from sordino.runs.setup import Setup
-from sordino.runs.simulation import Simulation, simulated
+from sordino.runs.simulation import Simulation, reads_single_uploads, simulated
 from sordino.tree import Tree
 from sordino.types import Params, Terms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ToldPhase:
+    """What a rank is told at the beginning of a phase, before the experiment and what clients are handed."""
+
+    run: str
+    folder: str
+    place: str  # of the phase
+    stage: int
+    handed: int  # bytes of what clients are handed, behind the experiment
 
 
 def following() -> bool:
@@ -40,35 +63,66 @@ def following() -> bool:
 
 
 def follow() -> None:
-    """Until rank 0 says that it is over."""
-    _join()
-    setup, text = _hear()
-    told = json.loads(setup)
-    share = Share(simulated(config.validate(tomllib.loads(text.decode()))), told["run"], Path(told["folder"]))
-    while not isinstance(command := parsed((heard := _hear())[0]), End):
-        share.obey(command, heard[1])
-    dist.destroy_process_group()
+    """Does what rank 0 says, until it says that it is over: also after a first signal, which rank 0 has got as well."""
+    team = joined()
+    told, experiment, handed = _told(team)
+    given = config.validate(tomllib.loads(experiment.decode()))
+    device = device_of(given.engine.device, local_rank())
+    team.meet(device)
+    with patience(), on(device):
+        whole = simulated(given)
+        while True:
+            phase = whole.at(told.stage)
+            share = Share(team, phase, told, _unpacked(handed))
+            while not isinstance(command := parsed((heard := team.hear())[0]), End):
+                share.obey(command, heard[1])
+            if not phase.setup.prepares:
+                break
+            told, experiment, handed = _told(team)
+    team.leave()
+
+
+def _told(team: Team) -> tuple[ToldPhase, bytes, bytes]:
+    text, body = team.hear()
+    told = ToldPhase(**json.loads(text))
+    return told, body[: len(body) - told.handed], body[len(body) - told.handed :]
+
+
+def _unpacked(handed: bytes) -> Params | None:
+    return {name: here(value) for name, value in load(handed).items()} if handed else None
 
 
 class Share:
-    """One rank's clients, every world-th from its own number on: a site whose answers are added to those of others."""
+    """One rank's clients in one phase, every world-th from its own number on. It is a site that answers with others."""
 
-    def __init__(self, simulation: Simulation, run: str, folder: Path) -> None:
+    def __init__(self, team: Team, simulation: Simulation, told: ToldPhase, handed: Params | None) -> None:
         torch.set_num_threads(simulation.setup.experiment.engine.threads)
         keep_freed_memory()
-        rank, world = dist.get_rank(), dist.get_world_size()
-        self._clients = len(simulation.setup.public.sizes)
-        which, shelf = range(rank, self._clients, world), folder / f"clients-{rank}-of-{world}"
-        self.site = simulation.site(run, which, simulation.setup.states(folder), secret_of(folder), shelf=shelf)
+        place = Path(told.place)
+        place.mkdir(parents=True, exist_ok=True)  # on another machine it may not be there
+        self._team, self._clients = team, len(simulation.setup.public.sizes)
+        self.sums = not reads_single_uploads(simulation.setup)
+        which, shelf = range(team.rank, self._clients, team.world), place / f"clients-{team.rank}-of-{team.world}"
+        states, secret = simulation.setup.states(place), secret_of(Path(told.folder))
+        self.site = simulation.site(told.run, which, states, secret, handed, shelf)
 
-    def obey(self, command: Command, message: bytes) -> Summed | torch.Tensor | None:
-        if isinstance(command, Round):
-            return self._round(command, message)
-        if isinstance(command, Score):
-            return self._score(command, message)
-        if isinstance(command, Restore) and self.site.shelf is not None and not self.site.shelf.exists():
+    def obey(self, command: Command, message: bytes) -> None:
+        if isinstance(command, Round) and self.sums:
+            self.summed(command, message)
+        elif isinstance(command, Round):
+            for _, upload in self.uploads(command, message):
+                self._team.send(upload)
+            self._team.flush()
+        elif isinstance(command, Score):
+            self.scores(command, message)
+        else:
+            self.stored(command)
+
+    def stored(self, command: Command) -> None:
+        shelf = self.site.shelf
+        if isinstance(command, Restore) and shelf is not None and not (Path(command.place) / shelf.name).exists():
             raise RunError(
-                f"there is no folder {self.site.shelf}",
+                f"there is no folder {Path(command.place) / shelf.name}",
                 why="the run was begun with another number of ranks, and each rank keeps its own clients",
                 fix="resume with the number of ranks it began with: it is in the names of the clients-RANK-of-RANKS "
                 "folders",
@@ -76,114 +130,114 @@ class Share:
             )
         for _ in self.site.obey(command, []):
             pass
-        dist.barrier()
-        return None
+        self._team.wait()
 
-    def _round(self, command: Round, message: bytes) -> Summed:
+    def summed(self, command: Round, message: bytes) -> Summed:
+        """The sum of all ranks."""
         site, t, everyone = self.site, command.t, sorted(command.terms)
-        mine = {k: command.terms[k] for k in everyone if k in site.shards}
-        a = site.algorithm
-        _, down = wire.decode(message, site.header(t, -1), a.broadcast(a.init(site.task, 0)))
+        mine, down, a = self._mine(command), self._broadcast(t, message), self.site.algorithm
         uploads = site(t, down, mine)
         total = a.uplink.at(t, down).sum(uploads, a.zero(site.task, down), reach=lambda k: mine[k].reach).total
-        flat = torch.cat([leaf.double().reshape(-1) for leaf in tree.leaves(total)])
-        dist.all_reduce(flat)
-        return Summed(tree.unflat(flat, total), everyone)
+        return Summed(self._team.sum(total), everyone)
 
-    def _score(self, command: Score, message: bytes) -> torch.Tensor:
+    def uploads(self, command: Round, message: bytes) -> Iterator[tuple[int, bytes]]:
+        """The answer of each client of this rank, as it goes over the wire."""
+        t, mine = command.t, self._mine(command)
+        for k, upload in self.site.each(t, self._broadcast(t, message), mine):
+            yield k, wire.encode(self.site.header(t, k), tree.formed(upload))
+
+    def _mine(self, command: Round) -> dict[int, Terms]:
+        return {k: command.terms[k] for k in sorted(command.terms) if k in self.site.shards}
+
+    def _broadcast(self, t: int, message: bytes) -> Tree:
+        """All of it, also where each client is told a part: every rank has everybody's data anyway."""
+        a, site = self.site.algorithm, self.site
+        _, down = wire.decode(message, site.header(t, -1), a.broadcast(a.init(site.task, 0)))
+        return down
+
+    def scores(self, command: Score, message: bytes) -> Tensor:
         """A row for every client of the federation; sums, since each client's own rank alone has numbers for it."""
         width = command.models * len(command.ways) * len(self.site.task.metrics)
-        table = torch.zeros(self._clients, width, dtype=torch.float64)
-        for k, row in self.site.scores(command, message).items():
-            table[k] = torch.tensor(row, dtype=torch.float64)
-        dist.all_reduce(table)
-        return table
+        found = self.site.scores(command, message)
+        with on(CPU):
+            table = torch.zeros(self._clients, width, dtype=torch.float64)
+            for k, row in found.items():
+                table[k] = torch.tensor(row, dtype=torch.float64)
+        return self._team.added(here(table))
 
 
 class Ranks(Executor):
-    """The executor on rank 0."""
+    """The executor of one phase on rank 0."""
 
-    def __init__(self, simulation: Simulation, run: str, folder: Path, handed: bool = False) -> None:
-        """`handed`: were clients given something before the first round?"""
-        if handed or simulation.setup.prepares:
-            raise RunError(
-                'a preparation under executor = "ranks"',
-                why="ranks share one phase of a run, and this one has several",
-                fix='executor = "processes", or "loop"',
-                code="ranks-cannot-prepare",
-            )
-        _check(simulation.setup)
-        _join()
-        told = {"run": run, "folder": str(folder.resolve())}
-        _say(json.dumps(told).encode(), simulation.setup.experiment.toml().encode())
-        self._share = Share(simulation, run, folder)
+    def __init__(self, simulation: Simulation, run: str, folder: Path, place: Path, handed: Params | None) -> None:
+        setup = simulation.setup
+        self._team, self._last = joined(), not setup.prepares
+        gifts = b"" if handed is None else save({name: value.cpu().contiguous() for name, value in handed.items()})
+        told = ToldPhase(run, str(folder.resolve()), str(place.resolve()), setup.stage, len(gifts))
+        self._team.say(json.dumps(asdict(told)).encode(), setup.experiment.toml().encode() + gifts)
+        self._team.meet(device_of(setup.experiment.engine.device, local_rank()))
+        self._share = Share(self._team, simulation, told, handed)
+        self._owed: deque[int] = deque()  # clients of other ranks whose uploads nobody has taken yet
+        self._begun = 0  # what was begun together and is not over: cut off half-way, others wait for what will not come
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _say(packed(End()))
-        dist.destroy_process_group()
+        if self._begun:  # they end when this process does
+            return
+        self._tell(End())
+        if self._last:
+            self._team.leave()
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed:
-        added = self._all(Round(t, dict(terms)), wire.encode(self._share.site.header(t, -1), down))
-        assert isinstance(added, Summed)
-        return added
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed | Iterator[tuple[int, bytes]]:
+        command, message = Round(t, dict(terms)), wire.encode(self._share.site.header(t, -1), down)
+        if not self._share.sums:
+            return self._gathered(command, message)
+        with self._whole():
+            self._tell(command, message)
+            return self._share.summed(command, message)
+
+    def _gathered(self, command: Round, message: bytes) -> Iterator[tuple[int, bytes]]:
+        """Everybody's answers in the order of their ids. Nobody begins before the first one is wanted."""
+        own, world = self._share.uploads(command, message), self._team.world
+        with self._whole():
+            self._tell(command, message)
+            self._owed.extend(k for k in sorted(command.terms) if k % world)
+        for k in sorted(command.terms):
+            yield (k, self._next()) if k % world else next(own)
+
+    def _next(self) -> bytes:
+        with self._whole():
+            return self._team.take(self._owed.popleft() % self._team.world)
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         message = wire.encode(self._share.site.header(t, -1), tuple(models))
-        table = self._all(Score(t, len(models), list(ways)), message)
-        assert isinstance(table, torch.Tensor)
-        return dict(enumerate(table.tolist()))
+        command = Score(t, len(models), list(ways))
+        with self._whole():
+            self._tell(command, message)
+            return dict(enumerate(self._share.scores(command, message).tolist()))
 
     def keep(self, step: int) -> Json:
-        self._all(Keep(step))
+        self._stored(Keep(step))
         return {}
 
     def restore(self, step: int, place: Path) -> None:
-        self._all(Restore(step, str(place)))
+        self._stored(Restore(step, str(place.resolve())))
 
-    def _all(self, command: Command, message: bytes = b"") -> Summed | torch.Tensor | None:
-        _say(packed(command), message)
-        return self._share.obey(command, message)
+    def _stored(self, command: Command) -> None:
+        with self._whole():
+            self._tell(command)
+            self._share.stored(command)
 
+    def _tell(self, command: Command, message: bytes = b"") -> None:
+        while self._owed:  # a round was broken off: what they sent of it is nobody's any more
+            self._next()
+        with self._whole():
+            self._team.say(packed(command), message)
 
-def _check(setup: Setup) -> None:
-    if "RANK" not in os.environ:
-        raise ConfigError(
-            'engine.executor = "ranks" was started without torchrun',
-            why="there is no other rank to share the clients with",
-            fix="start it as torchrun --nproc-per-node 2 -m sordino run ..., or use another executor",
-            code="no-ranks",
-        )
-    slow, chaos = setup.experiment.stragglers, setup.experiment.chaos
-    late = (slow.policy == "late" and slow.share > 0) or chaos.drop + chaos.slow > 0
-    each = any(stage.reads_each for stage in (*setup.algorithm.uplink.client, *setup.algorithm.uplink.server))
-    each = each or setup.algorithm.uplink.secure is not None
-    if late or each or setup.algorithm.reads_each:
-        raise ConfigError(
-            "this run needs single uploads, but ranks send only sums",
-            why="late uploads are left out of a sum one by one"
-            if late
-            else "the algorithm or its uplink reads each upload",
-            fix='set engine.executor = "processes"',
-            code="ranks-send-sums",
-        )
-
-
-def _join() -> None:
-    dist.init_process_group("gloo")
-
-
-def _say(text: bytes, body: bytes = b"") -> None:
-    dist.broadcast(torch.tensor([len(text), len(body)]), 0)
-    dist.broadcast(torch.frombuffer(bytearray(text + body), dtype=torch.uint8), 0)
-
-
-def _hear() -> tuple[bytes, bytes]:
-    lengths = torch.zeros(2, dtype=torch.int64)
-    dist.broadcast(lengths, 0)
-    text, body = lengths.tolist()
-    data = torch.empty(text + body, dtype=torch.uint8)
-    dist.broadcast(data, 0)
-    whole = data.cpu().numpy().tobytes()
-    return whole[:text], whole[text:]
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What all ranks do together, or not at all."""
+        self._begun += 1
+        yield
+        self._begun -= 1

@@ -67,14 +67,14 @@ OWN_MODELS = (
 )
 
 
-def receipt(setup: Setup, federation: Federation, environment: Environment) -> Receipt:
+def receipt(setup: Setup, federation: Federation, environment: Environment, every: bool = False) -> Receipt:
     """The receipt that follows from the ledger alone, so that it can be made again: a round that was begun counts,
-    finished or not.
+    finished or not. `every`: with what every accountant says, also where one is exact.
     """
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
-    rows = statement(notes, len(federation.sizes), experiment.privacy.delta)
+    rows = statement(notes, len(federation.sizes), experiment.privacy.delta, every)
     simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
     budget = _budget(setup, federation)
     assumptions = [TUNING, _scored(environment), *setup.public.assumed]

@@ -35,7 +35,8 @@ GUARANTEE = {
     'neighbour. "inf": nothing is promised.',
     "delta": "The chance that is added to that; what sampled noise lacks of the ideal law is in it.",
     "accountant": "Whose composition of all releases is the smallest: gdp, pure, rdp, pld, or a sum of several kinds.",
-    "accountants": "What every accountant says that can count these releases. Each is a bound of its own.",
+    "accountants": "What accountants say of these releases. Each is a bound of its own. Where gdp says something it is "
+    "exact, and others are left out: `sordino privacy verify` asks them all.",
     "status": "How far it is proved: `proved`, `conditional` (if `because` is true), `asymptotic`, `nominal` (a "
     "formula prints it, and it proves nothing), `none`.",
     "because": "What the promise depends on, or why nothing is promised.",

@@ -29,7 +29,7 @@ from sordino.runs.population import Population
 from sordino.runs.private import secret_of
 from sordino.runs.processes import in_processes
 from sordino.runs.servers_half import Begun, ServersHalf
-from sordino.runs.setup import Whole
+from sordino.runs.setup import Setup, Whole
 from sordino.types import Examples, Params
 
 
@@ -99,6 +99,7 @@ class Simulation(ServersHalf):
         if engine.executor not in ("processes", "ranks"):
             states = setup.states(place, begun.loaded.trees if begun is not None else {})
             site = self.site(run, states=states, secret=secret_of(folder), handed=handed)
+            site.adds = adds(setup)
             if (forks := forks_of(setup)) is not None:
                 site.forks = forks
                 stack.callback(forks.close)
@@ -108,7 +109,7 @@ class Simulation(ServersHalf):
         else:
             from sordino.runs.ranks import Ranks
 
-            clients = Ranks(self, run, folder, handed is not None)
+            clients = Ranks(self, run, folder, place, handed)
         clients = stack.enter_context(clients)
         if begun is not None:
             clients.restore(begun.loaded.step, begun.place)
@@ -127,3 +128,15 @@ class Simulation(ServersHalf):
         if given.models:
             check_models(given.models, setup.algorithm.models(setup.state("server")))
         return Evaluation(setup.algorithm, evaluator, tuple(given.models), tuple(given.personal))
+
+
+def adds(setup: Setup) -> bool:
+    """Does a run in one process add clients up where they are computed in one go?"""
+    together = setup.experiment.engine.executor not in ("loop", "processes", "ranks")
+    return together and not reads_single_uploads(setup)
+
+
+def reads_single_uploads(setup: Setup) -> bool:
+    """Does the server look at single uploads: to leave late ones out, to compare them, or to play a secure sum?"""
+    algorithm, uplink = setup.algorithm, setup.algorithm.uplink
+    return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or uplink.secure is not None

@@ -18,7 +18,10 @@ from typing import IO
 import torch
 
 from sordino import config, user_code
+from sordino.config import Experiment
+from sordino.device import here, on
 from sordino.engine import checkpoint
+from sordino.engine.choose_executor import device_of
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.slow_network import Emulated
 from sordino.errors import SordinoError
@@ -43,17 +46,29 @@ def main(arguments: list[str]) -> None:
 
 
 def _begin(arguments: list[str], letters: IO[bytes], answers: IO[bytes]) -> None:
+    folder, _, _, _, first, _ = arguments
+    experiment = config.load(Path(folder) / "experiment.toml")
+    with on(device_of(experiment.engine.device, int(first))):
+        _serve(experiment, arguments, letters, answers)
+
+
+def _serve(experiment: Experiment, arguments: list[str], letters: IO[bytes], answers: IO[bytes]) -> None:
     folder, place, run, stage, first, step = arguments
-    whole = simulated(config.load(Path(folder) / "experiment.toml"))
-    mine, engine = whole.at(int(stage)), whole.setup.experiment.engine
+    whole, engine = simulated(experiment), experiment.engine
+    mine = whole.at(int(stage))
     torch.set_num_threads(engine.threads)
     keep_freed_memory()
     which, handed = range(int(first), len(mine.setup.public.sizes), int(step)), RunFolder(Path(folder)).handed_file
-    given = checkpoint.tensors(handed) if not mine.setup.prepares and handed.exists() else None
+    given = None
+    if not mine.setup.prepares and handed.exists():
+        given = {name: here(value) for name, value in checkpoint.tensors(handed).items()}
     secret = secret_of(Path(folder))
     site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, Path(place) / f"clients-{first}")
     desk = Desk(Letterhead(first, run), lambda stage: site)
-    late = Emulated(**engine.network.model_dump(exclude={"timeout_s"})).behind(desk.answer)
+    line = Emulated(**engine.network.of(int(first)))
+    if given is not None:
+        line.receive(handed.stat().st_size)
+    late = line.behind(desk.answer)
     serve(lambda letter: (late if _of_a_round(letter) else desk.answer)(letter), letters, answers)
 
 

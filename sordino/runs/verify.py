@@ -16,6 +16,7 @@ from sordino import user_code
 from sordino.config import Experiment
 from sordino.engine.server import Federation
 from sordino.errors import RunError
+from sordino.ledger.accountants import EXACT, UPPER
 from sordino.ledger.events import Json
 from sordino.ledger.ledger import Entry, Ledger, of_run
 from sordino.ledger.notes import parsed
@@ -63,13 +64,14 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
             f"the planned noise and the budget: they follow from somebody's own code ({', '.join(own)}), and "
             "--with-code would run it"
         )
-        rows = statement((entry.note for entry in entries), len(Agreement.read(folder).public.sizes), delta or 0.0)
+        people, notes = len(Agreement.read(folder).public.sizes), (entry.note for entry in entries)
+        rows = statement(notes, people, delta or 0.0, every=True)
         again: Json = {"guarantees": [row.to_json() for row in rows]}
         compared: tuple[str, ...] = ()
     else:
         setup, federation = opened(folder)
         with federation.ledger:
-            again, compared = receipt(setup, federation, mine.environment).to_json(), COMPARED
+            again, compared = receipt(setup, federation, mine.environment, every=True).to_json(), COMPARED
         wrong += _replayed(setup, federation, entries, between=bool(mine.environment.site))
         agreed.append("every release is the one that the experiment plans")
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
@@ -81,7 +83,12 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     rounds = sum(Op.of(entry.op).name == claimed.get("run") for entry in entries)
     if (played := len(mine.public_metrics())) > rounds:
         wrong.append(f"metrics.jsonl tells of {played} rounds, the ledger of {rounds}")
-    wrong += [*_guarantees(again, claimed), *seal.wrong(folder, claimed), *signature.wrong(folder, key)]
+    wrong += [
+        *_guarantees(again, claimed),
+        *_contradicted(again),
+        *seal.wrong(folder, claimed),
+        *signature.wrong(folder, key),
+    ]
     agreed.append("the files that are here are those that were sealed")
     if gone := seal.absent(folder, claimed):
         unseen.append(f"{', '.join(gone)}: the receipt knows the digest, and the file is not here")
@@ -114,9 +121,27 @@ def _guarantees(again: Json, claimed: Json) -> list[str]:
             wrong += [
                 f"{' / '.join(subject)}: the ledger gives {name} {value!r}, the receipt says {b.get(name)!r}"
                 for name, value in (dict.fromkeys(b) | a).items()
-                if not _same(value, b.get(name))
+                if not _same(_as_far_as_told(name, value, b), b.get(name))
             ]
     return wrong
+
+
+def _contradicted(again: Json) -> list[str]:
+    """Accountants that come out below an exact one, further than rounding explains: one of the two is mistaken."""
+    return [
+        f"{' / '.join(_subject(row))}: {name} gives {float(epsilon):.6g}, below what is exact"
+        for row in again["guarantees"]
+        for name, epsilon in row["accountants"].items()
+        if float(epsilon) < float(row["accountants"].get(EXACT, 0)) * (1 - 1e-6) - 1e-9
+    ]
+
+
+def _as_far_as_told(name: str, value: Any, told: Json) -> Any:
+    """What the ledger gives, without what a row need not say: beside an exact bound, what other accountants give."""
+    stated = told.get(name)
+    if name != "accountants" or not isinstance(stated, dict) or EXACT not in stated:
+        return value
+    return {accountant: epsilon for accountant, epsilon in value.items() if accountant not in UPPER - stated.keys()}
 
 
 def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:

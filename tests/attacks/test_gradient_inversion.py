@@ -183,7 +183,7 @@ def test_a_mechanism_that_forgets_its_noise_is_caught(monkeypatch: pytest.Monkey
     def silent(*place: object) -> NoiseSource:
         return Silent()
 
-    monkeypatch.setattr("sordino.engine.site.for_client", silent)
+    monkeypatch.setattr("sordino.engine.site.for_round", silent)
     found = {one.attack: one.verdict for one in attacked().found}
     assert found == {"analytic": "reached", "label_shares": "reached", "canary": "broken"}
 

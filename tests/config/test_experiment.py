@@ -165,11 +165,20 @@ WRONG: dict[str, Wrong] = {
     "infinite epsilon": Wrong((GDP, "privacy.epsilon=inf"), 2, "wrong-type", "finite"),
     "nan epsilon": Wrong((GDP, "privacy.epsilon=nan"), 2, "wrong-type", "finite"),
     "text for epsilon": Wrong((GDP, "privacy.epsilon=strong"), 2, "wrong-type", "epsilon"),
-    "no delta": Wrong((GDP, "privacy.delta=0"), 4, "delta-out-of-range"),
+    "no delta": Wrong((GDP, "privacy.delta=0"), 4, "delta-out-of-range", "only Laplace noise"),
     "delta of one": Wrong((GDP, "privacy.delta=1"), 4, "delta-out-of-range"),
     "delta above 1/N": Wrong((GDP, "privacy.delta=0.01"), 4, "delta-too-large", "below"),
     "delta above 1/K": Wrong(("algorithm=whole_update", "privacy.delta=0.06"), 4, "delta-too-large", "1/20"),
     "budget for nothing": Wrong(("algorithm=fedavg", "privacy.epsilon=1"), 4, "budget-without-mechanism"),
+    "budget for noise of its own": Wrong(
+        ("algorithm=prifedsync", "algorithm.level=step_level", "model=mlp"),
+        4,
+        "budget-without-mechanism",
+        "the default experiment has one",
+    ),
+    "features of pixels, hidden cohort": Wrong(
+        ("algorithm=cuag_pfl", "cohort={name='poisson', rate=0.5}"), 2, "no-features-to-learn", "model=mlp"
+    ),
     "private without budget": Wrong((GDP, "privacy={}"), 4, "mechanism-without-budget"),
     "textbook formula": Wrong(("algorithm=gaussian_simple", "rounds=2"), 4, "classic-gaussian-needs-small-epsilon"),
     "schedule too short": Wrong((GDP, 'privacy.schedule={name="list", values=[1, 2]}'), 4, "shares-too-few"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
+from sordino.cli import deploying
 from sordino.deploy import diary as diaries
 from sordino.deploy.diary import Diary
+from sordino.engine.checkpoint import append_line
 from sordino.errors import RunError
 from sordino.letters.attending import Standing
 from sordino.letters.events import OF_NOBODY, Event, What
@@ -136,3 +140,20 @@ def test_how_sites_stand_follows_from_events() -> None:
     assert at(*begin, asked, *begin)["a"] == ("connected", 2, 0)
     assert at(*begin, asked, begin[0])["a"] == ("not there yet", 2, 0)  # the server was killed and has begun anew
     assert at(*begin, alive=False)["a"] == ("not connected", 0, 0)
+
+
+def test_a_line_that_was_cut_short_goes_when_the_next_one_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for before, after in ((b"", b""), (b"1\n2\n", b"1\n2\n"), (b"1\n2", b"1\n"), (b"1", b"")):
+        file.write_bytes(before)
+        append_line(file, "new")
+        assert file.read_bytes() == after + b"new\n"
+
+
+def test_a_terminal_that_goes_away_ends_nothing() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError("gone")
+
+    deploying._noting(Console(file=Gone()))("somebody came")
+    deploying._standing(Console(file=Gone()))("cut off", "")

@@ -8,6 +8,7 @@ import hashlib
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -18,14 +19,18 @@ import pytest
 
 from sordino.config import Experiment
 from sordino.deploy import membership
+from sordino.deploy.invitation import invite
 from sordino.deploy.key_holder import KeyHolder
+from sordino.deploy.key_holding import KeyHolding, hold
 from sordino.deploy.secure_sums import kind_of_sites
 from sordino.engine import channels
-from sordino.engine.commands import Begin, Encrypt, Hand, OpenSum, Publish, Round
+from sordino.engine.commands import Begin, Encrypt, End, Hand, OpenSum, Publish, Round
 from sordino.engine.secure_sum import flat
 from sordino.errors import RunError, SordinoError
 from sordino.letters import desk
 from sordino.letters.encrypted_sites import HOLDER
+from sordino.letters.in_process import InProcess
+from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import simulated
@@ -211,6 +216,17 @@ def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(played: 
     assert read(holder_in(played.play, folder).answer(letter)).bodies
 
 
+def test_a_holder_that_was_told_the_end_knows_it_after_a_restart(played: Played, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(played.play.between.place / HOLDER, folder)
+    before = holder_in(played.play, folder)
+    assert not before.was_over
+    before.answer(played.play.between.letterhead(SERVER).write(HOLDER, 0, asdict(End(0)), []))
+    after = holder_in(played.play, folder)
+    assert after.was_over
+    assert not after.over  # a server that does not know that it was told tells it again
+
+
 def test_a_restarted_site_sends_the_ciphertext_that_it_sent(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = played.play.first(FIVE[1], Round)
     monkeypatch.setitem(played.play.sites, FIVE[1], played.play.between.member(FIVE[1]))
@@ -232,6 +248,33 @@ def test_without_enough_uploads_or_without_the_holder_nothing_is_opened(playing:
         "3 uploads came, the ",
         "the key-holder has n",
     ]
+
+
+def test_two_holders_of_one_key_do_not_run_beside_each_other(
+    playing: Callable[[Experiment], Play], tmp_path: Path
+) -> None:
+    """Each would know only the sums that it has opened itself."""
+    between, folder = playing(made("weigh", BFV, rounds=1)).between, tmp_path / "holder"
+    folder.mkdir()
+    invitation = invite(
+        between.run, "localhost:9", "grpc", between.keys[SERVER], between.experiment, between.agreed
+    ).toml()
+    (tmp_path / "invitation.toml").write_text(invitation)
+    asked = KeyHolding(tmp_path / "invitation.toml", between.keys[HOLDER], folder, rehearsal=True)
+    with RunFolder(folder).locked(), pytest.raises(RunError) as refusal:
+        hold(asked, lambda: True, lambda standing, why: None, lambda text: None)
+    assert refusal.value.code == "run-in-use"
+    assert not hold(asked, lambda: True, lambda standing, why: None, lambda text: None)  # stopped, and not over
+
+
+def test_a_server_that_waits_for_the_holder_stops_when_it_is_asked(
+    playing: Callable[[Experiment], Play], tmp_path: Path
+) -> None:
+    side = playing(made("weigh", BFV, rounds=1)).between.half(InProcess({}))  # nobody is there
+    asked = iter([False, False, True])
+    side.post.stopped = lambda: next(asked)
+    with ExitStack() as stack, pytest.raises(KeyboardInterrupt):
+        side.executor(tmp_path, tmp_path, "run", None, None, stack).gather()
 
 
 # what is refused ------------------------------------------------------------------------------------------------------

@@ -223,6 +223,28 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_pa
         assert verify(between.place / site) == []
 
 
+@pytest.mark.parametrize(("before", "after"), [("site-2", ""), ("", "site-2")])
+def test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    """Whoever can be reached when the server is started again: the plan of that round does not change."""
+    carriers: list[Away] = []
+
+    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Away:
+        carriers.append(Away(desks))
+        carriers[-1].gone = after if carriers[1:] else before
+        return carriers[-1]
+
+    everyone = BY_NAME[PRIVATE].experiment(cohort={"name": "everyone"})
+    between = Federated(everyone, tmp_path, carried=carried, patience=Patience(1.0, 2))
+    with killed_at_server("reserved", 0):
+        between.play()
+    ended = between.play()
+    assert ended.metrics[0].answered == 4
+    assert ended.metrics[1].answered == (4 if after else 5)
+    assert verify(between.folder) == []
+
+
 def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> None:
     """The words of an error may repeat what stands in a row. The control: the site itself is told."""
     everyone = BY_NAME["fedavg"].experiment(cohort={"name": "everyone"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino import config
 from sordino.config import Experiment
 from sordino.deploy.hosting import Farm, SpreadSimulation, for_hosts
+from sordino.deploy.serving import settled
 from sordino.errors import UnsoundGuarantee
 from sordino.letters.carrier import Arrived
 from sordino.letters.host_desk import HostDesk
+from sordino.letters.hosts import Hosts
 from sordino.letters.in_process import InProcess
 from sordino.letters.letter import Letterhead
 from sordino.runs.founding import environment_of, found
 from sordino.runs.play import play
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
+from sordino.types import Terms
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import differences, trace
 
@@ -97,3 +101,43 @@ def test_noise_of_the_system_is_not_for_hosts_that_have_everybodys_data() -> Non
     with pytest.raises(UnsoundGuarantee) as refusal:
         for_hosts(config.load(None, ["privacy.noise=system"]))
     assert refusal.value.code == "hosts-only-simulate"
+
+
+def test_the_end_is_told_to_whoever_comes(tmp_path: Path) -> None:
+    """A server that is started again finds no host at first; those of the last round are waited for, others not."""
+    looks, told = [0], list[str]()
+
+    class Late(InProcess):
+        def peers(self) -> frozenset[str]:
+            looks[0] += 1
+            return frozenset({"a"} if looks[0] < 3 else {"a", "b"})
+
+    head = Letterhead("server", "run", "0" * 64, "0" * 64, KEYS["server"], {})
+    site: Any = None
+    for last, expected in (({"a", "b"}, ["a", "b"]), ({"a"}, ["a"]), (set(), ["a", "b"])):
+        looks[0] = 0
+        hosts = Hosts(Late({k: lambda letter, k=k: told.append(k) or b"" for k in "ab"}), head, 0, site, 1)
+        hosts._here = set(last)
+        hosts.end(5.0 if last else 0.05)
+        assert told == expected
+        told.clear()
+
+
+def test_where_no_host_is_there_a_first_signal_ends_it(tmp_path: Path) -> None:
+    """Nobody is at work, so there is no round to wait for."""
+    experiment = for_hosts(BY_NAME["scaffold"].experiment())
+    plain, asked = simulated(experiment), iter([False, False, True])
+    head = Letterhead("server", "run", experiment.digest(), plain.dataset, KEYS["server"], {})
+    farm = Farm(InProcess({}), head, lambda text: None, lambda: next(asked))
+    half = SpreadSimulation(plain.setup, plain.home, plain.population, farm)
+    down = plain.setup.algorithm.broadcast(plain.setup.state("server"))
+    with ExitStack() as stack:
+        answers = half.executor(tmp_path, tmp_path, "run", None, None, stack)(0, down, {0: Terms(largest=1)})
+        with pytest.raises(KeyboardInterrupt):
+            list(answers)
+
+
+def test_between_sites_every_round_has_a_checkpoint() -> None:
+    """A site keeps its last three answers: a server may never have to go further back."""
+    rare = config.load(None, ["engine.checkpoint_every=7"])
+    assert settled(rare, rehearsal=True).engine.checkpoint_every == 1

@@ -81,6 +81,21 @@ def test_a_site_that_joins_has_books_and_a_receipt_of_its_own(trial: Trial, tmp_
     )  # it consented before, and is not asked again
 
 
+def test_a_site_that_was_told_the_end_does_not_wait_for_a_server_that_is_gone(trial: Trial, tmp_path: Path) -> None:
+    """Killed after it was told, and started again: nobody is left who would tell it once more."""
+    assert not tried(asked(trial, tmp_path / "own")).over
+    heard: list[str] = []
+
+    def say(standing: str, why: str) -> None:
+        heard.append(standing)
+
+    (tmp_path / "own" / "desk" / "over").touch()
+    left = join(proposed(asked(trial, tmp_path / "own")), lambda found: True, lambda: len(heard) > 1, say)
+    assert left is not None
+    assert left.over
+    assert heard == ["cut off"]
+
+
 def test_who_declines_leaves_nothing(trial: Trial, tmp_path: Path) -> None:
     assert tried(asked(trial, tmp_path / "own"), consent=False) is None
     assert not (tmp_path / "own").exists()

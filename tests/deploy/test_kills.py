@@ -55,6 +55,29 @@ def test_a_run_whose_processes_are_killed_is_the_run_that_never_stopped(name: st
 
 
 @pytest.mark.slow
+def test_a_server_that_is_killed_while_it_tells_the_end_ends_when_it_is_started_again(tmp_path: Path) -> None:
+    """Some have left by then, others have not been told: nobody waits for those who are gone."""
+    trial = Trial.of(BY_NAME["gaussian_gdp"], tmp_path, rounds=2, cohort={"name": "everyone"})
+    trial.more = ["--minimum", str(trial.sites), "--deadline", "8s"]
+    try:
+        trial.serve()
+        trial.wait_for(trial.invitation)
+        for k in range(trial.sites):
+            trial.join(k)
+        trial.wait_for(tmp_path / "site-0-run" / "desk" / "over")
+        trial.processes["server"].kill()
+        trial.processes["server"].wait()
+        trial.serve()
+        trial.ended(60)
+        trial.join(1)  # started once more, though nobody is left who would tell it
+        assert trial.processes["site-1"].wait(60) == 0
+    finally:
+        trial.kill_all()
+    models = {model_of(tmp_path / f"site-{k}-run") for k in range(trial.sites)}
+    assert models == {model_of(trial.folder)}
+
+
+@pytest.mark.slow
 def test_noise_of_the_system_is_never_drawn_twice_for_one_release(tmp_path: Path) -> None:
     """A round that was cut off is lost and stays paid; every other one has one release, and nobody is over its cap."""
     trial = Trial.of(BY_NAME["gaussian_gdp"], tmp_path, rounds=20, cohort={"name": "everyone"})

@@ -39,19 +39,19 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answer(k: int) -> Answers:
     time.sleep(SECONDS)
-    return [(k, {"w": torch.full((3, 2), float(k))}, ())]
+    return Answers([k], [{"w": torch.full((3, 2), float(k))}], [()])
 
 
 def serve(ends: Ends) -> None:
     asked = ForksWork(ends, ())
     for (told, _), _ in asked:
         if told["do"] == "unit":
-            asked.tell(told["number"], [one for k in told["clients"] for one in answer(k)], TEMPLATES)
+            asked.tell(told["number"], answer(told["clients"][0]), TEMPLATES)
 
 
 def asked_of(
     many: int, serve: Callable[[Ends], None] = serve, units: int = 12
-) -> tuple[Forks, Iterator[Answers], list[int]]:
+) -> tuple[Forks, Iterator[tuple[int, Answers]], list[int]]:
     """Forks at work, their answers, and the units that the asker did itself."""
     helpers, mine = Forks(many), list[int]()
     helpers.begin(serve, SECONDS)
@@ -67,8 +67,11 @@ def unit(k: int, mine: list[int] | None = None) -> Unit:
     return Unit([k], [{}], [()], 1.0, compute)
 
 
-def numbers(found: Iterator[Answers]) -> list[float]:
-    return sorted(float(upload["w"][2, 1]) for answers in found for _, upload, _ in answers)
+def numbers(found: Iterator[tuple[int, Answers]]) -> list[float]:
+    """What came, of units that say the same by the order of their numbers and by their clients."""
+    came = sorted((number, answers.clients[0], float(answers.uploads[0]["w"][2, 1])) for number, answers in found)
+    assert all(client == value for _, client, value in came)
+    return [value for *_, value in came]
 
 
 @pytest.mark.parametrize("many", [1, 2, 4])
@@ -102,10 +105,21 @@ def test_an_answer_of_another_look_is_not_taken() -> None:
         asked = ForksWork(ends, ())
         for (told, _), _ in asked:
             if told["do"] == "unit":
-                asked.tell(told["number"], [(0, {"v": torch.zeros(3, 2)}, ())], TEMPLATES)
+                asked.tell(told["number"], Answers([0], [{"v": torch.zeros(3, 2)}], [()]), TEMPLATES)
 
     helpers, found, mine = asked_of(2, serve=other)
     assert (numbers(found), len(mine)) == (list(range(12)), 12)
+    helpers.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_the_asker_counts_what_it_hands_on_and_not_its_waiting(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it gives away all units and waits for them."""
+    monkeypatch.setattr("tests.engine.test_forks.SECONDS", 0.05)  # long beside what a busy machine makes of nothing
+    helpers, found, _ = asked_of(2, units=4)
+    for _ in found:
+        time.sleep(seconds)
+    assert seconds <= helpers.pace.answer < seconds + SECONDS / 2 < seconds + helpers.pace.unit
     helpers.close()
 
 
@@ -223,8 +237,15 @@ def test_what_is_said_twice_in_a_round_lies_in_two_places() -> None:
 
 SMALL = {"scheme": "iid", "clients": 60}  # so few images that an update is told by coefficients
 WAYS = {
-    "coefficients": Case(
+    "sums": Case(
         "fedavg", {"name": "fedavg"}, cohort={"name": "everyone"}, model={"name": "mlp"}, more={"partition": SMALL}
+    ),
+    "coefficients": Case(  # of clients one by one, since who is late is left out
+        "fedavg",
+        {"name": "fedavg"},
+        cohort={"name": "everyone"},
+        model={"name": "mlp"},
+        more={"partition": SMALL, "stragglers": {"share": 0.2, "policy": "late"}},
     ),
     "states": BY_NAME["scaffold"],
     "a shared pass, noise": BY_NAME["gaussian_gdp"],
@@ -275,6 +296,18 @@ def test_the_law_catches_answers_that_are_written_out(
 
     monkeypatch.setattr(forks, "apart", formed)
     assert "model" in differences(alone("coefficients"), traced(WAYS["coefficients"], tmp_path / "run", 3))
+
+
+def test_the_law_catches_sums_that_are_rounded(
+    alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken twin: a fork sends its sum in the precision of one upload."""
+
+    def rounded(leaves: Any, into: list[torch.Tensor]) -> list[str]:
+        return apart([leaf.float().double() if leaf.dtype == torch.float64 else leaf for leaf in leaves], into)
+
+    monkeypatch.setattr(forks, "apart", rounded)
+    assert "model" in differences(alone("sums"), traced(WAYS["sums"], tmp_path / "run", 3))
 
 
 # who may have them ----------------------------------------------------------------------------------------------------

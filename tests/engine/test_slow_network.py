@@ -52,16 +52,37 @@ def test_waiting_is_in_proportion_to_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
     assert device.behind(lambda letter: bytes(500_000))(bytes(1_000_000)) == bytes(500_000)
     assert slept == pytest.approx([0.02 + 1.0, 4.0, 0.02 + 2.0])  # down; what took 2 s takes 6 there; up
+    slept.clear()
+    device.receive(500_000)  # what everybody is handed once
+    assert slept == pytest.approx([0.02 + 0.5])
     at_once = len
     assert Emulated().behind(at_once) is at_once  # type: ignore[arg-type, comparison-overlap]
 
 
 @pytest.mark.parametrize(
-    "network", [{"latency_ms": -1.0}, {"down_mbit": 0.0}, {"up_mbit": -2.0}, {"compute": 0.5}, {"timeout_s": 0.0}]
+    "network",
+    [
+        {"latency_ms": -1.0},
+        {"down_mbit": 0.0},
+        {"up_mbit": -2.0},
+        {"compute": 0.5},
+        {"timeout_s": 0.0},
+        {"latency_ms": [5.0, -1.0]},
+        {"down_mbit": []},
+        {"up_mbit": [0.0]},
+        {"compute": [1.0, 0.5]},
+    ],
 )
 def test_networks_that_are_none(network: Table) -> None:
     with pytest.raises(ConfigError):
         made(network)
+
+
+def test_each_process_has_a_way_of_its_own() -> None:
+    network = made({"latency_ms": [5.0, 50.0], "up_mbit": [20.0, 2.0], "down_mbit": 8.0}).engine.network
+    ways = [Emulated(**network.of(process)) for process in range(3)]
+    assert ways[:2] == [Emulated(5.0, 8.0, 20.0), Emulated(50.0, 8.0, 2.0)]
+    assert ways[2] == ways[0]  # in turn
 
 
 # runs -----------------------------------------------------------------------------------------------------------------
@@ -104,7 +125,8 @@ SLAUG: Table = {
 @pytest.mark.usefixtures("quick_workers")
 def test_so_is_a_run_that_prepares(tmp_path: Path) -> None:
     start(made(executor="loop", **SLAUG), tmp_path / "loop")
-    start(made({"latency_ms": 5.0, "up_mbit": 50.0}, workers=4, **SLAUG), tmp_path / "four")
+    network = {"latency_ms": [5.0, 10.0, 20.0, 40.0], "up_mbit": [50.0, 20.0, 10.0, 5.0], "down_mbit": 50.0}
+    start(made(network, workers=4, **SLAUG), tmp_path / "four")
     assert torch.allclose(model(tmp_path / "loop"), model(tmp_path / "four"), rtol=0, atol=1e-5)
     assert RunFolder(tmp_path / "loop").prepared() == RunFolder(tmp_path / "four").prepared()
 

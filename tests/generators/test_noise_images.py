@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,3 +69,9 @@ def test_columns_of_the_layer_means_part() -> None:
         return float(products.sum() - products.diagonal().sum())
 
     assert tangled(rows) < 0.05 * tangled(start)
+
+
+def test_it_says_what_it_does_while_it_draws(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="sordino.waiting"):
+        noise_set(2, 1, 8, 1, KEY, "random_conv", width=8)
+    assert caplog.messages == [f"draws images of noise, once for all clients: class {c} of 2" for c in (1, 2)]

@@ -339,6 +339,7 @@ CASES = [
     Case(
         "paillier_fl", {"name": "paillier_fl", "mode": "probe", **FEW_STEPS}, cohort={"name": "round_robin", "size": 3}
     ),
+    Case("lattice_fl", {"name": "lattice_fl", "mode": "probe", **FEW_STEPS}, cohort={"name": "round_robin", "size": 3}),
     Case(
         "privunit",
         {"name": "fedavg", **FEW_STEPS},

@@ -51,7 +51,11 @@ def test_nothing_that_is_left_tells_one_example_from_another(case: Case, tmp_pat
     made = real(case)
     one = play(made, tmp_path / "one")
     other = play(made, tmp_path / "other", other_example(simulated(made)))
-    assert tells_apart(one, other) == []
+    found = tells_apart(one, other)
+    if case.name == "lattice_fl":  # the length of its compressed ciphertexts is chance, on the same data too
+        chance = tells_apart(one, play(made, tmp_path / "same"))
+        found = [what for what in found if what not in chance]
+    assert found == []
     assert [(t, k) for t, k, _ in one.sent] == [(t, k) for t, k, _ in other.sent]  # who sends, when, how often
     if not one.learns:
         assert [[*map(len, leaves)] for *_, leaves in one.sent] == [[*map(len, leaves)] for *_, leaves in other.sent]

@@ -35,7 +35,7 @@ LATER |= {
     "central_visible",
 }
 LATER |= {"robust", "gaussian_sampled", "gaussian_sampled_published", "slaug_fl", "slaug_fl_rigorous_b"}
-LATER |= {"lc_fl", "cdp_fl", "privunit", "dp_sgd", "paillier_fl", "fedavg_prototypes"} | {
+LATER |= {"lc_fl", "cdp_fl", "privunit", "dp_sgd", "paillier_fl", "lattice_fl", "fedavg_prototypes"} | {
     f"cuag_pfl_{name}" for name in ("no_noise", "oracle", "local_client", "central_client", "local_sample")
 }
 

@@ -102,7 +102,7 @@ def fewest(event: Event, delta: float, neighbours: str) -> EpsilonBound:
     return counted(event, delta, neighbours)[0]
 
 
-CHEAP = {"bounds": counted, "best": fewest, "bounded": covering.bounded.__wrapped__}
+CHEAP = {"needed": counted, "best": fewest, "bounded": covering.bounded.__wrapped__}
 
 
 @settings(quick, max_examples=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,9 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino import tree
 from sordino.cohorts.stragglers import Crew
 from sordino.engine import wire
+from sordino.engine.commands import Begin
 from sordino.engine.mail import Mail
 from sordino.engine.server import Federation
-from sordino.letters.answers import Answered
+from sordino.letters import remote_sites
+from sordino.letters.answers import Answered, Done
+from sordino.letters.carrier import Carrier
 from sordino.letters.in_process import InProcess
 from sordino.letters.letter import Letterhead
 from sordino.letters.remote_sites import RemoteSites
@@ -50,19 +54,17 @@ class Round:
     def good(self, letter: bytes) -> bytes:
         return self.letterhead("good").write("server", 0, asdict(Answered([0, 1])), [self.bodies[0], self.bodies[1]])
 
+    def sites(self, carrier: Carrier, patience: Patience) -> RemoteSites:
+        """Both sites, which have accepted before."""
+        head, members = self.letterhead("server"), {"good": [0, 1], "bad": [2]}
+        made = RemoteSites(carrier, head, 0, members, lambda t: self.header(t, -1), patience=patience, secure=None)
+        made._ready.update(members)
+        return made
+
     def heard(self, bad: Callable[[bytes], bytes]) -> list[tuple[int, Tree]]:
         """The uploads that count when the other site says this."""
-        members = {"good": [0, 1], "bad": [2]}
-        sites = RemoteSites(
-            InProcess({"good": self.good, "bad": bad}),
-            self.letterhead("server"),
-            0,
-            members,
-            lambda t: self.header(t, -1),
-            patience=Patience(timeout=5.0),
-            secure=None,
-        )
-        sites._ready.update(members)
+        sites = self.sites(InProcess({"good": self.good, "bad": bad}), Patience(timeout=5.0))
+        sites.gather()
         crew = Crew([0, 1, 2], frozenset(), {})
         answers = sites(0, self.down, self.terms)
         return list(self.federation.inbox.open(0, answers, crew, self.down, Mail()))
@@ -156,3 +158,96 @@ def test_a_bad_answer_is_an_absent_client(once: Round, seed: int | None) -> None
                 assert all(map(torch.equal, tree.leaves(a), tree.leaves(b))), what
             tried += 1
     assert tried >= (40 if seed is not None else 1000)
+
+
+class Leaving(InProcess):
+    """A road on which nobody sees some of the sites, though letters reach them."""
+
+    unseen: frozenset[str] = frozenset()
+
+    def peers(self) -> frozenset[str]:
+        return super().peers() - self.unseen
+
+
+def test_who_has_gone_since_a_round_began_is_asked_and_waited_for(once: Round) -> None:
+    """A minimum of all clients is kept, at whatever moment a site is killed and started again."""
+    own = once.letterhead("bad")
+    whole = own.write("server", 0, asdict(Answered([2])), [once.bodies[2]])
+    road = Leaving({"good": once.good, "bad": lambda letter: whole})
+    sites = once.sites(road, Patience(timeout=5.0, minimum=3))
+    sites.gather()
+    road.unseen = frozenset({"bad"})
+    assert sites.away(2)  # a round that may choose chooses somebody else
+    assert [k for k, _ in sites.collected(0, once.down, once.terms)] == [0, 1, 2]
+    later = once.sites(road, Patience(timeout=5.0, minimum=2))  # the control: who was not there is not asked
+    later.patience = Patience(timeout=0.0, minimum=2)
+    later.gather()
+    assert [k for k, _ in later.collected(0, once.down, once.terms)] == [0, 1]
+
+
+def test_everybody_is_told_the_end_and_nobody_is_waited_for_without_end(once: Round) -> None:
+    """A server that is started again may have told all before it was killed: then nobody comes."""
+    told: list[str] = []
+    road = Leaving({name: lambda letter, name=name: self_told(name) for name in ("good", "bad")})
+
+    def self_told(name: str) -> bytes:
+        told.append(name)
+        road.unseen -= {"good"}  # one comes when another was told
+        return once.letterhead(name).write("server", 0, asdict(Done()), [])
+
+    for gone, heard in (({"good", "bad"}, []), ({"good"}, ["bad", "good"]), (set(), ["good", "bad"])):
+        road.unseen = frozenset(gone)
+        sites = once.sites(road, Patience(timeout=0.01, minimum=3))
+        sites._ready.clear()  # it was started again
+        sites.part(None)
+        assert told == heard
+        told.clear()
+
+
+def test_a_site_that_refuses_is_asked_again_where_too_few_are_left(
+    once: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is never made of fewer answers than the minimum, however a site fails to answer."""
+    monkeypatch.setattr(remote_sites, "AGAIN", 0.0)
+    own, asked = once.letterhead("bad"), list[bytes]()
+
+    def bad(letter: bytes) -> bytes:
+        asked.append(letter)
+        if len(asked) < 3:
+            return own.write("server", 0, {"do": "refused", "what": "the disk is full", "own": True}, [])
+        return own.write("server", 0, asdict(Answered([2])), [once.bodies[2]])
+
+    for minimum, who, letters in ((3, [0, 1, 2], 3), (2, [0, 1], 1)):  # the second is the control
+        sites = once.sites(InProcess({"good": once.good, "bad": bad}), Patience(timeout=5.0, minimum=minimum))
+        sites.gather()
+        assert [k for k, _ in sites.collected(0, once.down, once.terms)] == who
+        assert len(asked) == letters
+        asked.clear()
+
+
+def test_a_site_that_does_not_take_part_is_not_asked_a_hundred_times(once: Round) -> None:
+    """And all have answered: nobody is waited for."""
+    asked: list[bytes] = []
+
+    def bad(letter: bytes) -> bytes:
+        asked.append(letter)
+        return once.letterhead("bad").write("server", 0, {"do": "refused", "what": "no", "own": True}, [])
+
+    sites = once.sites(InProcess({"good": once.good, "bad": bad}), Patience(timeout=60.0, minimum=2))
+    sites._ready.discard("bad")
+    sites.prelude = [(Begin(), ())]
+    sites.gather()
+    assert len(asked) == 1
+    assert sites._here == {"good"}
+
+
+def test_who_waits_too_long_stops_at_once_when_asked(once: Round) -> None:
+    """Not at the next deadline. The control: in the middle of a round it plays that round to its end."""
+    sites = once.sites(InProcess({}), Patience(timeout=600.0, minimum=3))
+    sites.stopped = lambda: True
+    sites._wait(time.monotonic() + 600)
+    sites.stopped = lambda: False
+    assert not sites.suffices(0, 2, 3)
+    sites.stopped = lambda: True
+    with pytest.raises(KeyboardInterrupt):
+        sites._wait(time.monotonic() + 600)

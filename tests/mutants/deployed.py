@@ -9,6 +9,7 @@ MASKED = "tests/deploy/test_masked_sums.py"
 ENCRYPTED = "tests/deploy/test_encrypted_sums.py"
 
 PURSE = "tests/deploy/test_purse.py"
+REMOTE = "tests/letters/test_remote_sites.py"
 FAULTS = "tests/deploy/test_faults.py"
 
 DEPLOYED = [
@@ -18,6 +19,62 @@ DEPLOYED = [
         "            self._rounds.pop(ticket, None)",
         "            pass",
         f"{FAULTS}::test_what_goes_wrong_at_a_site_is_told_to_nobody_else",
+    ),
+    one(
+        "who has gone since a round began is not waited for",
+        "letters/remote_sites.py",
+        "        return self._here",
+        "        return {peer for peer in self._here if self._free(peer)}",
+        f"{REMOTE}::test_who_has_gone_since_a_round_began_is_asked_and_waited_for",
+    ),
+    one(
+        "who comes at the last moment is not told the end",
+        "letters/remote_sites.py",
+        "if told >= awaited or self.stopped()",
+        "if True or self.stopped()",
+        f"{REMOTE}::test_everybody_is_told_the_end_and_nobody_is_waited_for_without_end",
+    ),
+    one(
+        "a round that was reserved is played by whoever is there now",
+        "round.py",
+        "if others := run.reserved_for_others(t, prices):",
+        "if others := []:",
+        f"{FAULTS}::test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for",
+    ),
+    one(
+        "a round ends with too few when the others refuse",
+        "letters/remote_sites.py",
+        "if ticket not in self._rounds or others >=",
+        "if True or others >=",
+        f"{REMOTE}::test_a_site_that_refuses_is_asked_again_where_too_few_are_left",
+    ),
+    one(
+        "a site that takes no part is asked without a pause",
+        "letters/remote_sites.py",
+        "self._refusing.get(peer, -FOREVER) + AGAIN",
+        "self._refusing.get(peer, -FOREVER)",
+        f"{REMOTE}::test_a_site_that_does_not_take_part_is_not_asked_a_hundred_times",
+    ),
+    one(
+        "two holders open two sums of one round",
+        "deploy/key_holding.py",
+        "with RunFolder(folder).locked():",
+        "if True:",
+        f"{ENCRYPTED}::test_two_holders_of_one_key_do_not_run_beside_each_other",
+    ),
+    one(
+        "a server goes back behind the answers that sites keep",
+        "deploy/serving.py",
+        'update={"checkpoint_every": 1}',
+        "update={}",
+        "tests/deploy/test_hosts.py::test_between_sites_every_round_has_a_checkpoint",
+    ),
+    one(
+        "who was told the end waits for a server that is gone",
+        "deploy/attending.py",
+        " or (self.told and cut_off)",
+        "",
+        "tests/deploy/test_joining.py::test_a_site_that_was_told_the_end_does_not_wait_for_a_server_that_is_gone",
     ),
     one(
         "the words of an error leave the site",

@@ -1,6 +1,5 @@
-"""Seeded privacy bugs, one small change each, and the tests that must notice.
-
-`hostile` holds those that a hostile reader would look for, `deployed` those of runs between sites.
+"""Seeded privacy bugs, one small change each, and the tests that must notice; `hostile`, `deployed` and `together` have
+more of them.
 """
 
 from __future__ import annotations
@@ -8,6 +7,7 @@ from __future__ import annotations
 from tests.mutants.deployed import DEPLOYED
 from tests.mutants.hostile import HOSTILE
 from tests.mutants.mutant import Mutant, one
+from tests.mutants.together import TOGETHER
 
 SENSITIVITY = "tests/privacy/readers/test_sensitivity.py"
 NOISE = "tests/privacy/noise/test_sources.py"
@@ -397,4 +397,4 @@ MUTANTS = [
         "tests/algorithms/test_ditto.py::test_the_global_model_is_that_of_fedavg",
     ),
 ]
-MUTANTS += [*HOSTILE, *DEPLOYED]
+MUTANTS += [*HOSTILE, *DEPLOYED, *TOGETHER]

@@ -13,7 +13,7 @@ import pytest
 
 import sordino
 from sordino import config
-from sordino.attacks import audited
+from sordino.attacks import audited, replay
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.findings import PictureRow
@@ -64,6 +64,27 @@ def test_a_replay_that_differs_is_no_replay(run: Path) -> None:
     other = config.load(run / "experiment.toml", ["seed=5"])
     with pytest.raises(RunError) as refusal:
         assault(other, run, ("label_shares",), AttackSettings(images=1))
+    assert refusal.value.code == "replay-differs"
+
+
+def test_a_replay_adds_up_as_the_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of a stack are added up together. Broken twin: one by one, which is rounded elsewhere."""
+    given = {
+        "rounds": 1,
+        "partition": {"scheme": "iid", "clients": 60},
+        "model": {"name": "mlp"},
+        "cohort": {"name": "everyone"},
+        "algorithm": {"name": "fedavg"},
+        "privacy": {},
+    }
+    sordino.run(given, out=tmp_path / "run")
+    own, settings = config.load(tmp_path / "run" / "experiment.toml"), AttackSettings(images=1)
+    found = assault(own, tmp_path / "run", ("label_shares",), settings)
+    assert "the very bytes that the run's ledger holds" in found.replay
+    assert found.found[0].measured
+    monkeypatch.setattr(replay, "adds", lambda setup: False)
+    with pytest.raises(RunError) as refusal:
+        assault(own, tmp_path / "run", ("label_shares",), settings)
     assert refusal.value.code == "replay-differs"
 
 

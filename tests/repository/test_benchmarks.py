@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,6 +77,29 @@ def test_every_round_is_told(rows: list[dict[str, Any]]) -> None:
         if not one.get("absent"):
             assert len(one["cpu_all"]) == len(one["wall_all"]) == 2
             assert one["peak_kb"] >= one["base_kb"] > 10_000
+
+
+SHARING = """
+import os, signal, sys
+from benchmarks.meter import peak
+kept, (read, write) = bytearray(100 << 20), os.pipe()
+before, fork = peak(), os.fork()
+if not fork:
+    kept[: int(sys.argv[1]) << 20 : 4096] = b"x" * (int(sys.argv[1]) << 8)
+    own = bytearray(int(sys.argv[2]) << 20)
+    os.write(write, b"done")
+    signal.pause()
+os.read(read, 4)
+print(peak() - before >> 10)
+os.kill(fork, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("written", "own", "found"), [(0, 0, 0), (40, 0, 40), (0, 60, 60), (40, 60, 100)])
+def test_memory_that_a_fork_shares_is_counted_once(written: int, own: int, found: int) -> None:
+    """Of the 100 MB that it is forked with it adds what it writes to, and what it takes for itself."""
+    ended = subprocess.run([sys.executable, "-c", SHARING, str(written), str(own)], cwd=ROOT, capture_output=True)
+    assert int(ended.stdout) == pytest.approx(found, abs=25)  # an interpreter's own pages
 
 
 def learner(name: str, loss: float, moved: float, **rest: Any) -> dict[str, Any]:

@@ -234,6 +234,21 @@ def test_each_row_takes_the_step_that_was_best_with_another_seed(
     assert len(asked) == 4
 
 
+def test_a_row_that_says_its_step_chooses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[tuple[str, ...], int]] = []
+
+    def run(one: object, row: object, words: tuple[str, ...], seed: int, data: object) -> dict[str, Any]:
+        asked.append((words, seed))
+        return found(0.3)
+
+    monkeypatch.setattr(running, "_found", run)
+    text = HEAD + 'tune = { key = "algorithm.lr", values = [0.01, 0.1], seed = 100 }\n' + TWO.replace("two", "one")
+    done = running.run_missing(table(tmp_path, text), 1, None, lambda line: None)
+    assert asked == [(("algorithm.lr=0.5",), 0)]
+    assert done.untuned() == []
+    assert [run.tuned for run in done.runs] == [None]
+
+
 def test_a_step_at_which_the_model_diverges_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(one: object, row: object, words: tuple[str, ...], seed: int, data: object) -> dict[str, Any]:
         if words[-1] == "algorithm.lr=0.1":
@@ -309,7 +324,7 @@ def test_an_installed_package_says_where_the_tables_are(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_one_cut_row_of_each_table_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """About a minute and a half on one core; without the images only the tables that need none."""
+    """Two to three minutes on one core; without the images only the tables that need none."""
     before = {file: file.read_bytes() for file in ROOT.rglob("*") if file.is_file()}
     monkeypatch.chdir(ROOT.parent)
     rows = json.loads(spoken(capsys, monkeypatch, "reproduce", "--quick", "--jobs", 1, "--json").out)["rows"]

@@ -18,7 +18,6 @@ import torch
 from sordino import config, keys
 from sordino.engine import checkpoint
 from sordino.engine.server import Federation
-from sordino.errors import SordinoError
 from sordino.letters import pipes
 from sordino.runs import preparation
 from sordino.runs.rounds import PlayedPhase
@@ -28,7 +27,10 @@ from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
 from tests.helpers.prepared_runs import CLASSES, TINY, rows_of, tiny
 from tests.laws import warm
-from tests.laws.traces import Killed, Trace, differences, trace
+from tests.laws.test_executors import CLOSE, paid
+from tests.laws.test_executors import apart as models_apart
+from tests.laws.traces import Killed, Trace, differences, finished, trace
+from tests.runs.test_ranks import torchrun
 
 
 class Whole(NamedTuple):
@@ -290,11 +292,24 @@ def test_clients_in_other_processes_say_the_same_bytes(
     assert len(list(out.glob("preparation/*/clients-*"))) == 4  # two workers in each of two phases
 
 
-def test_ranks_do_not_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    handing = {"name": "vhl", "per_class": 1, "width": 4}
-    for name, algorithm in {"preparation": TINY["algorithm"], "handing out": handing}.items():
-        with pytest.raises(SordinoError) as refusal:
-            start(config.validate(TINY | {"algorithm": algorithm, "engine": {"executor": "ranks"}}), tmp_path / name)
-        assert refusal.value.code == "ranks-cannot-prepare"
+@pytest.mark.slow
+def test_ranks_say_the_same_bytes(unstopped: Whole, tmp_path: Path) -> None:
+    """Every phase is played by the same ranks; what they kept in one, the next one finds, also after a crash."""
+    out = tmp_path / "run"
+    (tmp_path / "e.toml").write_text(tiny(engine={"executor": "ranks"}).toml())
+    killed = torchrun(2, "killed", "run", tmp_path / "e.toml", "--out", out, module="tests.runs.watched_workers")
+    assert killed.returncode != 0
+    assert (out / "preparation" / "ask").is_dir()
+    assert not (out / "handed.safetensors").exists()
+    resumed = torchrun(2, "resume", out)
+    assert resumed.returncode == 0, resumed.stderr
+    assert apart(unstopped, whole(out)) == []
+    assert len(list(out.glob("preparation/*/clients-*"))) == 4  # two ranks in each of two phases
+
+
+def test_one_rank_prepares_and_hands_out(one_rank: None, tmp_path: Path) -> None:
+    handing = TINY | {"algorithm": {"name": "vhl", "per_class": 1, "width": 4}}
+    loop = finished(config.validate(handing), tmp_path / "loop")
+    rank = finished(config.validate(handing | {"engine": {"executor": "ranks"}}), tmp_path / "rank")
+    assert [paid(entry) for entry in loop.ledger] == [paid(entry) for entry in rank.ledger]
+    assert models_apart(tmp_path / "loop", tmp_path / "rank") < CLOSE

@@ -196,7 +196,7 @@ def test_noise_comes_once_a_round_or_with_every_update(placement: str) -> None:
     clip, z, cohort = 0.5, 0.8, 9
     uplink = dp_prox(clip, noise_placement=placement, multiplier=z).uplink  # type: ignore[arg-type]
     zero = {"w": torch.zeros(100_000)}
-    grants = [Grant(k, 1, 1, for_client("counter", 7, 0, k), z) for k in range(cohort)]
+    grants = [Grant(k, 1, 1, for_client(for_round("counter", 7, 0), k), z) for k in range(cohort)]
     sent = {k: uplink.encode(zero, grant) for k, grant in enumerate(grants)}
     mean = uplink.receive(sent, zero, [1.0] * cohort, cohort, z, for_round("counter", 7, 0)).mean["w"]
     wanted = z * clip * (math.sqrt(cohort) if placement == "per_client" else 1) / cohort

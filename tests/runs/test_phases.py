@@ -82,7 +82,7 @@ def test_no_two_phases_draw_the_same() -> None:
     for each in (*parts.preparation, parts):
         for t in range(3):
             key = each.setup.phase_key
-            found = [for_round("counter", key, t), *(for_client("counter", key, t, k) for k in range(3))]
+            found = [for_round("counter", key, t), *(for_client(for_round("counter", key, t), k) for k in range(3))]
             drawn += [tuple(source.gaussian(torch.zeros(4), 1.0).tolist()) for source in found]
             drawn.append((keys.word(keys.fold(key, "round", t)),))
     assert len(set(drawn)) == len(drawn) == 3 * 3 * 5

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino import tree
+from sordino.engine import wire
 from sordino.errors import SordinoError
 from sordino.privacy.uplink import Uplink
 from sordino.runs import ranks
 from sordino.runs.run import start
+from sordino.runs.simulation import reads_single_uploads, simulated
 from sordino.runs.verify import verify
 from sordino.types import Grant
 from tests.laws.cases import BY_NAME, CASES
@@ -24,10 +28,11 @@ from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import finished, trace
 
 
-def torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+def torchrun(count: int, *arguments: object, module: str = "sordino") -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    quiet = ["-q"] if {"run", "resume"} & set(arguments) else []
     return subprocess.run(
-        [*launcher, "-m", "sordino", *map(str, arguments), "-q"],
+        [*launcher, "-m", module, *map(str, arguments), *quiet],
         capture_output=True,
         text=True,
         timeout=240,
@@ -35,12 +40,31 @@ def torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]
     )
 
 
+MEDIAN = {"uplink": {"server": [{"name": "median", "f": 1}]}, "cohort": {"name": "everyone"}}
+LATE = {"stragglers": {"share": 0.5, "policy": "late"}}
+LOST = {"chaos": {"drop": 0.3, "slow": 0.2}, "cohort": {"name": "everyone"}}
+SINGLE: list[tuple[str, dict[str, Any]]] = [  # where the server looks at single uploads
+    ("udp", {}),  # a median of norms
+    ("fedavg", MEDIAN),
+    ("scaffold", LATE),
+    ("gaussian_gdp", LOST),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("scaffold", 2), ("central", 3), ("gaussian_gdp", 2)])
-def test_ranks_do_what_the_loop_does(name: str, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "more", "count"),
+    [
+        ("scaffold", {}, 2),
+        ("central", {}, 3),
+        ("gaussian_gdp", {}, 2),
+        *((*one, 2 + i % 2) for i, one in enumerate(SINGLE)),
+    ],
+)
+def test_ranks_do_what_the_loop_does(name: str, more: dict[str, Any], count: int, tmp_path: Path) -> None:
     case = BY_NAME[name]
-    alone = finished(case.experiment(), tmp_path / "loop")
-    (tmp_path / "e.toml").write_text(case.experiment(engine={"executor": "ranks"}, rounds=4).toml())
+    alone = finished(case.experiment(**more), tmp_path / "loop")
+    (tmp_path / "e.toml").write_text(case.experiment(engine={"executor": "ranks"}, rounds=4, **more).toml())
     done = torchrun(count, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
     assert done.returncode == 0, done.stderr
     together = trace(tmp_path / "ranks")
@@ -48,13 +72,66 @@ def test_ranks_do_what_the_loop_does(name: str, count: int, tmp_path: Path) -> N
     assert apart(tmp_path / "loop", tmp_path / "ranks") < CLOSE
     assert verify(tmp_path / "ranks") == []
     assert len(list((tmp_path / "ranks").glob("clients-*"))) == count
-    if name == "scaffold":  # a finished run resumes to itself, with as many ranks as it began with
+    if name == "scaffold" and not more:  # a finished run resumes to itself, with as many ranks as it began with
         again = torchrun(count, "resume", tmp_path / "ranks")
         assert again.returncode == 0, again.stderr
         assert trace(tmp_path / "ranks") == together
         refused = torchrun(1, "resume", tmp_path / "ranks")
         assert refused.returncode != 0
         assert "other-ranks" in refused.stderr
+
+
+@pytest.mark.parametrize(("name", "more"), [("scaffold", {}), *SINGLE])
+def test_one_rank_is_the_loop(name: str, more: dict[str, Any], one_rank: None, tmp_path: Path) -> None:
+    case = BY_NAME[name]
+    loop = finished(case.experiment(**more), tmp_path / "loop")
+    alone = finished(case.experiment(engine={"executor": "ranks"}, **more), tmp_path / "rank")
+    assert [paid(entry) for entry in loop.ledger] == [paid(entry) for entry in alone.ledger]
+    assert apart(tmp_path / "loop", tmp_path / "rank") < CLOSE
+
+
+@pytest.mark.parametrize(("name", "more", "single"), [("scaffold", {}, False), *((*one, True) for one in SINGLE)])
+def test_sums_are_sent_wherever_they_do(name: str, more: dict[str, Any], single: bool) -> None:
+    setup = simulated(BY_NAME[name].experiment(**more)).setup
+    assert reads_single_uploads(setup) == single
+
+
+@pytest.mark.slow
+def test_a_round_that_nobody_reads_to_its_end_leaves_nothing_for_the_next(tmp_path: Path) -> None:
+    """Uploads of the broken round would be taken for those of the next one: their headers tell."""
+    experiment = BY_NAME["udp"].experiment(engine={"executor": "ranks"})
+    (tmp_path / "e.toml").write_text(experiment.toml())
+    done = torchrun(2, "broken_off", tmp_path / "e.toml", tmp_path, module="tests.runs.watched_workers")
+    assert done.returncode == 0, done.stderr
+    simulation = simulated(experiment)
+    task, algorithm = simulation.setup.task, simulation.setup.algorithm
+    shape = algorithm.uplink.shape(algorithm.zero(task, algorithm.broadcast(algorithm.init(task, 0))))
+    came = {int(file.name): file.read_bytes() for file in (tmp_path / "uploads").iterdir()}
+    assert sorted(came) == list(range(len(simulation.setup.public.sizes)))
+    for k, message in came.items():
+        wire.decode(message, simulation.setup.header("run")(1, k), shape)
+
+
+@pytest.mark.slow
+def test_a_first_signal_waits_for_the_end_of_the_round(tmp_path: Path) -> None:
+    """The launcher passes it on to every rank, and rank 0 needs the others until the round is over."""
+    (tmp_path / "e.toml").write_text(
+        BY_NAME["scaffold"].experiment(engine={"executor": "ranks"}, rounds=100_000, evaluation={"every": 1000}).toml()
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    started = subprocess.Popen(
+        [*launcher, "-m", "sordino", "run", str(tmp_path / "e.toml"), "--out", str(tmp_path / "ranks"), "-q"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    end, rows = time.monotonic() + 120, tmp_path / "ranks" / "metrics.jsonl"
+    while not (rows.exists() and rows.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.1)
+    started.send_signal(signal.SIGTERM)
+    told = started.communicate(timeout=120)[1]
+    assert "Stopped at a safe point" in told
+    assert verify(tmp_path / "ranks") == []
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -87,27 +164,3 @@ def test_without_torchrun_there_are_no_ranks(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SordinoError) as refusal:
         start(CASES[0].experiment(engine={"executor": "ranks"}), tmp_path / "run")
     assert refusal.value.code == "no-ranks"
-
-
-def test_who_is_late_cannot_be_taken_out_of_a_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    made = CASES[0].experiment(engine={"executor": "ranks"}, stragglers={"share": 0.5, "policy": "late"})
-    with pytest.raises(SordinoError) as refusal:
-        start(made, tmp_path / "run")
-    assert refusal.value.code == "ranks-send-sums"
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("udp", {}),  # a median of norms
-        ("fedavg", {"uplink": {"server": [{"name": "median", "f": 1}]}, "cohort": {"name": "everyone"}}),
-    ],
-)
-def test_some_need_single_uploads(
-    name: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(SordinoError) as refusal:
-        start(BY_NAME[name].experiment(engine={"executor": "ranks"}, **more), tmp_path / "run")
-    assert refusal.value.code == "ranks-send-sums"

@@ -209,8 +209,9 @@ def for_round(name: str, key: int, t: int) -> NoiseSource:
     return System() if name == "system" else Counter(keys.word(keys.fold(key, "noise", t)))
 
 
-def for_client(name: str, key: int, t: int, client: int) -> NoiseSource:
-    return for_round(name, key, t).child("client", client)
+def for_client(of_round: NoiseSource, client: int) -> NoiseSource:
+    """The source of one client's noise in that round."""
+    return of_round.child("client", client)
 
 
 def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSource:

@@ -49,6 +49,11 @@ class Uplink(Links):
     `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart.
     """
 
+    @property
+    def reads_each(self) -> bool:
+        """Does a stage look at single uploads?"""
+        return any(stage.reads_each for stage in (*self.client, *self.server))
+
     # what changes from round to round ---------------------------------------------------------------------------------
 
     @property
@@ -104,7 +109,7 @@ class Uplink(Links):
 
     def receive(
         self,
-        uploads: Mapping[int, U] | Iterable[tuple[int, U]] | Summed,
+        uploads: Mapping[int, U] | Iterable[tuple[int, U] | Summed] | Summed,
         zero: U,
         weights: Sequence[float],
         expected: float,
@@ -118,16 +123,15 @@ class Uplink(Links):
         """What the server sees of a round: the uploads' sum, noised, decoded and divided.
 
         Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm
-        reads `each`. `zero` is the contribution of nobody: it gives the shape, so that an empty round is legal.
-        `weights` are the public weights of the whole population and `weight` their sum, where it is known; `expected`
-        is the public denominator of the `expected` rule, `reach` the share of a personal clip that a client may use,
-        `std` the deviation of the noise in the mean of those who answered.
+        reads `each`; or some of them added up. `zero` is the contribution of nobody: it gives the shape, so that an
+        empty round is legal. `weights` are the public weights of the whole population and `weight` their sum, where it
+        is known; `expected` is the public denominator of the `expected` rule, `reach` the share of a personal clip that
+        a client may use, `std` the deviation of the noise in the mean of those who answered.
         """
         bound = self.bound(tree.size(zero))
         kept: list[U] = []
         if not isinstance(uploads, Summed):
-            keeps = each or any(stage.reads_each for stage in (*self.client, *self.server))
-            uploads = self.sum(uploads, zero, kept if keeps else None, reach)
+            uploads = self.sum(uploads, zero, kept if each or self.reads_each else None, reach)
         total, who = uploads.total, uploads.who
         for stage in () if uploads.noised else private(self.server):
             used = stage.multiplier if stage.multiplier is not None else multiplier
@@ -154,22 +158,33 @@ class Uplink(Links):
 
     def sum(
         self,
-        uploads: Mapping[int, U] | Iterable[tuple[int, U]],
+        uploads: Mapping[int, U] | Iterable[tuple[int, U] | Summed],
         zero: U,
         kept: list[U] | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
     ) -> Summed:
-        """The sum of what each client may add; single uploads go into `kept`."""
+        """The sum of what each client may add, and of what was added up before; single uploads go into `kept`."""
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
         sums = [Total(leaf) for leaf in tree.leaves(total)]
-        for client, upload in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
-            for t, u in zip(sums, tree.leaves(self._admit(upload, bound, reach(client))), strict=True):
-                t.add(u)
-            who.append(client)
-            if kept is not None:
-                kept.append(upload)
+        for one in sorted(uploads.items()) if isinstance(uploads, Mapping) else uploads:
+            if isinstance(one, Summed):
+                added, clients = one.total, one.who
+            else:
+                client, upload = one
+                added, clients = self._admit(upload, bound, reach(client)), [client]
+                if kept is not None:
+                    kept.append(upload)
+            for t, leaf in zip(sums, tree.leaves(added), strict=True):
+                t.add(leaf)
+            who += clients
         return Summed(tree.like(total, [t.sum() for t in sums]), who, kept=kept or [])
+
+    def unbounded(self, coordinates: int) -> bool:
+        """May a single upload make the sum whatever it likes? Where it is clipped, or noised by its client, what is not
+        finite counts as zero.
+        """
+        return not private(self.client) and math.isinf(self.bound(coordinates).l2)
 
     def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
         """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass

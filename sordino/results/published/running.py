@@ -98,7 +98,7 @@ def _write(table: PublishedTable, program: TableProgram, data: Path | None) -> N
             f"{table.name}: {program.file} ended with {done.returncode}, and {program.writes} "
             f"is {'not ' if program in table.unwritten() else ''}there",
             why=done.stderr.strip().rpartition("\n")[2],
-            fix="say with --data where mnist/ and cifar10/ are" if given else "",
+            fix="say with --data where mnist/, cifar10/ and cifar100/ are" if given else "",
             code="program-failed",
         )
 
@@ -169,7 +169,7 @@ def _found(table: PublishedTable, row: PublishedRow, words: Sequence[str], seed:
     raise kind(
         f"{table.name}, {row.name!r}, seed {seed}: {error['what']}",
         why=error.get("why", ""),
-        fix="say with --data where mnist/ and cifar10/ are" if kind is DataError else error.get("fix", ""),
+        fix="say with --data where mnist/, cifar10/ and cifar100/ are" if kind is DataError else error.get("fix", ""),
         code="row-failed",
     )
 

@@ -185,15 +185,19 @@ class PublishedTable:
         return [
             (row, value)
             for row in self.rows
-            if tune is not None and row.name in wanted
+            if tune is not None and row.name in wanted and not self._settled(row)
             for value in tune.values
             if (row.name, value) not in tried
         ]
 
     def tuned(self, row: PublishedRow) -> float | None:
-        """The value that was best with the tuning seed."""
+        """The value that was best with the tuning seed; None of a row that chooses none."""
         tried = [run for run in self.tuning if run.name == row.name]
         return max(tried, key=lambda run: run.last).tuned if self.sheet.tune is not None and tried else None
+
+    def _settled(self, row: PublishedRow) -> bool:
+        """The row says itself what others choose."""
+        return self.sheet.tune is not None and any(word.startswith(f"{self.sheet.tune.key}=") for word in row.set)
 
 
 def read(folder: Path) -> PublishedTable:

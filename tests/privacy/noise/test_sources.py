@@ -136,11 +136,11 @@ def drawn_in(seed: int, t: int, client: int, where: str) -> list[Floats]:
         uplink = Uplink(client=(Clip(1.0),), server=(Noise(neighbours="zero_out"),))
         made = [uplink.receive({}, layers, [1.0], 1.0, 1.0, for_round("counter", key, t).child("server")).mean]
     elif where == "client":
-        grant = Grant(client, 1, 1, for_client("counter", key, t, client), 1.0)
+        grant = Grant(client, 1, 1, for_client(for_round("counter", key, t), client), 1.0)
         made = [Uplink(client=(Clip(1.0), Noise())).encode(layers, grant)]
     else:
         rows = Examples(torch.zeros(1, 2000, dtype=torch.float64), torch.zeros(1))
-        grant = Grant(client, 1, 1, for_client("counter", key, t, client), 1.0)
+        grant = Grant(client, 1, 1, for_client(for_round("counter", key, t), client), 1.0)
         shard = NoisyGradient(1.0).open(rows, grant, Quadratic(1))
         made = [batch.grad(linear, layers) for batch in shard.batches(Work(None, 2, None), keys.root(1))]
     return [leaf.reshape(-1).numpy() for parts in made for leaf in tree.leaves(parts)]

@@ -19,9 +19,6 @@ from hypothesis import strategies as st
 
 from sordino import tree
 from sordino.config import Experiment
-from sordino.errors import (
-    SordinoError,
-)
 from sordino.ledger.ledger import State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
@@ -32,13 +29,14 @@ from sordino.privacy.uplink.secure_stages import (
     SecureStage,
 )
 from sordino.privacy.uplink.stages import Weigh
-from sordino.runs import ranks
 from sordino.runs.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
 from sordino.secure.layout import Layout
-from tests.laws.traces import differences, finished, interrupted
+from tests.laws.test_executors import CLOSE, apart, paid
+from tests.laws.traces import differences, finished, interrupted, trace
+from tests.runs.test_ranks import torchrun
 from tests.stories.secure_sums.sums import (
     CLEAR,
     CLIENTS,
@@ -322,8 +320,22 @@ def test_killed_anywhere_it_is_the_run_that_never_stopped(tables: Table, tmp_pat
     assert {"model", "ledger", "server"} <= set(alike(whole, other))  # control
 
 
-def test_ranks_refuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(SordinoError) as refusal:
-        ranks.Ranks(simulated(made("weigh", "secagg")), "run", tmp_path)
-    assert refusal.value.code == "ranks-send-sums"
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", [PROBED, WEIGHED], ids=["paillier", "scaffold"])
+def test_ranks_do_what_the_loop_does(tables: Table, tmp_path: Path) -> None:
+    """Integers add up to the same, wherever their clients are: what is opened is theirs, bit for bit."""
+    loop = finished(made(**tables, engine={"executor": "stack"}), tmp_path / "loop")  # as ranks train
+    (tmp_path / "e.toml").write_text(made(**tables, engine={"executor": "ranks"}).toml())
+    done = torchrun(2, "run", tmp_path / "e.toml", "--out", tmp_path / "ranks")
+    assert done.returncode == 0, done.stderr
+    assert [paid(entry) for entry in loop.ledger] == [paid(entry) for entry in trace(tmp_path / "ranks").ledger]
+    assert apart(tmp_path / "loop", tmp_path / "ranks") < CLOSE
+    assert [row["secure"] for row in rows(tmp_path / "loop")] == [row["secure"] for row in rows(tmp_path / "ranks")]
+    assert verify(tmp_path / "ranks") == []
+
+
+def test_one_rank_opens_the_sum(one_rank: None, tmp_path: Path) -> None:
+    loop = finished(made(**SHARES), tmp_path / "loop")
+    rank = finished(made(**SHARES, engine={"executor": "ranks"}), tmp_path / "rank")
+    assert [paid(entry) for entry in loop.ledger] == [paid(entry) for entry in rank.ledger]
+    assert apart(tmp_path / "loop", tmp_path / "rank") < CLOSE

@@ -1,0 +1,89 @@
+"""What a start does not pay for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from sordino.cli.main import app, only
+
+
+def told(program: str, folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_is_collected_while_modules_load_and_all_that_is_made_later_is(tmp_path: Path) -> None:
+    program = """
+import gc, weakref
+from sordino.cli.loading import loading
+
+class Ring: pass
+
+def dropped():
+    ring = Ring()
+    ring.itself = ring
+    return weakref.ref(ring)
+
+with loading():
+    assert not gc.isenabled()
+    import torch
+assert gc.isenabled()
+frozen = gc.get_freeze_count()
+assert frozen > 100_000
+with loading():  # everything is there
+    assert gc.isenabled()
+assert gc.get_freeze_count() == frozen
+later = dropped()
+gc.collect()
+assert later() is None
+"""
+    told(program, tmp_path)
+
+
+def test_who_collects_nothing_goes_on_collecting_nothing(tmp_path: Path) -> None:
+    program = """
+import gc
+from sordino.cli.loading import loading
+gc.disable()
+with loading():
+    pass
+print(gc.isenabled(), gc.get_freeze_count())
+"""
+    assert told(program, tmp_path) == "False 0\n"
+
+
+def test_a_run_with_exact_accounts_asks_no_other_accountant(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.argv = ["sordino", "run", "rounds=1", "--quiet", "--out", "run"]
+from sordino.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print({"dp_accounting", "scipy.stats", "scipy.signal", "sklearn", "pandas", "matplotlib"} & set(sys.modules))
+"""
+    assert told(program, tmp_path) == "set()\n"
+
+
+def test_a_verb_that_is_built_alone_is_the_one_of_the_whole_command() -> None:
+    whole = get_command(app)
+    assert isinstance(whole, TyperGroup)
+    for name, verb in whole.commands.items():
+        alone = get_command(only(name))
+        assert isinstance(alone, TyperGroup)
+        assert list(alone.commands) == [name]
+        assert [p.opts for p in alone.commands[name].params] == [p.opts for p in verb.params]
+        helped, asked = (CliRunner().invoke(verbs, [name, "--help"]) for verbs in (app, only(name)))
+        assert (helped.output, helped.exit_code) == (asked.output, asked.exit_code)
+
+
+def test_a_word_that_is_no_verb_is_looked_for_among_all() -> None:
+    assert all(only(word) is app for word in ("", "nonsense", "--help", "--version"))

@@ -1,0 +1,61 @@
+"""Bugs of clients that are computed in one call, and added up where they are computed."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import one
+
+ADDED = "tests/engine/test_added_up.py"
+OFTEN = "tests/engine/test_steered.py::test_how_often_somebody_took_part_divides_only_where_it_decides"
+
+
+TOGETHER = [
+    one(
+        "a stack that counts for everybody what the first has done",
+        "engine/stack.py",
+        "return leaf.dim() > 0 or not algorithm.steered",
+        "return leaf.dim() > 0",
+        OFTEN,
+    ),
+    one(
+        "a step size by participations that is everybody's",
+        "algorithms/fedavg.py",
+        "is not FedAvg.local or self.ages",
+        "is not FedAvg.local",
+        OFTEN,
+    ),
+    one(
+        "a step size of one's own that is everybody's",
+        "algorithms/local_sgd.py",
+        "own = type(self).rate is not LocalSgd.rate",
+        "own = False",
+        OFTEN,
+    ),
+    one(
+        "single uploads asked of helpers who add",
+        "engine/site.py",
+        "alone = now.apart or now.adds != self.adds",
+        "alone = now.apart",
+        f"{ADDED}::test_single_uploads_of_a_site_that_adds_are_not_asked_of_helpers_who_add",
+    ),
+    one(
+        "added up though single uploads are looked at",
+        "runs/simulation.py",
+        " and not reads_single_uploads(setup)",
+        "",
+        f"{ADDED}::test_nobody_is_added_up_who_is_looked_at",
+    ),
+    one(
+        "a unit that takes what is no number",
+        "engine/site.py",
+        "if not all(tree.finite(upload) for _, upload in each):",
+        "if not each:",
+        f"{ADDED}::test_an_upload_that_is_no_number_is_told_by_its_client",
+    ),
+    one(
+        "a personal clip that a unit does not hold",
+        "engine/site.py",
+        "reach=reach.__getitem__",
+        "reach=lambda client: 1.0",
+        f"{ADDED}::test_who_breaks_the_promise_of_a_clip_counts_for_nothing_in_a_unit",
+    ),
+]
