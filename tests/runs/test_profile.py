@@ -25,6 +25,8 @@ SLOW: dict[str, tuple[type[Any], str]] = {
     "evaluation": (Classification, "score"),
 }
 
+SLOWNESS = 0.08  # seconds that each call of it takes longer
+
 
 def busy(seconds: float) -> None:
     end = time.perf_counter() + seconds
@@ -40,7 +42,7 @@ def test_slow_work_is_found_under_its_name(
     whole = getattr(place, name)
 
     def slowly(self: Any, *given: Any, **more: Any) -> Any:
-        busy(0.03)
+        busy(SLOWNESS)
         return whole(self, *given, **more)
 
     monkeypatch.setattr(place, name, slowly)
@@ -48,7 +50,7 @@ def test_slow_work_is_found_under_its_name(
     slowly.__code__ = slowly.__code__.replace(co_filename=whole.__code__.co_filename)
     said = cli("run", "rounds=3", "partition.clients=4", "--profile", "--json", "--out", str(tmp_path / "run"))
     seconds = json.loads(said.out)["seconds"]
-    assert seconds[kind] > 0.05
+    assert seconds[kind] > SLOWNESS  # of three calls; threads at work share the moment, and a machine may be busy
     assert seconds[kind] > seconds.get("adding up", 0.0)
 
 
