@@ -27,13 +27,6 @@ def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, prec
     return z.to(next(iter(params.values())).dtype)
 
 
-def transforming() -> bool:
-    """Whether torch.func is at work in this thread: `of_chain` has no place under it, not even for values that it does
-    not follow.
-    """
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 class _Features(torch.autograd.Function):
     @staticmethod
     def forward(

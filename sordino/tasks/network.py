@@ -18,11 +18,11 @@ from sordino.errors import ConfigError
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.draws import draws, seeded
-from sordino.tasks.features import Head, of_chain, transforming
+from sordino.tasks.features import Head, of_chain
 from sordino.tasks.flops import count as operations
 from sordino.tasks.memory import coupling, several, statistics, still
 from sordino.tasks.nets import keyed_dropout
-from sordino.tasks.written_out_backward import Chain
+from sordino.tasks.written_out_backward import Chain, transforming
 from sordino.types import Params
 
 STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved

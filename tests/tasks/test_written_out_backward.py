@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from sordino import keys, tree
 from sordino.lazy import Product
 from sordino.privacy.readers.per_example_gradients import slow_sum
+from sordino.tasks import written_out_backward
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import Dropout, MeanPool
-from sordino.tasks.written_out_backward import Chain, Linear
+from sordino.tasks.written_out_backward import Chain, Linear, MaxPool
 from sordino.types import Examples, Params
 
 CLASSES, SIDE = 4, 12
@@ -107,6 +108,45 @@ def test_a_linear_layer_at_many_positions() -> None:
         by_autograd(task, params, x, y, draws),
         1e-9,
     )
+
+
+def pooled(x: Tensor, g: Tensor) -> tuple[bool, Tensor, Tensor]:
+    """Was it done by halves; what comes out, and the gradient at the input."""
+    link = MaxPool("pool", nn.MaxPool2d(2))
+    out, kept = link.forward({}, x, None)
+    return link._by_halves(x), out, link.backward({}, kept, g, True)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 6, 8), (1, 1, 2, 2), (5, 16, 12, 12)])
+def test_a_pooling_by_halves_is_the_kernel_s_to_the_bit(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, shape).bfloat16().contiguous(memory_format=torch.channels_last)  # many are equal
+    g = torch.randn(*shape[:2], shape[2] // 2, shape[3] // 2).bfloat16()
+    mine = pooled(x, g)
+    monkeypatch.setattr(MaxPool, "_by_halves", lambda *_: False)
+    theirs = pooled(x, g)
+    assert mine[0]
+    assert not theirs[0]
+    assert torch.equal(mine[1], theirs[1])
+    assert torch.equal(mine[2], theirs[2])
+
+
+def test_a_pooling_that_gives_to_the_second_of_two_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(g: Tensor, a: Tensor, b: Tensor, at_a: Tensor, at_b: Tensor) -> None:
+        whole(g, b, a, at_b, at_a)
+
+    whole = written_out_backward._to_the_larger
+    monkeypatch.setattr(written_out_backward, "_to_the_larger", swapped)
+    with pytest.raises(AssertionError):
+        test_a_pooling_by_halves_is_the_kernel_s_to_the_bit((3, 4, 6, 8), monkeypatch)
+
+
+@pytest.mark.parametrize(("shape", "kernel"), [((2, 3, 5, 6), 2), ((2, 3, 6, 6), 3)])
+def test_a_pooling_with_a_rest_or_of_another_size_goes_to_the_kernel(shape: tuple[int, ...], kernel: int) -> None:
+    x = torch.zeros(shape).bfloat16().contiguous(memory_format=torch.channels_last)
+    assert not MaxPool("pool", nn.MaxPool2d(kernel))._by_halves(x)
 
 
 @settings(deadline=None, derandomize=True, max_examples=15)
