@@ -35,7 +35,7 @@ Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (logits, target) -> the
 
 
 def transforming() -> bool:
-    """Whether torch.func is at work in this thread. Tensors that it follows have no layout, and nobody writes into them."""
+    """Whether torch.func is at work in this thread: what it follows has no layout, and nobody writes into it."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
