@@ -109,12 +109,11 @@ def episode_loss(task: Task, params: Params, support: Examples, query: Examples,
     """
     z = task.features(params, torch.cat([support.x, query.x]), draws)
     held, asked = z[: len(support.y)], z[len(support.y) :]
-    labels, which = torch.unique(support.y, return_inverse=True)
-    mine = torch.nn.functional.one_hot(which, len(labels)).to(z.dtype)
-    logits = distances(asked, (mine.T @ held) / mine.sum(0)[:, None])
-    place = torch.searchsorted(labels, query.y).clamp_max(len(labels) - 1)
-    losses = torch.nn.functional.cross_entropy(logits, place, reduction="none")
-    known = labels[place] == query.y
+    mine = (support.y[:, None] == torch.arange(task.labels, device=z.device)).to(z.dtype)
+    count = mine.sum(0)
+    logits = distances(asked, (mine.T @ held) / count.clamp_min(1)[:, None]).masked_fill(count == 0, -torch.inf)
+    losses = torch.nn.functional.cross_entropy(logits, query.y, reduction="none")
+    known = count[query.y] > 0
     told: Tensor = torch.where(known, losses, 0.0).sum() / known.sum().clamp_min(1)
     return told
 

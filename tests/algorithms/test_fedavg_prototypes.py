@@ -239,6 +239,20 @@ def test_an_episode_is_drawn_again_until_its_classes_are_there() -> None:
     assert sorted([*support.tolist(), *query.tolist()]) == list(range(6))
 
 
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.lists(st.integers(0, 7), min_size=2, max_size=30), st.integers(1, 15), st.integers(0, 99))
+def test_many_draws_at_once_are_those_of_one_after_the_other(labels: list[int], each: int, seed: int) -> None:
+    what, half = torch.tensor(labels), min(each, len(labels) // 2)
+    for attempt in range(100):
+        order = keys.permutation(keys.fold(keys.root(seed), attempt), len(labels))
+        support, query = order[:half], order[half : 2 * half]
+        if bool(torch.isin(what[query], what[support]).all()):
+            break
+    found = draw(what, each, keys.root(seed))
+    assert torch.equal(found[0], support)
+    assert torch.equal(found[1], query)
+
+
 def parts_of(episode: Any) -> tuple[Examples, Examples]:
     assert isinstance(episode, OpenEpisode)
     return episode._support, episode._query
