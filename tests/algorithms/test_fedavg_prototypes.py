@@ -38,9 +38,7 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
 class Identity:
     """Features are the input."""
 
-    labels = 2
-
-    classes, metrics = 2, ("accuracy", "loss")
+    classes, labels, metrics = 2, 2, ("accuracy", "loss")
 
     def features(self, params: Params, x: Tensor, keys: Tensor | None) -> Tensor:
         return x @ params["w"]
