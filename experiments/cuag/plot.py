@@ -29,13 +29,13 @@ from sordino.privacy.uplink.sensing import coherence, cosines, matrix
 
 HERE = Path(__file__).parent
 DELTA, ROUNDS, SIZE = 1e-5, 300, 512
-STYLES = ["-", "--", "-.", ":", (0, (5, 1))]
+STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 3))]
 
 
 def accuracy() -> None:
     found = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    for row, style in zip(found, STYLES, strict=False):
+    for row, style in zip(found, STYLES, strict=True):
         rounds, values = zip(*row["curve"], strict=True)
         sent = [row["slot_gib"] * t / rounds[-1] for t in rounds]
         left.plot(rounds, values, linestyle=style, marker=".", label=row["name"])
