@@ -40,9 +40,16 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection() -> None:
-    """While modules are imported, nothing is garbage: looking for it again and again costs seconds."""
+def pytest_collection(session: pytest.Session) -> None:
+    """While modules are imported, nothing is garbage: looking for it again and again costs seconds. What hypothesis
+    tries is the same in every run; `pytest --hypothesis-profile=default` tries something else.
+    """
     gc.disable()
+    from hypothesis import settings
+
+    settings.register_profile("the same", derandomize=True, deadline=None)
+    if not session.config.getoption("--hypothesis-profile", None):
+        settings.load_profile("the same")
 
 
 @pytest.hookimpl(tryfirst=True)
