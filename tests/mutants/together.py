@@ -31,6 +31,20 @@ TOGETHER = [
         OFTEN,
     ),
     one(
+        "a pooling that sends a gradient to the smaller of two",
+        "tasks/written_out_backward.py",
+        "threshold_backward.grad_input(g, b - a, 0",
+        "threshold_backward.grad_input(g, a - b, 0",
+        "tests/tasks/test_written_out_backward.py::test_a_pooling_by_halves_is_the_kernel_s_to_the_bit",
+    ),
+    one(
+        "the first of many draws, whether it will do or not",
+        "privacy/readers/episodes.py",
+        "first = int(good.argmax()) if good.any() else -1",
+        "first = 0 if good.any() else -1",
+        "tests/algorithms/test_fedavg_prototypes.py::test_many_draws_at_once_are_those_of_one_after_the_other",
+    ),
+    one(
         "single uploads asked of helpers who add",
         "engine/site.py",
         "alone = now.apart or now.adds != self.adds",

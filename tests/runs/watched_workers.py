@@ -1,5 +1,5 @@
-"""Ranks and client processes that are watched: `torchrun ... -m tests.runs.watched_workers PLAY ...`, with the arguments
-of whoever would do it unwatched.
+"""Ranks and client processes that are watched: `torchrun ... -m tests.runs.watched_workers PLAY ...`, with the
+arguments of whoever would do it unwatched.
 """
 
 from __future__ import annotations
