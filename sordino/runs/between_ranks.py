@@ -8,6 +8,7 @@ where there are none, or where ranks share one.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 from collections import deque
 from datetime import timedelta
@@ -34,6 +35,7 @@ class Team:
     """All ranks of a run, as one of them speaks with the others."""
 
     def __init__(self) -> None:
+        importlib.import_module("torch.distributed.nn")  # before there is a group: see `leave`
         dist.init_process_group("gloo", timeout=PATIENCE)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._met = False
@@ -110,6 +112,11 @@ class Team:
         return tree.unflat(self.added(torch.cat([leaf.double().reshape(-1) for leaf in tree.leaves(part)])), part)
 
     def leave(self) -> None:
+        """Ends the threads of the group, which may else take the process down with them while Python ends.
+
+        They end with the last reference. `torch.distributed.nn` keeps one for good, as the default of its functions,
+        where it is imported while there is a group; a network that is drawn inside a phase does so.
+        """
         dist.destroy_process_group()
         joined.cache_clear()
 

@@ -134,6 +134,32 @@ def test_a_first_signal_waits_for_the_end_of_the_round(tmp_path: Path) -> None:
     assert verify(tmp_path / "ranks") == []
 
 
+LEAVING = """
+import os, sys
+from sordino.runs.between_ranks import joined
+team = joined()
+if sys.argv[1:]:
+    for name in [name for name in sys.modules if name.startswith("torch.distributed.nn")]:
+        del sys.modules[name]
+import torch.distributed.nn.functional
+team.wait()
+team.leave()
+del team
+print([name for task in os.listdir("/proc/self/task") if "gloo" in (name := open(f"/proc/self/task/{task}/comm").read())])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of a process in /proc")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_that_has_left_keeps_no_thread(late: bool, one_rank: None) -> None:
+    """Such a thread may free a tensor while Python ends, which takes the process down: "terminate called without an
+    active exception". The broken twin imports what keeps the group once there is one."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING, *["late"] * late], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert (done.stdout.strip() != "[]") == late
+
+
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.integers(1, 7), st.integers(1, 4))
 def test_sums_of_parts_are_the_sum(clients: int, parts: int) -> None:
