@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+
+from sordino import products
+from sordino.for_all import Operand, for_all, vmapping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,12 +133,12 @@ class Product(Lazy):
         return torch.Size((self.left.shape[1], *columns))
 
     def dense(self) -> Tensor:
-        return self.left.sum(0) if self.right is None else self.left.t() @ self.right
+        return self.left.sum(0) if self.right is None else products.times(self.left.t(), self.right)
 
     def added_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype or self.right is None:
             return super().added_to(y, factor)
-        return torch.addmm(y, self.left.t(), self.right, alpha=factor)
+        return products.added(y, self.left.t(), self.right, factor)
 
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype:
@@ -144,7 +147,7 @@ class Product(Lazy):
             return torch.add(y, self.left.sum(0), alpha=factor)
         if y.numel() < SMALL:  # a new one costs as little; vmap has no addmm of its own
             return torch.add(y, self.left.t() @ self.right, alpha=factor)
-        return y.addmm_(self.left.t(), self.right, alpha=factor)
+        return products.add_to(y, self.left.t(), self.right, factor)
 
     def scaled(self, factor: float | Tensor) -> Product:
         return Product(self.left * factor, self.right)
@@ -179,12 +182,12 @@ class ClientRows:
         """What a linear layer makes of some of the rows."""
         if not (isinstance(weight, Moved) and weight.along(self)):
             # a tensor may be walked on in its own memory, so nothing of it is remembered
-            return torch.nn.functional.linear(self.x[index], dense(weight), bias)
+            return products.linear(self.x[index], dense(weight), bias)
         start = weight.start, weight.start._version
         if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
-            self._start, self._through = start, torch.nn.functional.linear(self.x, start[0])
+            self._start, self._through = start, products.linear(self.x, start[0])
         if self._gram is None:
-            self._gram = self.x @ self.x.t()
+            self._gram = products.linear(self.x, self.x)
         assert self._through is not None
         out = (self._gram[index] @ weight.way.c).add_(self._through[index])
         return out if bias is None else out.add_(bias)
@@ -226,7 +229,7 @@ class Span(Lazy):
         return torch.Size((self.c.shape[1], self.rows.x.shape[1]))
 
     def dense(self) -> Tensor:
-        return self.c.t() @ self.rows.x[self.index]
+        return products.times(self.c.t(), self.rows.x[self.index])
 
     def coefficients(self, factor: float) -> Tensor:
         """The coefficients of all rows, also of those that are not in the index."""
@@ -252,7 +255,7 @@ class Span(Lazy):
             return Moved(y.start, Span(self.rows, self.on(y.way.coefficients(1.0), factor)))
         if isinstance(y, Lazy) or self.c.dtype != y.dtype:
             return super().added_to(y, factor)
-        return torch.addmm(y, self.c.t(), self.rows.x[self.index], alpha=factor)
+        return products.added(y, self.c.t(), self.rows.x[self.index], factor)
 
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Moved) and y.along(self.rows):
@@ -329,7 +332,7 @@ class Moved(Lazy):
 
     def dense(self) -> Tensor:
         if isinstance(self.way, Span):  # it may go on
-            return torch.addmm(self.start, self.way.c.t(), self.way.rows.x)
+            return products.added(self.start, self.way.c.t(), self.way.rows.x)
         if self._whole is None:
             self._whole = self.way.added_to(self.start, 1.0)
         return self._whole
@@ -341,32 +344,13 @@ class Moved(Lazy):
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
     """The rows x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
-    found: Tensor = _taking().apply(x, rows)
-    return found
+    return for_all(_taken, x, rows) if vmapping() else x.index_select(0, rows)
 
 
-@cache
-def _taking() -> Any:
-    """The class, once torch is there."""
-
-    class Take(torch.autograd.Function):
-        @staticmethod
-        def forward(x: Tensor, rows: Tensor) -> Tensor:
-            return x.index_select(0, rows)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            pass
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
-            many = info.batch_size
-            x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(many, *x.shape)
-            rows = rows.movedim(in_dims[1], 0) if in_dims[1] is not None else rows.expand(many, *rows.shape)
-            at = torch.arange(many, device=x.device)[:, None] * x.shape[1] + rows
-            return x.flatten(0, 1).index_select(0, at.flatten()).view(many, rows.shape[1], *x.shape[2:]), 0
-
-    return Take
+def _taken(clients: int, x: Operand, rows: Operand) -> Tensor:
+    own, which = x.of(clients), rows.of(clients)
+    at = torch.arange(clients, device=own.device)[:, None] * own.shape[1] + which
+    return own.flatten(0, 1).index_select(0, at.flatten()).view(*which.shape, *own.shape[2:])
 
 
 def _largest(x: Tensor) -> float:

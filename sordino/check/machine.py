@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 def measure(place: Path) -> MachineFacts:
     import torch
 
-    from sordino.engine.choose_executor import bf16_instructions
+    from sordino.processor import bf16_instructions
 
     while not place.exists():
         place = place.parent

@@ -7,13 +7,10 @@ What changes the bits of a result is chosen by rules, not by a stopwatch: the sa
 from __future__ import annotations
 
 import os
-from functools import cache
-from pathlib import Path
 
 from sordino.device import CPU
 from sordino.errors import ConfigError
-
-BF16 = {"amx_bf16", "avx512_bf16"}  # matrix units, and wide vectors
+from sordino.processor import bf16_instructions
 
 
 def decide(executor: str, precision: str, noisy: bool, device: str = CPU) -> tuple[str, str]:
@@ -30,15 +27,6 @@ def decide(executor: str, precision: str, noisy: bool, device: str = CPU) -> tup
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def bf16_instructions() -> bool:
-    """Has the processor instructions that multiply bf16? Without them bf16 on a CPU is slower than fp32."""
-    try:
-        return not BF16.isdisjoint(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return False
 
 
 def device_of(name: str, number: int | None = None) -> str:

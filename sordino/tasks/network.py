@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.device import drawing
 from sordino.errors import ConfigError
+from sordino.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.draws import draws, seeded
@@ -22,7 +23,7 @@ from sordino.tasks.features import Head, of_chain
 from sordino.tasks.flops import count as operations
 from sordino.tasks.memory import coupling, several, statistics, still
 from sordino.tasks.nets import keyed_dropout
-from sordino.tasks.written_out_backward import Chain, transforming
+from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
 
 STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved

@@ -22,8 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sordino.for_all import transforming
 from sordino.lazy import Part, Product, Ready, Span
 from sordino.ledger.events import Json
+from sordino.products import linear, times
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 
@@ -32,11 +34,6 @@ aten = torch.ops.aten
 Kept: TypeAlias = Any  # what the forward of a link leaves for its own backward, and nobody else looks into
 Gradients: TypeAlias = Json  # tensors, or products of two that are not formed yet
 Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (logits, target) -> the gradient of a loss at the logits
-
-
-def transforming() -> bool:
-    """Whether torch.func is at work in this thread: what it follows has no layout, and nobody writes into it."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class Passed(NamedTuple):
@@ -84,10 +81,10 @@ class Linear(Link):
     def forward(self, p: Params, x: Ready, draws: Tensor | None) -> tuple[Tensor, Kept]:
         if isinstance(x, Part):
             return x.rows.times(p[self.weight], p.get(self.bias), x.index), x
-        return F.linear(x, p[self.weight], p.get(self.bias)), x
+        return linear(x, p[self.weight], p.get(self.bias)), x
 
     def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
-        return g @ p[self.weight] if deeper else g
+        return times(g, p[self.weight]) if deeper else g
 
     def seen(self, kept: Kept) -> Tensor | None:
         return kept  # type: ignore[no-any-return]
@@ -101,7 +98,7 @@ class Linear(Link):
             found = {self.weight: Product(left, right)}
         if self.bias:
             found[self.bias] = Product(left)
-        return (g @ p[self.weight] if deeper else g), found
+        return (times(g, p[self.weight]) if deeper else g), found
 
 
 class Conv(Link):
