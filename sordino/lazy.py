@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from sordino import products
-from sordino.for_all import Operand, for_all, vmapping
+from sordino.kernels import products
+from sordino.kernels.for_all import Operand, for_all, vmapping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,12 +133,12 @@ class Product(Lazy):
         return torch.Size((self.left.shape[1], *columns))
 
     def dense(self) -> Tensor:
-        return self.left.sum(0) if self.right is None else products.times(self.left.t(), self.right)
+        return self.left.sum(0) if self.right is None else products.across(self.left, self.right)
 
     def added_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype or self.right is None:
             return super().added_to(y, factor)
-        return products.added(y, self.left.t(), self.right, factor)
+        return products.added(y, self.left, self.right, factor)
 
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Lazy) or self.left.dtype != y.dtype:
@@ -147,7 +147,7 @@ class Product(Lazy):
             return torch.add(y, self.left.sum(0), alpha=factor)
         if y.numel() < SMALL:  # a new one costs as little; vmap has no addmm of its own
             return torch.add(y, self.left.t() @ self.right, alpha=factor)
-        return products.add_to(y, self.left.t(), self.right, factor)
+        return products.add_to(y, self.left, self.right, factor)
 
     def scaled(self, factor: float | Tensor) -> Product:
         return Product(self.left * factor, self.right)
@@ -187,7 +187,7 @@ class ClientRows:
         if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
             self._start, self._through = start, products.linear(self.x, start[0])
         if self._gram is None:
-            self._gram = products.linear(self.x, self.x)
+            self._gram = self.x @ self.x.t()
         assert self._through is not None
         out = (self._gram[index] @ weight.way.c).add_(self._through[index])
         return out if bias is None else out.add_(bias)
@@ -229,7 +229,7 @@ class Span(Lazy):
         return torch.Size((self.c.shape[1], self.rows.x.shape[1]))
 
     def dense(self) -> Tensor:
-        return products.times(self.c.t(), self.rows.x[self.index])
+        return products.across(self.c, self.rows.x[self.index])
 
     def coefficients(self, factor: float) -> Tensor:
         """The coefficients of all rows, also of those that are not in the index."""
@@ -255,7 +255,7 @@ class Span(Lazy):
             return Moved(y.start, Span(self.rows, self.on(y.way.coefficients(1.0), factor)))
         if isinstance(y, Lazy) or self.c.dtype != y.dtype:
             return super().added_to(y, factor)
-        return products.added(y, self.c.t(), self.rows.x[self.index], factor)
+        return products.added(y, self.c, self.rows.x[self.index], factor)
 
     def add_to(self, y: Matrix, factor: float) -> Matrix:
         if isinstance(y, Moved) and y.along(self.rows):
@@ -332,7 +332,7 @@ class Moved(Lazy):
 
     def dense(self) -> Tensor:
         if isinstance(self.way, Span):  # it may go on
-            return products.added(self.start, self.way.c.t(), self.way.rows.x)
+            return products.added(self.start, self.way.c, self.way.rows.x)
         if self._whole is None:
             self._whole = self.way.added_to(self.start, 1.0)
         return self._whole

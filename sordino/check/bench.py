@@ -1,5 +1,5 @@
-"""Seconds of the few operations that decide how a run should be computed: fp32 against bf16, alone against together.
-One thread, random numbers.
+"""Seconds of the few operations that decide how a run should be computed: fp32 against bf16, one library against the
+other, alone against together. One thread, random numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def measure() -> list[BenchResult]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [_products(), _convolutions(), _pools(), _stacks()]
+        return [_products(), *_libraries(), _convolutions(), _pools(), _stacks()]
     finally:
         torch.set_num_threads(threads)
 
@@ -52,6 +52,22 @@ def _products() -> BenchResult:
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     low_a, low_b = a.bfloat16(), b.bfloat16()
     return _race("matrix product, 1024 x 1024", "fp32", lambda: a @ b, "bf16", lambda: low_a @ low_b)
+
+
+def _libraries() -> list[BenchResult]:
+    by_onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if by_onednn is None:  # this torch was built without it: there is no choice
+        return []
+    x, weight = torch.randn(1024, 784), torch.randn(200, 784)
+    return [
+        _race(
+            "1,024 rows through a linear layer",
+            "MKL",
+            lambda: torch.nn.functional.linear(x, weight),
+            "oneDNN",
+            lambda: by_onednn(x, weight, None, "none", [], ""),
+        )
+    ]
 
 
 def _task(precision: torch.dtype, image: tuple[int, int, int], wide: bool) -> Classification:

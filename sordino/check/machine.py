@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 def measure(place: Path) -> MachineFacts:
     import torch
 
-    from sordino.processor import bf16_instructions
+    from sordino.kernels.processor import bf16_instructions
 
     while not place.exists():
         place = place.parent
@@ -138,21 +138,21 @@ def engine(facts: MachineFacts, clients: int) -> Json:
 def benched(facts: MachineFacts) -> Iterator[Finding]:
     """The choice of `auto` on this machine, held against measurements."""
     from sordino.check.bench import measure as race
+    from sordino.kernels.processor import leaves_vectors_aside
 
     chosen = engine(facts, 20)
-    auto = {"bf16": chosen["precision"] == "bf16", "pooled": True, "stack": True}
+    auto = {"bf16": chosen["precision"] == "bf16", "oneDNN": leaves_vectors_aside(), "pooled": True, "stack": True}
     for row in race():
         times = " against ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in (row.first, row.second))
         winner = row.second[0] if row.ratio > 1 else row.first[0]
         taken = row.second[0] if auto[row.second[0]] else row.first[0]
         says = f"{row.what}: {times}, {row.ratio:.1f}x; auto takes {taken}"
-        key = "precision" if row.second[0] == "bf16" else "executor"
+        key = {"bf16": "precision", "oneDNN": "library"}.get(row.second[0], "executor")
         better = {"alone": "loop"}.get(winner, winner)
-        yield (
-            Finding(f"auto {key}", "ok", says)
-            if winner == taken
-            else Finding(f"auto {key}", "slow", says, f'set engine.{key} = "{better}" for such work')
-        )
+        fix = f'set engine.{key} = "{better}" for such work'
+        if key == "library":
+            fix = "nothing has to be done; report it with the name of the processor, by which the library is chosen"
+        yield Finding(f"auto {key}", "ok", says) if winner == taken else Finding(f"auto {key}", "slow", says, fix)
 
 
 def _disk(facts: MachineFacts) -> Finding:

@@ -144,7 +144,8 @@ class Own:
 class SpeedSoFar(NamedTuple):
     """What was found in the round before, for units of cost 1."""
 
-    unit: float = 0.0  # seconds to do it
+    unit: float = 0.0  # seconds of the asker to do it
+    fork: float = 0.0  # seconds of a fork, which writes its answers down
     answer: float = 0.0  # seconds of the asker, to hand on what it answers
     all: float = 0.0  # the cost of all units together
 
@@ -165,7 +166,7 @@ class Forks:
             with contextlib.suppress(OSError):  # the machine gives no more: fewer help
                 for _ in range(self._many - 1):
                     self._forks.append(Fork(serve))
-            self._many, self.pace = 1, SpeedSoFar(pace)  # who died or was sent away is not replaced
+            self._many, self.pace = 1, SpeedSoFar(pace, pace)  # who died or was sent away is not replaced
         return bool(self._forks)
 
     def close(self) -> None:
@@ -191,9 +192,10 @@ class Forks:
         finally:
             if self._owed:  # nobody wants the rest
                 self.close()
-        cost = self._own.cost + sum(fork.cost for fork in self._forks)
-        busy = self._own.busy + sum(fork.busy for fork in self._forks)
-        self.pace = SpeedSoFar(busy / cost, handed_on / cost, cost) if cost else self.pace
+        own, theirs = self._own, sum(fork.cost for fork in self._forks)
+        if own.cost and theirs:
+            busy, cost = sum(fork.busy for fork in self._forks), own.cost + theirs
+            self.pace = SpeedSoFar(own.busy / own.cost, busy / theirs, handed_on / cost, cost)
 
     def _done(self, units: Iterable[Unit], templates: Templates, keep: bool) -> Iterator[tuple[int, Answers]]:
         left = self.pace.all  # of this, answers are still to be handed on
@@ -213,9 +215,9 @@ class Forks:
                 yield from self._answered(fork, templates, keep)
 
     def _free_at(self, fork: Fork) -> float:
-        """When it will have nothing to do, if all are equally fast."""
+        """When it will have nothing to do, if all forks are equally fast."""
         now = time.perf_counter()
-        return max(now, self._begun + fork.cost * self.pace.unit) if fork.given else now
+        return max(now, self._begun + fork.cost * self.pace.fork) if fork.given else now
 
     @property
     def _owed(self) -> bool:

@@ -33,6 +33,7 @@ from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 if TYPE_CHECKING:
     from torch import Tensor
 
+BESIDE = 20  # rows that would take as long as what a client costs beside its rows
 LONG = 0.05  # seconds of a round, from which on processes gain more than they cost
 
 
@@ -314,7 +315,7 @@ class RoundHere:
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
         """A unit that another process may do."""
         who = [one.client for one in members]
-        cost = len(who) * max(one.grant.size for one in members)
+        cost = len(who) * (BESIDE + max(one.grant.size for one in members))
         told, states = [vars(terms[k]) for k in who], [one.state for one in members]
         return Unit(who, told, states, cost, partial(self.work, self._site.task, members))
 

@@ -3,7 +3,7 @@ graph of it.
 
 On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A
 `torch.nn.Sequential` of the layers in `LINKS` is run forward and backward here by the same kernels that autograd would
-call, in the layout and precision the task asks for. The gradient of a linear layer stays a product (`tree.Product`)
+call, in the layout and precision the task asks for. The gradient of a linear layer stays a product (`lazy.Product`)
 until somebody adds it to something. Anything else takes the general way.
 
 ReLU and max-pooling commute, with their gradients wherever these exist, so a ReLU before a pooling is applied after it,
@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino.for_all import transforming
+from sordino.kernels.for_all import transforming
+from sordino.kernels.products import linear, times
 from sordino.lazy import Part, Product, Ready, Span
 from sordino.ledger.events import Json
-from sordino.products import linear, times
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 

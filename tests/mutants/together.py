@@ -38,6 +38,20 @@ TOGETHER = [
         "tests/tasks/test_written_out_backward.py::test_a_pooling_by_halves_is_the_kernel_s_to_the_bit",
     ),
     one(
+        "a large product without the rows that are left over",
+        "kernels/products.py",
+        "yield slice(start, rows), False",
+        "yield slice(start, start), False",
+        "tests/kernels/test_products.py::test_products_of_matrices_that_lie_across",
+    ),
+    one(
+        "clients of a stack whose hidden dimension lies elsewhere",
+        "kernels/for_all.py",
+        "one.movedim(at, 0)",
+        "one",
+        "tests/kernels/test_products.py::test_a_rule_sees_all_clients_and_leaves_vmap_as_it_was",
+    ),
+    one(
         "the first of many draws, whether it will do or not",
         "privacy/readers/episodes.py",
         "first = int(good.argmax()) if good.any() else -1",

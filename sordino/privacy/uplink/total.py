@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sordino.kernels.products import across
 from sordino.lazy import EVERY, Matrix, Scaled, Span, dense
-from sordino.products import times
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,6 @@ class Total:
     def sum(self) -> Tensor:
         if self._waiting:
             c, x = torch.cat([span.c for span in self._waiting]), torch.cat([span.rows.x for span in self._waiting])
-            self._sum.add_(times(c.t(), x))
+            self._sum.add_(across(c, x))
             self._waiting, self._rows = [], 0
         return self._sum

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sordino import processor, products
-from sordino.for_all import Operand, for_all, transforming, vmapping
+from sordino.kernels import processor, products
+from sordino.kernels.for_all import Operand, for_all, transforming, vmapping
 
 FP32 = 2e-6  # of the largest number: products that went through bf16 are a thousand times further away
 
@@ -32,6 +32,8 @@ def products_of_onednn(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(products, "_by_onednn", lambda: kept)
     monkeypatch.setattr(products, "LARGE", 1)
+    for name, rows in {"MOST": 12, "STEP": 4, "LEAST": 2}.items():
+        monkeypatch.setattr(products, name, rows)
     return made
 
 
@@ -48,18 +50,30 @@ def test_linear_is_the_layer(products_of_onednn: list[Tensor] | None, biased: bo
     x, weight, bias = drawn(30, 50), drawn(20, 50, seed=1), drawn(20, seed=2) if biased else None
     wanted = x.double() @ weight.double().T + (bias.double() if bias is not None else 0)
     assert far(products.linear(x, weight, bias), wanted) < FP32
-    assert products_of_onednn is None or len(products_of_onednn) == 1
+    if products_of_onednn is not None:
+        assert [len(one) for one in products_of_onednn] == [12, 12, 4, 2]  # 30 rows, in shapes of which there are few
     assert far(x.bfloat16() @ weight.bfloat16().T, x.double() @ weight.double().T) > 100 * FP32  # a control
 
 
 def test_products_of_matrices_that_lie_across(products_of_onednn: list[Tensor] | None) -> None:
-    c, x, y = drawn(40, 20), drawn(40, 50, seed=1), drawn(20, 50, seed=2)
-    wanted = c.double().T @ x.double()
-    assert far(products.times(c.t(), x), wanted) < FP32
-    assert far(products.added(y, c.t(), x, 0.5), y.double() + 0.5 * wanted) < FP32
-    own = y.clone()
-    assert products.add_to(own, c.t(), x, -2.0) is own
-    assert far(own, y.double() - 2 * wanted) < FP32
+    c, x, y = drawn(41, 20), drawn(41, 50, seed=1), drawn(20, 50, seed=2)
+    wanted, before = c.double().T @ x.double(), y.clone()
+    assert far(products.across(c, x), wanted) < FP32
+    assert far(products.added(y, c, x, 0.5), y.double() + 0.5 * wanted) < FP32
+    assert torch.equal(y, before)
+    assert products.add_to(y, c, x, -2.0) is y
+    assert far(y, before.double() - 2 * wanted) < FP32
+    g, weight = drawn(31, 20, seed=3), drawn(20, 50, seed=4)
+    assert far(products.times(g, weight), g.double() @ weight.double()) < FP32
+    assert products_of_onednn is None or len(products_of_onednn) == 3 * 4 + 4
+
+
+def test_few_shapes_are_asked_of_a_library_that_remembers_each() -> None:
+    asked = {rows.stop - rows.start for many in range(5000) for rows, block in products._blocks(many) if block}
+    assert len(asked) == 33
+    for many in (0, 1, 31, 32, 100, 2047, 5000):
+        rows = [row for one, _ in products._blocks(many) for row in range(many)[one]]
+        assert rows == list(range(many))
 
 
 def each(do: Callable[..., Tensor], *operands: Tensor, own: tuple[bool, ...]) -> Tensor:
@@ -78,8 +92,8 @@ def test_a_stack_is_each_client_alone(products_of_onednn: list[Tensor] | None, o
     )
     dims = tuple(0 if mine else None for mine in own)
     found = torch.vmap(products.linear, in_dims=dims)(x, weight, bias)
-    if products_of_onednn is not None:  # clients at the same weights are one product
-        assert len(products_of_onednn) == (4 if own[1] else 1)
+    if products_of_onednn is not None and not own[1]:  # clients at the same weights are one product
+        assert [len(one) for one in products_of_onednn] == 10 * [12]
     wanted = each(torch.nn.functional.linear, x.double(), weight.double(), bias.double(), own=own)
     assert far(found, wanted) < FP32
     inner = torch.vmap(products.times, in_dims=dims[:2])(x, weight.mT)
