@@ -8,7 +8,6 @@ where there are none, or where ranks share one.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from collections import deque
 from datetime import timedelta
@@ -35,7 +34,8 @@ class Team:
     """All ranks of a run, as one of them speaks with the others."""
 
     def __init__(self) -> None:
-        importlib.import_module("torch.distributed.nn")  # before there is a group: see `leave`
+        import torch.distributed.nn  # before there is a group: see `leave`
+
         dist.init_process_group("gloo", timeout=PATIENCE)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._met = False
