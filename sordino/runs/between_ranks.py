@@ -34,7 +34,7 @@ class Team:
     """All ranks of a run, as one of them speaks with the others."""
 
     def __init__(self) -> None:
-        import torch.distributed.nn  # before there is a group: see `leave`
+        import torch.distributed.nn  # noqa: F401  # before there is a group: see `leave`
 
         dist.init_process_group("gloo", timeout=PATIENCE)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
