@@ -144,8 +144,7 @@ class Own:
 class SpeedSoFar(NamedTuple):
     """What was found in the round before, for units of cost 1."""
 
-    unit: float = 0.0  # seconds of the asker to do it
-    fork: float = 0.0  # seconds of a fork, which writes its answers down
+    unit: float = 0.0  # seconds to do it
     answer: float = 0.0  # seconds of the asker, to hand on what it answers
     all: float = 0.0  # the cost of all units together
 
@@ -166,7 +165,7 @@ class Forks:
             with contextlib.suppress(OSError):  # the machine gives no more: fewer help
                 for _ in range(self._many - 1):
                     self._forks.append(Fork(serve))
-            self._many, self.pace = 1, SpeedSoFar(pace, pace)  # who died or was sent away is not replaced
+            self._many, self.pace = 1, SpeedSoFar(pace)  # who died or was sent away is not replaced
         return bool(self._forks)
 
     def close(self) -> None:
@@ -192,19 +191,18 @@ class Forks:
         finally:
             if self._owed:  # nobody wants the rest
                 self.close()
-        own, theirs = self._own, sum(fork.cost for fork in self._forks)
-        if own.cost and theirs:
-            busy, cost = sum(fork.busy for fork in self._forks), own.cost + theirs
-            self.pace = SpeedSoFar(own.busy / own.cost, busy / theirs, handed_on / cost, cost)
+        cost = self._own.cost + sum(fork.cost for fork in self._forks)
+        busy = self._own.busy + sum(fork.busy for fork in self._forks)
+        self.pace = SpeedSoFar(busy / cost, handed_on / cost, cost) if cost else self.pace
 
     def _done(self, units: Iterable[Unit], templates: Templates, keep: bool) -> Iterator[tuple[int, Answers]]:
-        left = self.pace.all  # of this, answers are still to be handed on
+        left = to_give = self.pace.all  # of this, answers are still to be handed on; units are still to be given
         for number, unit in enumerate(units):
+            # of the first round nothing is known: it is as if everybody would get another such unit
+            to_give = max(0.0, to_give - unit.cost) if self.pace.all else unit.cost * (len(self._forks) + 1)
             first = min(self._forks, key=self._free_at, default=None)
-            # a fork gets it that would have nothing to do for half of the time in which the asker did it
-            half = time.perf_counter() + unit.cost * self.pace.unit / 2 + max(0.0, left) * self.pace.answer
-            idle = first is not None and self._free_at(first) <= half and _fits(unit, templates)
-            if first is None or not idle or not first.give(number, unit):
+            theirs = first is not None and self._sooner(first, unit.cost, max(0.0, left), to_give)
+            if first is None or not (theirs and _fits(unit, templates) and first.give(number, unit)):
                 left -= unit.cost
                 yield number, self._own.does(unit)
             for fork in self._ready(wait=False):
@@ -214,10 +212,21 @@ class Forks:
             for fork in self._ready(wait=True):
                 yield from self._answered(fork, templates, keep)
 
+    def _sooner(self, first: Fork, cost: float, left: float, to_give: float) -> bool:
+        """Is the round over sooner if that fork does a unit, and not the asker? What is still to be given is divided
+        evenly as far as it goes; a fork that has nothing to do while the asker is at work loses that time.
+        """
+        unit, own, theirs = cost * self.pace.unit, time.perf_counter() + left * self.pace.answer, self._free_at(first)
+        rest = to_give * self.pace.unit + sum(self._free_at(fork) for fork in self._forks if fork is not first)
+        many = len(self._forks) + 1
+        given = max(theirs + unit, (own + theirs + unit + rest) / many)
+        kept = max(own + unit, (own + unit + max(theirs, own + unit) + rest) / many)
+        return given <= kept
+
     def _free_at(self, fork: Fork) -> float:
-        """When it will have nothing to do, if all forks are equally fast."""
+        """When it will have nothing to do, if all are equally fast."""
         now = time.perf_counter()
-        return max(now, self._begun + fork.cost * self.pace.fork) if fork.given else now
+        return max(now, self._begun + fork.cost * self.pace.unit) if fork.given else now
 
     @property
     def _owed(self) -> bool:
