@@ -70,7 +70,14 @@ def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    return [leaf for _, leaf in named(tree)]
+    """In the order of `named`."""
+    if isinstance(tree, torch.Tensor | Lazy):
+        return [tree]  # type: ignore[list-item]
+    if isinstance(tree, dict):
+        return [leaf for part in tree.values() for leaf in leaves(part)]
+    if isinstance(tree, tuple):
+        return [leaf for part in tree for leaf in leaves(part)]
+    return [leaf for _, leaf in named(tree)]  # which says what is wrong
 
 
 def like(template: T, values: list[Tensor]) -> T:

@@ -304,13 +304,13 @@ class RoundHere:
 
         if not self.adds or len(unit) == 1:
             return Answers(clients, [upload for _, upload in uploads()], states)
-        each: Iterable[tuple[int, Tree]] = uploads()
-        if self._uplink.unbounded(tree.size(self._zero)):
-            each = list(each)
-            if not all(tree.finite(upload) for _, upload in each):  # whose it is will be told
-                return Answers(clients, [upload for _, upload in each], states)
+        held = list(uploads()) if self._uplink.unbounded(tree.size(self._zero)) else None
         reach = {one.client: one.grant.reach for one in unit}
-        return Answers(clients, [self._uplink.sum(each, self._zero, reach=reach.__getitem__).total], states)
+        total = self._uplink.sum(held or uploads(), self._zero, reach=reach.__getitem__).total
+        # a sum that is finite has finite summands, so that nobody has to be looked at; else, whose it is will be told
+        if held and not tree.finite(total) and not all(tree.finite(upload) for _, upload in held):
+            return Answers(clients, [upload for _, upload in held], states)
+        return Answers(clients, [total], states)
 
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
         """A unit that another process may do."""
