@@ -196,10 +196,12 @@ class Forks:
         self.pace = SpeedSoFar(busy / cost, handed_on / cost, cost) if cost else self.pace
 
     def _done(self, units: Iterable[Unit], templates: Templates, keep: bool) -> Iterator[tuple[int, Answers]]:
-        left = to_give = self.pace.all  # of this, answers are still to be handed on; units are still to be given
+        # answers of so much are still to be handed on; so much is still to be given
+        left = to_give = sum(unit.cost for unit in units) if isinstance(units, list) else self.pace.all
+        known = to_give > 0
         for number, unit in enumerate(units):
-            # of the first round nothing is known: it is as if everybody would get another such unit
-            to_give = max(0.0, to_give - unit.cost) if self.pace.all else unit.cost * (len(self._forks) + 1)
+            # where nothing is known of a first round, it is as if everybody would get another such unit
+            to_give = max(0.0, to_give - unit.cost) if known else unit.cost * (len(self._forks) + 1)
             first = min(self._forks, key=self._free_at, default=None)
             theirs = first is not None and self._sooner(first, unit.cost, max(0.0, left), to_give)
             if first is None or not (theirs and _fits(unit, templates) and first.give(number, unit)):

@@ -21,7 +21,7 @@ from sordino.engine.common_memory import Ends
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.forks import Answers, Forks, ForksWork, Templates, Unit
 from sordino.engine.shards import PreparedShards
-from sordino.engine.stack import Member, alike, by_size, least, pools, sharing, stacks, together
+from sordino.engine.stack import WINDOW, Member, alike, by_size, least, pools, sharing, stacks, together
 from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed
@@ -121,7 +121,10 @@ class Site(Executor):
                 self._hands.map(now.work, units, lambda unit: heavy(numbers, sum(step(one.grant.size) for one in unit)))
             )
             return
-        yield from self.forks.map(now.t, now.down, (now.unit(unit, terms) for unit in units), now.templates, now.keeps)
+        given: Iterable[Unit] = (now.unit(unit, terms) for unit in units)
+        if len(terms) <= WINDOW:  # they are put in order together anyway, so how much there is to do can be known
+            given = list(given)
+        yield from self.forks.map(now.t, now.down, given, now.templates, now.keeps)
 
     def _serve(self, ends: Ends) -> None:
         """The life of a fork of this process: it does units of clients."""

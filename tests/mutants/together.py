@@ -75,8 +75,8 @@ TOGETHER = [
     one(
         "a unit that takes what is no number",
         "engine/site.py",
-        "if not all(tree.finite(upload) for _, upload in each):",
-        "if not each:",
+        "if held and not tree.finite(total) and not all(tree.finite(upload) for _, upload in held):",
+        "if not clients:",
         f"{ADDED}::test_an_upload_that_is_no_number_is_told_by_its_client",
     ),
     one(
