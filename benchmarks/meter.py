@@ -36,6 +36,7 @@ class Meter:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         torch.set_num_threads(told.get("threads", 1))
+        torch.set_float32_matmul_precision(told.get("matmul", "highest"))
         self.data = data(self.w)
         self._base = fresh_peak()
         self._began: tuple[float, float] | None = None

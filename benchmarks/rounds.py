@@ -59,6 +59,8 @@ PEERS = [
 ]
 LIMITS = [Side(f"limit, {kind}", LIMIT, {"precision": kind}, limit=True) for kind in ("fp32", "bf16")]
 OPEN = plain("benchmarks.sides.plain", "plain loop")
+# one line more, which lets torch multiply by oneDNN: in fp32 where the processor has no matrix units
+ONEDNN = Side("plain loop, oneDNN", "benchmarks.sides.plain", {"threads": 1, "matmul": "medium"})
 PRIVATE = [
     *plain("benchmarks.sides.opacus_hooks", "Opacus hooks"),
     Side("public client code", "benchmarks.sides.public_client_code"),
@@ -67,8 +69,15 @@ PRIVATE = [
 NOISE = Side("limit, noise alone", LIMIT, {"precision": "noise"}, limit=True)
 SIDES = {
     "w1": [*OPEN, Side("sordino", SORDINO), Side("sordino, fp32", SORDINO, {"precision": "fp32"}), *PEERS, *LIMITS],
-    "w2": [*OPEN, Side("sordino", SORDINO), Side("vmap over clients", "benchmarks.sides.vmap"), *PEERS, *LIMITS],
-    "w2u": [*OPEN, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *PEERS[1:2]],
+    "w2": [
+        *OPEN,
+        ONEDNN,
+        Side("sordino", SORDINO),
+        Side("vmap over clients", "benchmarks.sides.vmap"),
+        *PEERS,
+        *LIMITS,
+    ],
+    "w2u": [*OPEN, ONEDNN, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *PEERS[1:2]],
     "w3": [*PRIVATE, Side("sordino", SORDINO), Side("sordino, loop", SORDINO, {"executor": "loop"}), *LIMITS, NOISE],
     "w4": [*PRIVATE, Side("sordino", SORDINO), *LIMITS, NOISE],
     "w5": [Side("sordino", SORDINO), *LIMITS],

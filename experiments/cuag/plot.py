@@ -8,6 +8,7 @@ coherence.png   of three measurement matrices with two bases (512 columns)
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -35,7 +36,7 @@ STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 3))]
 def accuracy() -> None:
     found = [json.loads(line) for line in (HERE / "results.jsonl").read_text().splitlines()]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    for row, style in zip(found, STYLES, strict=True):
+    for row, style in zip(found, itertools.cycle(STYLES), strict=False):  # colours come round later than styles
         rounds, values = zip(*row["curve"], strict=True)
         sent = [row["slot_gib"] * t / rounds[-1] for t in rounds]
         left.plot(rounds, values, linestyle=style, marker=".", label=row["name"])
