@@ -70,14 +70,18 @@ def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """In the order of `named`."""
+    """All leaves, in the order of `named`."""
+    found: list[Tensor] = []
+    return found if _gathered(tree, found) else [leaf for _, leaf in named(tree)]  # which says what is none, and where
+
+
+def _gathered(tree: Tree, found: list[Tensor]) -> bool:
+    """Puts the leaves into `found`. False where one of them is none."""
     if isinstance(tree, torch.Tensor | Lazy):
-        return [tree]  # type: ignore[list-item]
-    if isinstance(tree, dict):
-        return [leaf for part in tree.values() for leaf in leaves(part)]
-    if isinstance(tree, tuple):
-        return [leaf for part in tree for leaf in leaves(part)]
-    return [leaf for _, leaf in named(tree)]  # which says what is wrong
+        found.append(tree)  # type: ignore[arg-type]
+        return True
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else None
+    return parts is not None and all(_gathered(part, found) for part in parts)
 
 
 def like(template: T, values: list[Tensor]) -> T:
