@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch
 from sordino import config, tree
 from sordino.engine import common_memory, forks, site
 from sordino.engine.common_memory import Ends, Spoken, apart, whole
-from sordino.engine.forks import Answers, Fork, Forks, ForksWork, Templates, Unit
+from sordino.engine.forks import Answers, Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit
 from sordino.lazy import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
 from sordino.runs.clients import forks_of
@@ -121,6 +122,28 @@ def test_the_asker_counts_what_it_hands_on_and_not_its_waiting(seconds: float, m
         time.sleep(seconds)
     assert seconds <= helpers.pace.answer < seconds + SECONDS / 2 < seconds + helpers.pace.unit
     helpers.close()
+
+
+@pytest.mark.parametrize(
+    ("free_in", "to_give", "theirs"),
+    [
+        (0.0, 0.0, True),  # the last unit, and a fork that has nothing to do: the asker goes on handing on
+        (0.5, 0.0, False),  # the last unit: whoever is free sooner
+        (0.5, 9.0, True),  # much is to come, and the fork would wait half as long as the asker takes
+        (2.0, 9.0, False),  # it has enough to do until the asker comes back
+    ],
+)
+def test_a_unit_goes_to_whoever_ends_the_round_sooner(
+    free_in: float, to_give: float, theirs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers, fork = Forks(1), Mock()
+    helpers._forks, helpers.pace = [fork], SpeedSoFar(unit=1.0)
+    monkeypatch.setattr(forks.time, "perf_counter", lambda: 100.0)
+    monkeypatch.setattr(helpers, "_free_at", lambda one: 100.0 + free_in)
+    assert helpers._sooner(fork, cost=1.0, left=0.0, to_give=to_give) == theirs
+    helpers.pace = SpeedSoFar(unit=1.0, answer=1.0)  # an asker with five seconds of answers to hand on gives it away
+    assert helpers._sooner(fork, cost=1.0, left=5.0, to_give=0.0)
+    helpers._forks.clear()
 
 
 def test_whoever_wants_no_more_leaves_no_process() -> None:

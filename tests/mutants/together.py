@@ -52,6 +52,13 @@ TOGETHER = [
         "tests/kernels/test_products.py::test_a_rule_sees_all_clients_and_leaves_vmap_as_it_was",
     ),
     one(
+        "a fork that is fed to the end, and waited for",
+        "engine/forks.py",
+        "return given <= kept",
+        "return theirs <= own + unit / 2",
+        "tests/engine/test_forks.py::test_a_unit_goes_to_whoever_ends_the_round_sooner",
+    ),
+    one(
         "the first of many draws, whether it will do or not",
         "privacy/readers/episodes.py",
         "first = int(good.argmax()) if good.any() else -1",
