@@ -13,7 +13,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from sordino.kernels.for_all import Operand, for_all, transforming, vmapping
 from sordino.kernels.processor import leaves_vectors_aside
@@ -30,13 +29,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """What a linear layer makes of the rows x. Clients of a stack that are at the same weights are one product."""
     if transforming():
         if not vmapping() or CLIENTS * x.numel() * len(weight) < LARGE or not _plain(x, weight):
-            return F.linear(x, weight, bias)
+            return torch.nn.functional.linear(x, weight, bias)
         found = for_all(_of_each, x, weight)
         return found if bias is None else found + bias
     if not _worth(x, weight, len(weight)):
-        return F.linear(x, weight, bias)
+        return torch.nn.functional.linear(x, weight, bias)
     parts = [
-        _asked(x[rows], weight, bias) if block else F.linear(x[rows], weight, bias) for rows, block in _blocks(len(x))
+        _asked(x[rows], weight, bias) if block else torch.nn.functional.linear(x[rows], weight, bias)
+        for rows, block in _blocks(len(x))
     ]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 

@@ -67,7 +67,8 @@ def test_a_run_goes_on_in_its_own_precision_on_another_machine(tmp_path: Path, m
 def test_the_bench_races_what_auto_chooses_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "REPEATS", 1)
     rows = bench.measure()
-    races = [("fp32", "bf16"), ("fp32", "bf16"), ("alone", "pooled"), ("alone", "stack")]
+    libraries = [("MKL", "oneDNN")] * hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    races = [("fp32", "bf16"), *libraries, ("fp32", "bf16"), ("alone", "pooled"), ("alone", "stack")]
     assert [(row.first[0], row.second[0]) for row in rows] == races
     assert all(row.first[1] > 0 and row.second[1] > 0 for row in rows)
     assert bench.BenchResult("x", ("a", 2.0), ("b", 1.0)).ratio == 2.0
