@@ -223,8 +223,9 @@ class Forks:
         many = len(self._forks) + 1
         given = max(theirs + unit, (own + theirs + unit + rest) / many)
         kept = max(own + unit, (own + unit + max(theirs, own + unit) + rest) / many)
-        # where it makes no difference, nobody is far ahead: how long a unit takes is only about known
-        return given + (theirs - own) / 100 <= kept + unit / 100
+        # where it makes no difference, the fork gets it: small units, which come last, are left to the asker, who knows
+        # when they are done
+        return given <= kept + unit / 100
 
     def _free_at(self, fork: Fork) -> float:
         """When it will have nothing to do, if all are equally fast."""

@@ -130,7 +130,8 @@ def test_the_asker_counts_what_it_hands_on_and_not_its_waiting(seconds: float, m
         (0.0, 0.0, True),  # the last unit, and a fork that has nothing to do: the asker goes on handing on
         (0.5, 0.0, False),  # the last unit: whoever is free sooner
         (0.5, 9.0, True),  # much is to come, and the fork would wait half as long as the asker takes
-        (2.0, 9.0, False),  # it has enough to do until the asker comes back
+        (2.0, 9.0, True),  # it is all the same: small units are left to the asker
+        (2.0, 1.0, False),  # the asker would end long before it
     ],
 )
 def test_a_unit_goes_to_whoever_ends_the_round_sooner(

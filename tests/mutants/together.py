@@ -54,7 +54,7 @@ TOGETHER = [
     one(
         "a fork that is fed to the end, and waited for",
         "engine/forks.py",
-        "return given + (theirs - own) / 100 <= kept + unit / 100",
+        "return given <= kept + unit / 100",
         "return theirs <= own + unit / 2",
         "tests/engine/test_forks.py::test_a_unit_goes_to_whoever_ends_the_round_sooner",
     ),
