@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.engine.stack import Member, stacks, together
+from sordino.kernels import products
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
@@ -55,7 +56,7 @@ def _products() -> BenchResult:
 
 
 def _libraries() -> list[BenchResult]:
-    by_onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    by_onednn = products.onednn()
     if by_onednn is None:  # this torch was built without it: there is no choice
         return []
     x, weight = torch.randn(1024, 784), torch.randn(200, 784)

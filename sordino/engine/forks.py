@@ -172,10 +172,17 @@ class Forks:
         self._end()
 
     def map(
-        self, t: int, down: Tree, units: Iterable[Unit], templates: Templates, keep: bool = False
+        self,
+        t: int,
+        down: Tree,
+        units: Iterable[Unit],
+        templates: Templates,
+        keep: bool = False,
+        cost: float | None = None,
     ) -> Iterator[tuple[int, Answers]]:
         """What becomes of each unit, with its number, in the order in which it is done. `keep`: may answers be looked
-        at after the round?
+        at after the round? `cost`: of all units; None where nobody knows, and it is taken to be that of the round
+        before.
         """
         for fork in self._forks:
             fork.cost = fork.busy = 0.0
@@ -184,21 +191,22 @@ class Forks:
         self._begun, self._own = time.perf_counter(), Own()
         handed_on = 0.0
         try:
-            for found in self._done(units, templates, keep):
+            for found in self._done(units, templates, keep, self.pace.all if cost is None else cost):
                 asked = time.perf_counter()
                 yield found
                 handed_on += time.perf_counter() - asked
         finally:
             if self._owed:  # nobody wants the rest
                 self.close()
-        cost = self._own.cost + sum(fork.cost for fork in self._forks)
+        done = self._own.cost + sum(fork.cost for fork in self._forks)
         busy = self._own.busy + sum(fork.busy for fork in self._forks)
-        self.pace = SpeedSoFar(busy / cost, handed_on / cost, cost) if cost else self.pace
+        self.pace = SpeedSoFar(busy / done, handed_on / done, done) if done else self.pace
 
-    def _done(self, units: Iterable[Unit], templates: Templates, keep: bool) -> Iterator[tuple[int, Answers]]:
-        # answers of so much are still to be handed on; so much is still to be given
-        left = to_give = sum(unit.cost for unit in units) if isinstance(units, list) else self.pace.all
-        known = to_give > 0
+    def _done(
+        self, units: Iterable[Unit], templates: Templates, keep: bool, cost: float
+    ) -> Iterator[tuple[int, Answers]]:
+        left = to_give = cost  # answers of so much are still to be handed on; so much is still to be given
+        known = cost > 0
         for number, unit in enumerate(units):
             # where nothing is known of a first round, it is as if everybody would get another such unit
             to_give = max(0.0, to_give - unit.cost) if known else unit.cost * (len(self._forks) + 1)

@@ -122,9 +122,11 @@ class Site(Executor):
             )
             return
         given: Iterable[Unit] = (now.unit(unit, terms) for unit in units)
-        if len(terms) <= WINDOW:  # they are put in order together anyway, so how much there is to do can be known
+        cost = None
+        if self._ordered and len(terms) <= WINDOW:  # to be put in order, all of them are held at once anyway
             given = list(given)
-        yield from self.forks.map(now.t, now.down, given, now.templates, now.keeps)
+            cost = sum(unit.cost for unit in given)
+        yield from self.forks.map(now.t, now.down, given, now.templates, now.keeps, cost)
 
     def _serve(self, ends: Ends) -> None:
         """The life of a fork of this process: it does units of clients."""
@@ -146,13 +148,22 @@ class Site(Executor):
         """Clients that are computed in one go, in their order. It does not depend on who computes."""
         if self.executor == "pooled":
             return pools(members, self.task, tree.size(down))
-        # a stack has one broadcast and one set of public examples: not where clients are told, or hold, something of
-        # their own
-        shared = self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
-        most, steered = self.task.stacks if shared else lambda n: 1, self.algorithm.steered
-        if shared and self.algorithm.unequal and self.task.pads:
+        most, steered = self.task.stacks if self._shared else lambda n: 1, self.algorithm.steered
+        if self._ordered:
             return by_size(members, most, least(cohort), steered)
         return stacks(members, most, least(cohort), partial(alike, steered=steered))
+
+    @property
+    def _shared(self) -> bool:
+        """Are there stacks? Those in one have one broadcast and one set of public examples: not where clients are told,
+        or hold, something of their own.
+        """
+        return self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
+
+    @property
+    def _ordered(self) -> bool:
+        """Are clients put in order by their sizes before any of them is computed?"""
+        return self._shared and self.algorithm.unequal and self.task.pads
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         who = [k for k, test in self.tests.items() if len(test.y)]

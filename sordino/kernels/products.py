@@ -108,10 +108,15 @@ def _asked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
+def onednn() -> Any:
+    """The linear layer of oneDNN; None where torch was built without it."""
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
 @cache
 def _by_onednn() -> Any:
-    """The linear layer of oneDNN; None where MKL does as well, or torch was built without it."""
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None) if leaves_vectors_aside() else None
+    """The same; None, too, where MKL does as well."""
+    return onednn() if leaves_vectors_aside() else None
 
 
 def _of_each(clients: int, x: Operand, weight: Operand) -> Tensor:

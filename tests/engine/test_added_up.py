@@ -13,7 +13,7 @@ import torch
 
 from sordino import config, tree
 from sordino.engine import site as engine
-from sordino.engine.site import Site
+from sordino.engine.site import RoundHere, Site
 from sordino.errors import NonFiniteModel
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.stages import Clip
@@ -150,6 +150,37 @@ def test_single_uploads_of_a_site_that_adds_are_not_asked_of_helpers_who_add(tmp
     assert any(isinstance(one, Summed) for one in units)
     assert list(each) == list(alone) == list(terms)
     assert all(torch.equal(tree.flat(each[k]), tree.flat(alone[k])) for k in terms)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_all_clients_of_a_round_are_held_only_where_they_are_put_in_order(
+    ordered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)  # as in a run; with more nobody forks
+    parts, events = made(PLAIN, engine={"workers": 2, "executor": "auto" if ordered else "loop"}), list[str]()
+    member, work = RoundHere.member, RoundHere.work
+
+    def noted(self: RoundHere, k: int, terms: Terms, state: Any) -> Any:
+        events.append("held")
+        return member(self, k, terms, state)
+
+    def done(self: RoundHere, task: Any, unit: Any) -> Any:
+        events.append("computed")
+        return work(self, task, unit)
+
+    down = parts.setup.algorithm.broadcast(parts.setup.state("server"))
+    with ExitStack() as stack:
+        site = parts.executor(tmp_path, tmp_path, "run", None, None, stack)
+        assert isinstance(site, Site)
+        assert site.forks is not None
+        site._pace = 1.0
+        monkeypatch.setattr(RoundHere, "member", noted)
+        monkeypatch.setattr(RoundHere, "work", done)
+        for _ in site(0, down, {k: Terms(largest=parts.setup.public.largest) for k in range(20)}):
+            pass
+        assert site.forks.pace.all
+    assert events.count("held") == 20
+    assert (events[:20] == ["held"] * 20) == ordered
 
 
 def test_an_upload_that_is_no_number_is_told_by_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ FP32 = 2e-6  # of the largest number: products that went through bf16 are a thou
 @pytest.fixture(params=["oneDNN", "MKL"])
 def products_of_onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Tensor] | None:
     """As on a processor where oneDNN is taken, and even for small products: what it has made. None: as on another."""
-    by_onednn, made = getattr(torch.ops.mkldnn, "_linear_pointwise", None), list[Tensor]()
+    by_onednn, made = products.onednn(), list[Tensor]()
     if request.param == "MKL":
         monkeypatch.setattr(products, "_by_onednn", lambda: None)
         return None

@@ -59,6 +59,13 @@ TOGETHER = [
         "tests/engine/test_forks.py::test_a_unit_goes_to_whoever_ends_the_round_sooner",
     ),
     one(
+        "all clients of a round held at once",
+        "engine/site.py",
+        "if self._ordered and len(terms) <= WINDOW:",
+        "if len(terms) <= WINDOW:",
+        f"{ADDED}::test_all_clients_of_a_round_are_held_only_where_they_are_put_in_order",
+    ),
+    one(
         "the first of many draws, whether it will do or not",
         "privacy/readers/episodes.py",
         "first = int(good.argmax()) if good.any() else -1",
