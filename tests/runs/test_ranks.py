@@ -145,7 +145,8 @@ import torch.distributed.nn.functional
 team.wait()
 team.leave()
 del team
-print([name for task in os.listdir("/proc/self/task") if "gloo" in (name := open(f"/proc/self/task/{task}/comm").read())])
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+print([name for name in names if "gloo" in name])
 """
 
 
