@@ -68,6 +68,19 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         site.LONG = math.inf  # those who ask for forks, and programs that are started, have them
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was left out for want of a browser, and how to get one."""
+    from tests.helpers.browser import NO_BROWSER
+
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if report.longrepr]
+    if lacking := sum(reason.endswith(NO_BROWSER) for reason in reasons):
+        tests = "1 test was" if lacking == 1 else f"{lacking} tests were"
+        terminalreporter.write_line(
+            f"{tests} skipped: no browser. They look at the pages in a real one: install Chromium or Chrome "
+            "(Debian: apt-get install chromium; macOS: brew install --cask chromium) and test again."
+        )
+
+
 @pytest.fixture
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client processes that are forked, not started."""

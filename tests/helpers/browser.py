@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
+
+from sordino.report.printing import BROWSERS
 
 FIRST = """<script>window.failures = []; window.requests = [];
 addEventListener("error", e => failures.push(String(e.message)));
@@ -42,6 +47,8 @@ PROBE = """<script>addEventListener("load", () => setTimeout(() => {
   }, 300);
 }, 400));</script>"""
 
+NO_BROWSER = "no browser"
+MANDATORY = "SORDINO_BROWSER_TESTS"  # set by .ci/run: no browser is then a failure
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
 CONSOLE = re.compile(r':CONSOLE[:(][^"]*"(.*)", source: ')
 QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -84,14 +91,18 @@ def picture(source: Path, target: Path, theme: str, width: int, height: int) -> 
 
 def _chromium(folder: Path, source: Path, theme: str, *flags: str) -> str:
     own = f"--user-data-dir={folder}/profile"
-    command = [_browser(), *FLAGS, *QUIET, own, *_themed(theme), *flags, source.resolve().as_uri()]
+    command = [browser(), *FLAGS, *QUIET, own, *_themed(theme), *flags, source.resolve().as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
-def _browser() -> str:
-    browser = shutil.which("chromium")
-    assert browser is not None, "install chromium (.ci/run does)"
-    return browser
+def browser() -> str:
+    """The one that is installed. Where there is none the test is skipped, or fails where browsers are mandatory."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None and os.environ.get(MANDATORY):
+        pytest.fail(f"{NO_BROWSER}, and {MANDATORY} is set")
+    if found is None:
+        pytest.skip(NO_BROWSER)
+    return found
 
 
 def _themed(theme: str) -> list[str]:
@@ -101,7 +112,7 @@ def _themed(theme: str) -> list[str]:
 @contextmanager
 def opened(address: str, folder: Path, theme: str = "light") -> Iterator[Iterator[str]]:
     """A page that stays open: what it writes to its console, line by line, for a minute at the most."""
-    command = [_browser(), *FLAGS, *QUIET, *_themed(theme), f"--user-data-dir={folder}/profile"]
+    command = [browser(), *FLAGS, *QUIET, *_themed(theme), f"--user-data-dir={folder}/profile"]
     command += ["--enable-logging=stderr", "--v=0", "--remote-debugging-port=0", address]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         late = threading.Timer(60, process.kill)

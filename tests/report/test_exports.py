@@ -17,6 +17,7 @@ import sordino
 from sordino.report import printing
 from sordino.report.annex import page
 from sordino.report.evidence import gather
+from tests.helpers.browser import browser
 from tests.helpers.command_line import Said
 
 KINDS = {"annex": "annex.html", "registry": "deployment.yaml", "card": "model-card.md"}
@@ -154,6 +155,7 @@ def test_what_does_not_hold_is_refused_or_stamped(
 
 @pytest.mark.slow
 def test_a_pdf_is_one_page(runs: Path, tmp_path: Path) -> None:
+    browser()
     made = page(gather(runs / "real", None, False, False))
     printed = printing.as_pdf(made, tmp_path / "annex.pdf").read_bytes()
     assert printed.startswith(b"%PDF-")

@@ -1,12 +1,19 @@
-"""`make` says what is wrong with a Python, or with an environment that another Python made."""
+"""`make` says what is wrong with a Python, or with an environment that another Python made, and what a bare machine
+lacks.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.conftest import pytest_terminal_summary
+from tests.helpers import browser
 from tests.repository.following import ROOT
 
 FITS = '#!/bin/sh\n[ "$1" = -V ] && echo Python {version}\nexit 0\n'
@@ -20,6 +27,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize(
     ("asked", "there", "said"),
     [
@@ -40,3 +48,33 @@ def test_an_environment_of_another_python_is_noticed(asked: str, there: str | No
     )  # fmt: skip
     assert (done.returncode != 0) == bool(said)
     assert said in done.stdout
+
+
+def test_without_a_browser_its_tests_are_skipped_and_the_end_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv(browser.MANDATORY, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no browser") as skipped:
+        browser.browser()
+    said = summary(("page.py", 1, f"Skipped: {skipped.value}"), ("other.py", 1, "Skipped: no accelerator"))
+    assert said.startswith("1 test was skipped: no browser.")
+    assert "apt-get install chromium" in said
+    assert summary(("other.py", 1, "Skipped: no accelerator")) == ""
+
+
+def test_where_browsers_are_mandatory_none_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv(browser.MANDATORY, "1")
+    with pytest.raises(pytest.fail.Exception, match="no browser"):
+        browser.browser()
+    assert f"export {browser.MANDATORY}=1" in (ROOT / ".ci" / "run").read_text()
+
+
+def summary(*reasons: tuple[str, int, str]) -> str:
+    """What stands at the end of a session that skipped tests for these."""
+    lines: list[str] = []
+    stats = {"skipped": [SimpleNamespace(longrepr=reason) for reason in reasons]}
+    terminal: Any = SimpleNamespace(stats=stats, write_line=lines.append)
+    pytest_terminal_summary(terminal)
+    return "\n".join(lines)
