@@ -1,13 +1,8 @@
-"""Seeded privacy bugs, one small change each, and the tests that must notice; `hostile`, `deployed` and `together` have
-more of them.
-"""
+"""Seeded privacy bugs of the gates, the noise, the books and the plan, and the tests that must notice."""
 
 from __future__ import annotations
 
-from tests.mutants.deployed import DEPLOYED
-from tests.mutants.hostile import HOSTILE
 from tests.mutants.mutant import Mutant, one
-from tests.mutants.together import TOGETHER
 
 SENSITIVITY = "tests/privacy/readers/test_sensitivity.py"
 NOISE = "tests/privacy/noise/test_sources.py"
@@ -27,7 +22,7 @@ SHARED_NOISE = f"{NOISE}::test_rounds_clients_reads_layers_and_seeds_share_no_no
 LAW = f"{NOISE}::test_the_law_and_the_scale"
 
 
-MUTANTS = [
+PRIVACY = [
     # noise: its size, its law, its freshness
     one(
         "noise halved",
@@ -397,4 +392,3 @@ MUTANTS = [
         "tests/algorithms/test_ditto.py::test_the_global_model_is_that_of_fedavg",
     ),
 ]
-MUTANTS += [*HOSTILE, *DEPLOYED, *TOGETHER]

@@ -14,11 +14,16 @@ from pathlib import Path
 import pytest
 
 import sordino
+from tests.mutants.deployed import DEPLOYED
+from tests.mutants.hostile import HOSTILE
 from tests.mutants.mutant import Mutant
-from tests.mutants.mutants import MUTANTS
+from tests.mutants.mutants import PRIVACY
+from tests.mutants.sums import SUMS
+from tests.mutants.together import TOGETHER
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent
+MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *SUMS]
 IDS = [mutant.name for mutant in MUTANTS]
 FAILED = 1  # pytest's exit code for tests that ran and failed
 

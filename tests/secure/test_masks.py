@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
@@ -92,3 +93,21 @@ def test_words_travel_in_as_few_bytes_as_hold_them(width: int) -> None:
     assert len(data) == 501 * -(-width // 8)
     assert (masks.read(data, width) == drawn).all()
     assert int(drawn.max()) < 1 << width
+
+
+# ---------------------------------------------------------------- keys of a pair, and what is sealed with them
+def test_a_pair_shares_another_mask_in_every_round() -> None:
+    """`context` is the digest of the round's list of members: a second list under the same keys meets other masks."""
+    one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    public, contexts = one.public_key().public_bytes_raw(), (os.urandom(32), os.urandom(32))
+    first, second = (masks.pair_key(other, public, context, 3, 7) for context in contexts)
+    assert first != second
+    assert first == masks.pair_key(one, other.public_key().public_bytes_raw(), contexts[0], 7, 3)
+
+
+def test_equal_messages_are_sealed_differently() -> None:
+    # false alarm 2^-96: a nonce that came twice under one key would open AES-GCM
+    key = os.urandom(32)
+    sealed = [masks.seal(key, b"share") for _ in range(2)]
+    assert sealed[0][:12] != sealed[1][:12]
+    assert [masks.unseal(key, message, 1) for message in sealed] == [b"share"] * 2

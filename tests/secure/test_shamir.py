@@ -63,6 +63,41 @@ def restored_by_one_fewer() -> int:
     )
 
 
+def coefficients(pairs: list[tuple[int, int]]) -> list[int]:
+    """The polynomial through these points, constant first."""
+    total = [0] * len(pairs)
+    for x, y in pairs:
+        basis, scale = [1], y
+        for other, _ in pairs:
+            if other != x:
+                basis = [(a - other * b) % PRIME for a, b in zip([0, *basis], [*basis, 0], strict=True)]
+                scale = scale * pow(x - other, -1, PRIME) % PRIME
+        total = [(one + scale * part) % PRIME for one, part in zip(total, basis, strict=True)]
+    return total
+
+
+def coefficients_of_each_secret() -> set[int]:
+    points = [1, 2, 3, 4, 5]
+    rows = shamir.share(HIDDEN, points, 5)
+    return {
+        coefficient
+        for i in range(len(HIDDEN))
+        for coefficient in coefficients(
+            [(x, int.from_bytes(row[i], "little")) for x, row in zip(points, rows, strict=True)]
+        )[1:]
+    }
+
+
+def test_every_coefficient_of_every_secret_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a polynomial with zeros in the middle gives its secret to two rows; false alarm below 2^-510
+    drawn = coefficients_of_each_secret()
+    assert len(drawn) == 4 * len(HIDDEN)
+    assert min(min(drawn), PRIME - max(drawn)) > 1 << 400
+    real = iter([secrets.randbelow(PRIME), *[0] * 3] * len(HIDDEN))
+    monkeypatch.setattr(secrets, "randbelow", lambda _: next(real))  # the broken twin: only the first is drawn
+    assert 0 in coefficients_of_each_secret()
+
+
 def test_one_row_fewer_restores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # false alarm: 4 / 2^521
     assert restored_by_one_fewer() == 0
