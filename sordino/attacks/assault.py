@@ -52,7 +52,7 @@ def assault(
     """Attacks an experiment, or the run in a folder, which is replayed."""
     asked, attacks = asked or AttackSettings(), registered(names)
     check_allowed(experiment, folder)
-    key = b"" if folder is None else key_of_data(folder, experiment.privacy.ledger)
+    key = b"" if folder is None else key_of_data(folder)
     run = AttackedRun(simulated(settle(experiment), key), asked, by)
     found = []
     for name, kind in attacks.items():

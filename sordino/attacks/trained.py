@@ -69,7 +69,7 @@ def audit_trained(
     check_allowed(
         experiment, folder, "audit --trained", "a replay draws the noise of a run again, which must be real once"
     )
-    data_key = b"" if folder is None else key_of_data(folder, experiment.privacy.ledger)
+    data_key = b"" if folder is None else key_of_data(folder)
     simulation = simulated(settle(experiment), data_key)
     guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
     held = strongest([row for row in guarantees if promised_itself(simulation, row)])

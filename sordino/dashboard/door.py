@@ -7,6 +7,7 @@ one, and ask for one of four things by GET.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import secrets
@@ -245,7 +246,8 @@ def new_token() -> str:
 def token_of(path: Path) -> tuple[str, bool]:
     """The token in a file that its owner alone can read; a new one, where there is no file. Is it new?"""
     if not path.exists():
-        private.write(path, f"{new_token()}\n".encode(), new=True)
+        with contextlib.suppress(FileExistsError):  # somebody else has just written it
+            private.write(path, f"{new_token()}\n".encode(), new=True)
         return path.read_text().strip(), True
     token = path.read_text(errors="replace").strip()
     if path.stat().st_mode & 0o077:

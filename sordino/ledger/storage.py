@@ -50,7 +50,7 @@ def open_database(place: Path | None, first: tuple[bytes, bytes] | None) -> sqli
             assert first is not None
             _found(connection, first)
         else:
-            _check_directory(place)
+            check_directory(place)
             if not place.exists():
                 if first is None:
                     raise missing(place)
@@ -87,8 +87,7 @@ def _found(connection: sqlite3.Connection, first: tuple[bytes, bytes]) -> None:
 
 
 def _create(place: Path, first: tuple[bytes, bytes]) -> None:
-    if Path(f"{place}-wal").exists():
-        raise damaged(f"{place} is gone, but its journal is still there")
+    check_never_there(place)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as workshop:
         draft = Path(workshop, place.name)
         with closing(_connect(f"{draft.as_uri()}?mode=rwc")) as connection:
@@ -104,6 +103,18 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def check_never_there(place: Path) -> None:
+    """Refuses to found a ledger where one has been: what it has left says so."""
+    left = [name for name in (f"{place}-wal", f"{place}-lock", f"{place}.key") if os.path.lexists(name)]
+    if left and not os.path.lexists(place):  # in this order: what is left behind comes after the ledger
+        raise LedgerError(
+            f"the ledger {place} is gone: {' and '.join(Path(name).name for name in left)} still lie there",
+            why="a ledger is never started again from zero: what was spent on it stays spent",
+            fix="put the ledger back from a copy; for other people and other data, give a new ledger another name",
+            code="ledger-gone",
+        )
 
 
 def _check_database(connection: sqlite3.Connection) -> None:
@@ -132,7 +143,7 @@ def _ask(connection: sqlite3.Connection, pragma: str) -> object:
     return connection.execute(f"PRAGMA {pragma}").fetchone()[0]
 
 
-def _check_directory(place: Path) -> None:
+def check_directory(place: Path) -> None:
     if not place.parent.is_dir():
         raise LedgerError(
             f"there is no directory {place.parent}",
@@ -196,18 +207,22 @@ def turnstile(place: Path | None) -> Iterator[None]:
         return
     gate = os.open(f"{place}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                lock(gate)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise _busy() from None
-                time.sleep(0.001)
+        wait_for(gate)
         yield
     finally:
         os.close(gate)
+
+
+def wait_for(descriptor: int) -> None:
+    """Takes the lock of an open file, once whoever has it gives it back."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return lock(descriptor)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise _busy() from None
+            time.sleep(0.001)
 
 
 def damaged(what: str) -> LedgerError:

@@ -50,9 +50,8 @@ def found(
         if experiment.privacy.noise == SYSTEM:
             readers = (phase.algorithm.read for phase in setup.whole.phases)
             private.found(young, clients=any(reader.redraw is not None for reader in readers))
-        private.write(young / private.DATA, data_key)
-        if (shared := experiment.privacy.ledger) is not None:
-            private.share_key(shared, data_key)
+        if data_key:  # between sites a site's identity has it
+            private.write(young / private.DATA, data_key)
         agreement.write(young)
         for name, text in (more or {}).items():
             atomic_write(young / name, text.encode())

@@ -48,9 +48,9 @@ class Population:
     schema: TableSchema | None = None  # of a table, where it came without the file that the experiment names
 
     @classmethod
-    def like(cls, known: Population, experiment: Experiment) -> Population:
-        """The rows of a changed experiment; what is the same in both is not read again."""
-        other, same = cls(experiment, known.data_key), known.experiment
+    def like(cls, known: Population, experiment: Experiment, data_key: bytes | None = None) -> Population:
+        """The rows of a changed experiment, or under another key; what is the same in both is not read again."""
+        other, same = cls(experiment, known.data_key if data_key is None else data_key), known.experiment
         read = (experiment.data, experiment.candidates, experiment.seed, experiment.privacy.noise, experiment.task)
         if read == (same.data, same.candidates, same.seed, same.privacy.noise, same.task):
             kept = {

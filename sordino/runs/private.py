@@ -22,6 +22,7 @@ from sordino.errors import RunError, damaged
 
 FOLDER = "private"
 CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
+KEY = 32  # bytes
 NOT_TO_BE_SHARED = (
     "Not to be shared. What lies here is covered by no epsilon: who reads it learns what the run promises to hide.\n"
     "Everything else in the run folder may be shown to those whom the statement in privacy.json names,\n"
@@ -74,46 +75,51 @@ def check_no_copy(run: Path) -> None:
 def secret_of(run: Path) -> bytes | None:
     """What clients draw from once in a run, where it is no simulation."""
     place = run / FOLDER / CLIENTS
-    return _kept(place) if place.exists() else None
+    return kept(place, _size()) if place.exists() else None
 
 
 def throwaway() -> bytes:
     """A secret for clients whose answers nobody keeps."""
+    return secrets.token_bytes(_size())
+
+
+def _size() -> int:
     from sordino.privacy.noise.sources import SECRET  # heavy, and most who look into a run need no secret
 
-    return secrets.token_bytes(SECRET)
+    return SECRET
 
 
-def key_of_data(run: Path | None, ledger: str | None) -> bytes:
-    """The key of the digest that stands for the data; of no run, for a new one. Runs on a shared ledger must name their
-    data alike: their key lies beside it, as private as the ledger.
-    """
-    kept = Path(f"{ledger}.key") if ledger is not None else None if run is None else run / DATA
-    return _kept(kept) if kept is not None and kept.exists() else secrets.token_bytes(32)
+def new_key() -> bytes:
+    """A key of a digest that stands for data."""
+    return secrets.token_bytes(KEY)
 
 
-def _kept(place: Path) -> bytes:
+def key_of_data(run: Path) -> bytes:
+    """The key of the digest that stands for the data of a run."""
+    return kept(run / DATA, KEY)
+
+
+def kept(
+    place: Path, size: int, fix: str = "put the file back from a copy: without it, this run cannot go on"
+) -> bytes:
+    """A key, or a secret, as it was written: whatever is shorter would protect nobody."""
     try:
-        return place.read_bytes()
+        found = place.read_bytes()
     except OSError as error:
-        raise damaged(place, str(error), "put the file back from a copy: without it, this run cannot go on") from None
-
-
-def share_key(ledger: str, key: bytes) -> None:
-    """Beside the ledger, for the other runs on it."""
-    place = Path(f"{ledger}.key")
-    if Path(ledger).name and place.parent.is_dir() and not place.exists():
-        write(place, key, new=True)
+        raise damaged(place, str(error), fix) from None
+    if len(found) != size:
+        raise damaged(place, f"it has {len(found)} bytes in place of {size}: it cannot keep anything secret", fix)
+    return found
 
 
 def write(path: Path, data: bytes, new: bool = False) -> None:
-    """Writes a file that its owner alone can read, from the first byte on."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except FileExistsError:
-        return  # somebody else has just written it
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    """Writes a file that its owner alone can read, from the first byte on. A `new` one is never there in part."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC), 0o600), "wb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            if new:
+                path.unlink(missing_ok=True)
+            raise

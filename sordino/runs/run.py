@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 from sordino import user_code
@@ -24,11 +24,12 @@ from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM, parsed
 from sordino.runs import private
 from sordino.runs.agreement import Agreement
-from sordino.runs.dry import choices, on_a_copy
+from sordino.runs.dry import choices
 from sordino.runs.folder import RunFolder
 from sordino.runs.founding import environment_of, found
 from sordino.runs.phases import Methods, decided
 from sordino.runs.play import Ended, Progress, play
+from sordino.runs.shared_ledger import joined
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import check_source
 
@@ -65,8 +66,8 @@ def _started(
 
 
 def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, dry: bool = False) -> Simulation:
-    """A run that may begin in this folder: every refusal happens here, before anything exists. `dry`: a ledger that it
-    would share is not touched either.
+    """A run that may begin in this folder: every refusal happens here, before anything exists but, last of all, a new
+    ledger that it shares. `dry`: not even that.
     """
     device_of(experiment.engine.device)
     given = settle(experiment)
@@ -75,7 +76,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     _check_lent(experiment)
     for line in choices(given.engine, engine, experiment):
         _log.info("%s", line)
-    simulation = simulated(experiment, _data_key(experiment))
+    simulation = simulated(experiment, private.new_key())
     setup = simulation.setup
     _ = setup.plan, simulation.evaluation()
     for phase in setup.preparation:
@@ -94,10 +95,8 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
         check_source(setup, prepared)
     for phase in (*(setup.preparation if prepared is None else ()), setup):
         phase.algorithm.check(simulation.home)  # last, because it may draw candidates, which can take hours
-    if (shared := experiment.privacy.ledger) is not None and Path(shared).is_file():
-        with on_a_copy(Path(shared)) if dry else nullcontext(Path(shared)) as place:
-            simulation.federation(place, "before").ledger.close()  # of other data, or of others' clients
-    return simulation
+    shared = experiment.privacy.ledger
+    return joined(simulation, Path(os.path.abspath(shared)), dry) if shared else simulation
 
 
 def _check_lent(experiment: Experiment) -> None:
@@ -110,10 +109,6 @@ def _check_lent(experiment: Experiment) -> None:
             fix="put it into a module, or a file, and name that; or leave engine.executor out",
             code="session-object-in-processes",
         )
-
-
-def _data_key(experiment: Experiment, folder: Path | None = None) -> bytes:
-    return private.key_of_data(folder, experiment.privacy.ledger)
 
 
 def fresh_folder(name: str) -> Path:
@@ -150,7 +145,7 @@ def resume(
     for line in choices(experiment.engine, experiment.engine, experiment):
         _log.info("%s", line)
     with on(device_of(experiment.engine.device)):
-        simulation = simulated(experiment, _data_key(experiment, folder))
+        simulation = simulated(experiment, private.key_of_data(folder))
         _check_agreement(simulation, folder)
         return play(simulation, folder, watch, fallback)
 
@@ -172,7 +167,7 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     mine = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     said: list[tuple[str, str]] = [(mine.environment.config, now[1])]
-    if mine.ledger.exists():
+    if experiment.privacy.ledger or mine.ledger.exists():  # one that is shared stood before the run began
         with Ledger.as_founded(mine.ledger) as ledger:
             notes = [parsed(entry.note) for entry in of_run(ledger, mine.environment.run)]
         said += [(note.config, note.noise) for note in notes]

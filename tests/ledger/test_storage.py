@@ -253,7 +253,7 @@ def test_places_that_cannot_hold_a_ledger(tmp_path: Path) -> None:
     raw.close()
     assert code_of(Ledger.open, foreign, CHARTER) == "ledger-damaged"
     (tmp_path / "lost-wal").write_bytes(b"journal")
-    assert code_of(Ledger.open, tmp_path / "lost", CHARTER) == "ledger-damaged"
+    assert code_of(Ledger.open, tmp_path / "lost", CHARTER) == "ledger-gone"
     assert not (tmp_path / "lost").exists()
     (tmp_path / "lost").touch()
     assert code_of(Ledger.open, tmp_path / "lost", CHARTER) == "ledger-damaged"

@@ -234,6 +234,9 @@ def test_a_ledger_that_starts_anew_when_damaged_is_caught(tmp_path: Path) -> Non
     path, world = tmp_path / "ledger", crowded(100)
     head = written(path, world, range(12))
     path.unlink()
+    with pytest.raises(LedgerError, match="is gone"):
+        world.open(path)
+    Path(f"{path}-lock").unlink()  # the broken twin: nothing is left that says that there was one
     with world.open(path) as fresh:
         assert not fresh.descends_from(head)
         assert any(line.startswith("I4") for line in violations(fresh, world, read_log(path.with_suffix(".log"))))

@@ -16,6 +16,7 @@ import pytest
 import sordino
 from tests.mutants.deployed import DEPLOYED
 from tests.mutants.hostile import HOSTILE
+from tests.mutants.kept import KEPT
 from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import PRIVACY
 from tests.mutants.sums import SUMS
@@ -23,7 +24,7 @@ from tests.mutants.together import TOGETHER
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent
-MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *SUMS]
+MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *SUMS, *KEPT]
 IDS = [mutant.name for mutant in MUTANTS]
 FAILED = 1  # pytest's exit code for tests that ran and failed
 

@@ -1,0 +1,81 @@
+"""A ledger that several runs share (`privacy.ledger`), and the key of their data beside it, as private as the ledger.
+
+Runs on one ledger name their data alike, so they need one key. As long as a ledger is being founded its key is a draft,
+locked by whoever founds it; it gets its name when the ledger stands. So a key without a ledger says that one is lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from sordino.engine.checkpoint import sync
+from sordino.errors import LedgerError
+from sordino.ledger import storage
+from sordino.runs import private
+from sordino.runs.dry import on_a_copy
+from sordino.runs.population import Population
+from sordino.runs.simulation import Simulation
+
+FIX = (
+    "put the file back from a copy: every run on the ledger keeps the key as data.key in its folder. Where there is "
+    "none, begin a ledger under another name; what was spent on this one counts beside it"
+)
+
+
+def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
+    """A run on a ledger that it shares, which is founded where it is new; refused, where it is of other data or of
+    others' clients. `dry`: nothing is touched.
+    """
+    if dry and not place.exists():
+        storage.check_never_there(place)
+        return simulation
+    with key_of(place) as key, on_a_copy(place) if dry else nullcontext(place) as books:
+        known = simulation.population
+        joint = replace(simulation, population=Population.like(known, known.experiment, key))
+        joint.federation(books, "before").ledger.close()
+    return joint
+
+
+@contextmanager
+def key_of(ledger: Path) -> Iterator[bytes]:
+    """The key of the data on a shared ledger. Where there is no ledger yet, whoever has the key founds it, alone."""
+    key, draft = Path(f"{ledger}.key"), Path(f"{ledger}.key-new")
+    if ledger.exists() and key.exists():
+        yield private.kept(key, private.KEY, FIX)
+        return
+    storage.check_directory(ledger)
+    with storage.refusals(), _held(draft) as file:
+        try:
+            if not ledger.exists():
+                storage.check_never_there(ledger)
+                os.truncate(file, 0)
+                os.pwrite(file, private.new_key(), 0)
+                os.fsync(file)
+            elif not key.exists() and not os.fstat(file).st_size:
+                why = "the ledger names its data under this key: no run could show that its data are the same"
+                raise LedgerError(f"there is no {key}", why=why, fix=FIX, code="ledger-without-key")
+            yield private.kept(key if key.exists() else draft, private.KEY, FIX)
+            if not key.exists():
+                os.rename(draft, key)
+                sync(key.parent)
+        finally:
+            if key.exists() or not (ledger.exists() and os.fstat(file).st_size):  # else it will get its name later
+                draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(draft: Path) -> Iterator[int]:
+    """The draft of a key, locked for this process: it is no draft any more once another process gave it its name."""
+    while True:
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            storage.wait_for(file)
+            if storage.identity(draft) == (os.fstat(file).st_dev, os.fstat(file).st_ino):
+                yield file
+                return
+        finally:
+            os.close(file)

@@ -1,0 +1,192 @@
+"""A ledger that several runs share is founded once, with one whole key beside it, and never twice."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sordino.config import Experiment
+from sordino.errors import SordinoError
+from sordino.ledger.ledger import Ledger
+from sordino.runs import private, shared_ledger
+from sordino.runs.run import checked, resume, start
+from sordino.runs.simulation import Simulation
+from tests.budget.charged import experiment
+
+RACING = 4
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    return tmp_path / "shared.sqlite"
+
+
+def joining(ledger: Path, **changes: Any) -> Experiment:
+    privacy = {"epsilon": 8.0, "ledger": str(ledger)}
+    return experiment({"name": "gaussian_gdp"}, privacy=privacy, rounds=1, **changes)
+
+
+def code(of: Callable[[], object]) -> str:
+    with pytest.raises(SordinoError) as refusal:
+        of()
+    return refusal.value.code
+
+
+def key_beside(ledger: Path) -> bytes:
+    return Path(f"{ledger}.key").read_bytes()
+
+
+def founded_under(ledger: Path, key: bytes, run: Simulation) -> bool:
+    """Is the name of the data in the ledger the one that this key gives?"""
+    with Ledger.as_founded(ledger) as books:
+        return books.charter.dataset == type(run.population)(run.setup.experiment, key).fingerprint
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_key_that_is_not_whole_is_refused(shared: Path, size: int) -> None:
+    """An empty key is everybody's key: with it, whoever knows all rows but one finds the last one by trying."""
+    start(joining(shared), shared.parent / "first")
+    whole = key_beside(shared)
+    Path(f"{shared}.key").write_bytes(bytes(size))
+    assert code(lambda: start(joining(shared), shared.parent / "second")) == "run-file-damaged"
+    assert code(lambda: checked(joining(shared), shared.parent / "second", dry=True)) == "run-file-damaged"
+    assert not (shared.parent / "second").exists()
+    (shared.parent / "first" / private.DATA).write_bytes(bytes(size))
+    assert code(lambda: resume(shared.parent / "first")) == "run-file-damaged"
+    Path(f"{shared}.key").write_bytes(whole)
+    start(joining(shared), shared.parent / "second")
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "rename"])
+def test_a_full_disk_leaves_no_key_in_part(shared: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command passes as soon as there is room, and its key is a whole one."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_ledger.os, call, full)
+        assert code(lambda: start(joining(shared), shared.parent / "run")) == "ledger-disk-full"
+    assert not Path(f"{shared}.key").exists()
+    start(joining(shared), shared.parent / "run")
+    assert key_beside(shared) == (shared.parent / "run" / private.DATA).read_bytes()
+    assert len(key_beside(shared)) == private.KEY
+    assert {path.name for path in shared.parent.iterdir()} == {
+        "run",
+        shared.name,
+        f"{shared.name}.key",
+        f"{shared.name}-lock",
+    }
+
+
+@pytest.mark.parametrize("at", ["draft", "founded"])
+def test_a_kill_while_a_ledger_is_founded_leaves_one_that_goes_on(
+    shared: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = multiprocessing.get_context("fork").Process(target=_dies, args=(shared, at))
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == 9
+    assert not Path(f"{shared}.key").exists()
+    assert shared.exists() == (at == "founded")
+    start(joining(shared), shared.parent / "run")
+    assert founded_under(shared, key_beside(shared), checked(joining(shared), shared.parent / "next", dry=True))
+
+
+def _dies(shared: Path, at: str) -> None:
+    place = {"draft": "fsync", "founded": "rename"}[at]
+    setattr(shared_ledger.os, place, lambda *_: os._exit(9))
+    start(joining(shared), shared.parent / "dead")
+
+
+def test_runs_that_begin_at_once_found_one_ledger_under_one_key(shared: Path) -> None:
+    assert _race(shared, _run) == [0] * RACING
+    run = checked(joining(shared), shared.parent / "next", dry=True)
+    assert founded_under(shared, key_beside(shared), run)
+    assert {(shared.parent / f"run-{i}" / private.DATA).read_bytes() for i in range(RACING)} == {key_beside(shared)}
+
+
+def test_with_keys_of_their_own_they_refuse_each_other(shared: Path) -> None:
+    """The broken twin: as it was when every process went on with the key that it had drawn."""
+    assert sorted(_race(shared, _run_with_its_own_key)) == [0, 5, 5, 5]
+
+
+def _race(shared: Path, run: Callable[[Path, int, Any], None]) -> list[int | None]:
+    """The exit codes of processes that all draw a key before one of them may found the ledger."""
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(RACING)
+    racing = [fork.Process(target=run, args=(shared, i, barrier)) for i in range(RACING)]
+    for process in racing:
+        process.start()
+    for process in racing:
+        process.join(60)
+    return [process.exitcode for process in racing]
+
+
+def _run(shared: Path, number: int, barrier: Any) -> None:
+    _at_once(barrier)
+    try:
+        start(joining(shared), shared.parent / f"run-{number}")
+    except SordinoError as error:
+        os._exit(error.exit_code)
+    os._exit(0)
+
+
+def _run_with_its_own_key(shared: Path, number: int, barrier: Any) -> None:
+    like = shared_ledger.Population.like
+    shared_ledger.Population.like = lambda known, made, key: like(known, made)  # type: ignore[method-assign]
+    _run(shared, number, barrier)
+
+
+def _at_once(barrier: Any) -> None:
+    held = shared_ledger._held
+
+    def together(draft: Path) -> Any:
+        barrier.wait(60)
+        return held(draft)
+
+    shared_ledger._held = together
+
+
+@pytest.mark.parametrize("left", [".key", "-lock", "-wal"])
+def test_a_ledger_that_is_gone_is_not_begun_again(shared: Path, left: str) -> None:
+    start(joining(shared), shared.parent / "first")
+    kept = shared.read_bytes()
+    for path in (shared, Path(f"{shared}.key"), Path(f"{shared}-lock")):
+        path.unlink()
+    Path(f"{shared}{left}").write_bytes(bytes(private.KEY))
+    for dry in (False, True):
+        assert code(lambda dry=dry: checked(joining(shared), shared.parent / "second", dry=dry)) == "ledger-gone"  # type: ignore[misc]
+    assert code(lambda: resume(shared.parent / "first")) == "ledger-missing"
+    assert not shared.exists()
+    shared.write_bytes(kept)
+    Path(f"{shared}-wal").unlink(missing_ok=True)
+    resume(shared.parent / "first")
+
+
+def test_a_ledger_without_its_key_says_so(shared: Path) -> None:
+    """It is no reason to say that the data are others."""
+    start(joining(shared), shared.parent / "first")
+    Path(f"{shared}.key").unlink()
+    assert code(lambda: start(joining(shared), shared.parent / "second")) == "ledger-without-key"
+    assert sorted(path.name for path in shared.parent.iterdir() if "key" in path.name) == []
+
+
+def test_a_new_secret_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            private.write(tmp_path / "site.key", b"key", new=True)
+    assert not (tmp_path / "site.key").exists()
+    private.write(tmp_path / "site.key", b"key", new=True)
+    with pytest.raises(FileExistsError):
+        private.write(tmp_path / "site.key", b"another", new=True)
