@@ -114,7 +114,9 @@ def kept(
 
 def write(path: Path, data: bytes, new: bool = False) -> None:
     """Writes a file that its owner alone can read, from the first byte on. A `new` one is never there in part."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC), 0o600), "wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)
+    descriptor = os.open(path, flags, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
         try:
             file.write(data)
             file.flush()
