@@ -16,7 +16,6 @@ from sordino.cli.options import Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
-    from sordino.deploy.invitation import Via
     from sordino.deploy.joining import Proposed
     from sordino.letters.attending import Standing
     from sordino.letters.events import Event
@@ -51,12 +50,6 @@ def seconds(text: str) -> float:
     if told is None or not float(told[1]):
         raise typer.BadParameter(f"{text!r} is no time: write 30s, 10m or 2h")
     return float(told[1]) * UNITS[told[2]]
-
-
-def carrier(text: str) -> Via:
-    if text not in ("grpc", "flower"):
-        raise typer.BadParameter(f"--via knows grpc and flower, not {text!r}")
-    return "grpc" if text == "grpc" else "flower"
 
 
 def announce(
@@ -100,12 +93,7 @@ def serve(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment, as in a simulation.")],
     identity: Identity,
     allowed: Annotated[Path, typer.Option("--list", help="The sites that are believed: see `sordino identity`.")],
-    agreement: Annotated[
-        Path | None, typer.Option(help="What the sites have agreed on: see `sordino data agree`.")
-    ] = None,
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Spread a simulation over hosts, which join with --simulate too.")
-    ] = False,
+    agreement: Annotated[Path, typer.Option(help="What the sites have agreed on: see `sordino data agree`.")],
     bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:9443",
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where sites find it, if that is another address.")
@@ -117,7 +105,6 @@ def serve(
     minimum: Annotated[int, typer.Option(min=1, help="Clients that a round needs; with fewer it waits.")] = 2,
     deadline: Annotated[str, typer.Option(metavar="TIME", help="How long a round waits for the others.")] = "10m",
     out: Annotated[Path | None, typer.Option(help="The run folder; a run that is there goes on.")] = None,
-    via: Annotated[str, typer.Option(metavar="grpc|flower", help="What carries the letters.")] = "grpc",
     moved: Moved = False,
     rehearsal: Rehearsal = False,
     as_json: Json = False,
@@ -137,14 +124,6 @@ def serve(
     loaded, console = config.load(experiment), Console(stderr=True, quiet=quiet or as_json)
     folder, key = out or Path("runs") / loaded.name, private_key(identity)
     tls = None if certificates is None else of_server(certificates)
-    if simulate:
-        from sordino.deploy.hosting import Spreading, spread
-
-        spreading = Spreading(loaded, folder, key, allowed, bind, address, tls)
-        show_run(lambda watch: spread(spreading, watch, _noting(console)), [], as_json, quiet, "the same command")
-        return
-    if agreement is None:
-        raise typer.BadParameter("real sites need --agreement, and a simulation on hosts --simulate")
     asked = Serving(
         loaded,
         agreement,
@@ -157,7 +136,6 @@ def serve(
         own,
         Patience(timeout=seconds(deadline), minimum=minimum),
         rehearsal,
-        carrier(via),
         moved,
     )
     say = _noting(console)
@@ -176,14 +154,9 @@ def join(
     invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="What the server's operator sent.")],
     name: Name,
     identity: Identity,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="PATH", help="This site's own data; they never leave it.")
-    ] = None,
+    data: Data,
     certificates: Certificates = None,
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Compute clients of a simulation; this host may come and go.")
-    ] = False,
     max_epsilon: Annotated[
         float | None, typer.Option(help="Take part only if the whole run costs this client no more.")
     ] = None,
@@ -204,7 +177,6 @@ def join(
     verbose: Verbose = False,
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
-    from sordino.deploy.hosting import Host, lend
     from sordino.deploy.joining import Joining, proposed
     from sordino.deploy.joining import join as joining
     from sordino.report.site_plan import plan
@@ -212,16 +184,6 @@ def join(
     from sordino.runs.signature import private_key
 
     shown = Console(stderr=True, quiet=quiet or as_json)
-    if simulate:
-        host = Host(invitation, name, private_key(identity), data, address, certificates, with_code)
-        with patience() as stopped:
-            over = lend(host, stopped, _standing(shown))
-        if not over:
-            shown.print("Stopped: the simulation goes on. The same command takes part again.")
-            raise typer.Exit(130)
-        return
-    if data is None:
-        raise typer.BadParameter("a site takes part with --data of its own; a host of a simulation with --simulate")
     asked = proposed(
         Joining(
             invitation,

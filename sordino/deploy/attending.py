@@ -1,4 +1,4 @@
-"""How a site or a key holder reaches its server: outward, through whatever the invitation says carries the letters."""
+"""How a site or a key holder reaches its server: outward, with certificates where the server is another machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from sordino.deploy.certificates import of_site
 from sordino.deploy.invitation import Invitation
-from sordino.deploy.serving import HOME, with_certificates
 from sordino.letters.attending import Says, Standing, attend
 from sordino.letters.remote_sites import PARTING
 
@@ -44,10 +41,8 @@ class Leave:
 
 
 class Reaches(Protocol):
-    """Who one is, and where the server is."""
+    """Where the server is, and how one is known to it."""
 
-    @property
-    def identity(self) -> Ed25519PrivateKey: ...
     @property
     def address(self) -> str: ...
     @property
@@ -58,7 +53,6 @@ def attend_for(
     invitation: Invitation,
     name: str,
     own: Reaches,
-    folder: Path,
     answer: Callable[[bytes], bytes],
     leave: Leave,
     most: int,
@@ -66,16 +60,5 @@ def attend_for(
     """Answers the letters of a server until it is time to leave. `most`: the longest letter that is taken in, in
     bytes.
     """
-    told = invitation.told
-    address, tls = own.address or told.server, None if own.certificates is None else of_site(own.certificates, name)
-    if told.carrier == "grpc":
-        attend(address, name, answer, leave, tls, most, leave.heard)
-        return
-    from sordino.letters.flower.pinned import check_installed
-
-    check_installed()
-    from sordino.letters.flower.node import attend as attend_through_flower
-    from sordino.letters.flower.passes import Pass
-
-    signs = Pass(told.run, name, own.identity)
-    attend_through_flower(address, signs, answer, leave, with_certificates(tls), most, folder / HOME, leave.heard)
+    tls = None if own.certificates is None else of_site(own.certificates, name)
+    attend(own.address or invitation.told.server, name, answer, leave, tls, most, leave.heard)

@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -26,7 +26,6 @@ from sordino.ledger.facts import Fact
 from sordino.runs.public_inputs import LEARNED
 
 FORMAT: Literal[1] = 1
-Via: TypeAlias = Literal["grpc", "flower"]
 
 
 class Invited(Fact, extra="forbid"):
@@ -35,12 +34,10 @@ class Invited(Fact, extra="forbid"):
     format: Literal[1]
     run: str = Field(max_length=64)
     server: str  # HOST:PORT
-    carrier: Via = "grpc"
     server_key: str = Field(pattern="^[0-9a-f]{64}$")  # Ed25519
     experiment: str  # TOML
-    agreement: str = ""  # TOML; nothing of a simulation
+    agreement: str  # TOML
     table_schema: str = ""  # TOML
-    simulates: bool = False  # are hosts asked to compute clients of a simulation, and no sites?
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Invitation:
 
 
 def invite(
-    run: str, address: str, via: Via, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
+    run: str, address: str, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
 ) -> Invitation:
     """The invitation of a server. No path of anybody's is in it; the schema of a table comes along as text."""
     text, data = "", experiment.data
@@ -85,7 +82,6 @@ def invite(
             format=FORMAT,
             run=run,
             server=address,
-            carrier=via,
             server_key=identity.public_key().public_bytes_raw().hex(),
             experiment=shown.toml(),
             agreement=agreed.toml(),
@@ -100,7 +96,7 @@ def read(path: Path, with_code: bool = False) -> Invitation:
         told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
         found = Invitation(told)
         _check_text(path, tomllib.loads(told.experiment), told, with_code)
-        _ = found.server_key, found.experiment, found.declared, told.simulates or found.agreement
+        _ = found.server_key, found.experiment, found.declared, found.agreement
     except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
             f"{path} is no invitation",

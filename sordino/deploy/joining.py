@@ -145,15 +145,7 @@ class Left(NamedTuple):
 
 
 def proposed(asked: Joining) -> Proposed:
-    found = invitations.read(asked.invitation, asked.with_code)
-    if found.told.simulates:
-        raise ConfigError(
-            f"{asked.invitation} asks for hosts of a simulation",
-            why="no site takes part in it with data of its own",
-            fix="join with --simulate, or ask for the invitation to a run between sites",
-            code="is-a-simulation",
-        )
-    return Proposed(asked, found)
+    return Proposed(asked, invitations.read(asked.invitation, asked.with_code))
 
 
 def join(
@@ -195,7 +187,7 @@ def join(
         member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared)
         leave = Leave(lambda: member.over, stop, diary.standing(say), member.was_over)
         try:
-            attend_for(asked.invitation, asked.site, asked.asked, folder, member.desk.answer, leave, TAKEN_IN)
+            attend_for(asked.invitation, asked.site, asked.asked, member.desk.answer, leave, TAKEN_IN)
             diary(Event(event="over" if member.was_over else "stopped"))
             return Left(member.receipt(), member.was_over)
         finally:

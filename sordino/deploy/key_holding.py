@@ -45,5 +45,5 @@ def hold(asked: KeyHolding, stop: Callable[[], bool], say: Says, note: Callable[
         holder = KeyHolder(folder, whole, letterhead)
         note(f"tell every site, and not through the server: --key-digest {holder.digest}")
         leave = Leave(lambda: holder.over, stop, say, holder.was_over)
-        attend_for(invitation, HOLDER, asked, folder, holder.answer, leave, longest(whole, agreed))
+        attend_for(invitation, HOLDER, asked, holder.answer, leave, longest(whole, agreed))
         return holder.was_over

@@ -16,7 +16,7 @@ from sordino.deploy.agreed import SitesAgreement
 from sordino.deploy.agreed import read as read_agreement
 from sordino.deploy.diary import Diary
 from sordino.deploy.identity import AllowList
-from sordino.deploy.invitation import Via, invite
+from sordino.deploy.invitation import invite
 from sordino.deploy.own_data import servers_rows
 from sordino.deploy.secure_sums import kind_of_sites, peers_of
 from sordino.deploy.servers_side import PostOffice, ServersSide
@@ -25,7 +25,6 @@ from sordino.engine.choose_executor import check_between_machines
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.notes import SYSTEM
-from sordino.letters.carrier import Carrier
 from sordino.letters.certificates import Certificates
 from sordino.letters.events import Event
 from sordino.letters.letter import Letterhead
@@ -43,7 +42,7 @@ from sordino.runs.shapes import Environment
 from sordino.runs.simulation import settle
 
 SERVER = "server"
-AGREEMENT, INVITATION, HOME = "agreement.toml", "invitation.toml", ".flower"
+AGREEMENT, INVITATION = "agreement.toml", "invitation.toml"
 BESIDE = 1 << 22  # bytes of a letter beside its uploads
 
 
@@ -62,7 +61,6 @@ class Serving:
     own: Path | None = None  # the server's own data
     patience: Patience = Patience()
     rehearsal: bool = False  # a trial with noise from a seed, which protects nobody
-    via: Via = "grpc"  # what carries the letters
     moved: bool = False  # has this folder taken the place of the one where the run began?
 
 
@@ -83,14 +81,14 @@ def serve(
     peers = peers_of(whole, agreed)
     if asked.folder.exists() and experiment.privacy.noise == SYSTEM:
         private.check_place(asked.folder, asked.moved)
-    carrier = _carrier(asked, environment.run, peers, longest(whole, agreed), known)
+    carrier = Rpc(asked.bind, peers, longest(whole, agreed), known.__contains__, asked.tls)
     letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
     diary = Diary.of(asked.folder, whole, hears)
     rows = ServersRows() if asked.own is None else servers_rows(experiment, asked.own)
     if asked.folder.exists():
         invitation = invitations.read(asked.folder / INVITATION, with_code=True)  # its own
     else:
-        invitation = invite(environment.run, asked.address or asked.bind, asked.via, asked.identity, experiment, agreed)
+        invitation = invite(environment.run, asked.address or asked.bind, asked.identity, experiment, agreed)
     post = PostOffice(carrier, letterhead, asked.patience, diary)
     side = ServersSide.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
@@ -107,29 +105,6 @@ def serve(
             _end(side, asked.folder, environment.run)
         diary(Event(event="stopped" if ended.interrupted else "over"))
     return ended
-
-
-def _carrier(asked: Serving, run: str, peers: list[str], most: int, known: AllowList) -> Carrier:
-    if asked.via == "grpc":
-        return Rpc(asked.bind, peers, most, known.__contains__, asked.tls)
-    from sordino.letters.flower.pinned import check_installed
-
-    check_installed()
-    from sordino.letters.flower.fleet import Fleet
-
-    return Fleet(asked.bind, run, peers, known, most, with_certificates(asked.tls), asked.folder.parent / HOME)
-
-
-def with_certificates(tls: Certificates | None) -> Certificates:
-    """Flower's own network code knows no other way to tell who is at the other end."""
-    if tls is None:
-        raise ConfigError(
-            "--via flower without certificates",
-            why="the door for Flower's nodes lets nobody in without one",
-            fix="--certificates DIR; `sordino certificates` makes some for a trial",
-            code="flower-needs-certificates",
-        )
-    return tls
 
 
 def settled(experiment: Experiment, rehearsal: bool) -> Experiment:

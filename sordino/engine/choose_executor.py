@@ -76,10 +76,10 @@ def processes_of(name: str) -> int:
 
 
 def check_between_machines(name: str) -> None:
-    """Refuses an accelerator in a run of sites, or of hosts."""
+    """Refuses an accelerator in a run between sites."""
     if name != CPU:
         raise ConfigError(
-            f"engine.device = {name!r} in a run of sites or hosts",
+            f"engine.device = {name!r} in a run between sites",
             why="they compute on the processor: their server has no say in what their machines have",
             fix='leave engine.device out; where all machines are yours, torchrun with engine.executor = "ranks" '
             "computes on their accelerators",

@@ -44,25 +44,6 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Compute:
-    """Compute these clients in round t of a simulation, from states that come along: the last message."""
-
-    t: int
-    terms: dict[int, Terms]
-    apart: bool = False  # as in a round
-    handed: bool = False  # were clients given something before the first round?
-    do: Literal["compute"] = "compute"
-
-    @property
-    def round(self) -> Round:
-        return Round(self.t, self.terms, self.apart)
-
-    @property
-    def messages(self) -> int:
-        return self.round.messages + 1
-
-
-@dataclass(frozen=True)
 class Score:
     """Say how well models meet the test examples of your clients."""
 
@@ -146,7 +127,7 @@ class End:
         return min(1, self.models)
 
 
-Command = Round | Compute | Mask | Score | Keep | Restore | Begin | Hand | Publish | Encrypt | OpenSum | End
+Command = Round | Mask | Score | Keep | Restore | Begin | Hand | Publish | Encrypt | OpenSum | End
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sordino import config
+from sordino.deploy.serving import settled
 from sordino.runs.run import start
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
 from tests.laws.cases import Case
@@ -21,3 +23,9 @@ def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> N
     assert ledger_of(between.folder) == ledger_of(tmp_path / "loop")
     told = {file.read_bytes() for file in tmp_path.glob("*/model.json")}
     assert len(told) == (case.name != "quadratic"), "server and sites know how the model is used, and say the same"
+
+
+def test_between_sites_every_round_has_a_checkpoint() -> None:
+    """A site keeps its last three answers: a server may never have to go further back."""
+    rare = config.load(None, ["engine.checkpoint_every=7"])
+    assert settled(rare, rehearsal=True).engine.checkpoint_every == 1

@@ -256,9 +256,7 @@ def test_two_holders_of_one_key_do_not_run_beside_each_other(
     """Each would know only the sums that it has opened itself."""
     between, folder = playing(made("weigh", BFV, rounds=1)).between, tmp_path / "holder"
     folder.mkdir()
-    invitation = invite(
-        between.run, "localhost:9", "grpc", between.keys[SERVER], between.experiment, between.agreed
-    ).toml()
+    invitation = invite(between.run, "localhost:9", between.keys[SERVER], between.experiment, between.agreed).toml()
     (tmp_path / "invitation.toml").write_text(invitation)
     asked = KeyHolding(tmp_path / "invitation.toml", between.keys[HOLDER], folder, rehearsal=True)
     with RunFolder(folder).locked(), pytest.raises(RunError) as refusal:

@@ -33,7 +33,7 @@ from tests.laws.cases import BY_NAME
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     made = Trial.of(BY_NAME["gaussian_gdp"], tmp_path_factory.mktemp("joining"), rounds=2)
     sites = agreed.read(made.place / "agreement.toml")
-    invitation = invite("run", "localhost:9", "grpc", private_key(made.place / "server"), made.experiment, sites)
+    invitation = invite("run", "localhost:9", private_key(made.place / "server"), made.experiment, sites)
     (made.place / "invitation.toml").write_text(invitation.toml())
     return made
 
@@ -114,7 +114,7 @@ def test_a_plan_above_the_sites_own_cap_is_declined(trial: Trial, tmp_path: Path
 def test_where_nothing_is_promised_no_cap_is_kept(tmp_path: Path) -> None:
     plain = Trial.of(BY_NAME["fedavg"], tmp_path / "plain", rounds=1)
     sites = agreed.read(plain.place / "agreement.toml")
-    text = invite("run", "localhost:9", "grpc", private_key(plain.place / "server"), plain.experiment, sites).toml()
+    text = invite("run", "localhost:9", private_key(plain.place / "server"), plain.experiment, sites).toml()
     (plain.place / "invitation.toml").write_text(text)
     assert refusal(asked(plain, tmp_path / "own", max_epsilon=1e9), UnsoundGuarantee) == "above-own-cap"
 
@@ -248,7 +248,7 @@ def test_what_goes_on_between_sites_is_not_resumed_alone_and_a_copy_does_not_go_
     real = BY_NAME["gaussian_gdp"].experiment(rounds=1).model_dump(mode="json", exclude_none=True)
     made = Trial(tmp_path / "real", {**real, "privacy": {**real["privacy"], "noise": "system"}}, 5, rehearsal=False)
     sites = agreed.read(made.place / "agreement.toml")
-    text = invite("run", "localhost:9", "grpc", private_key(made.place / "server"), made.experiment, sites).toml()
+    text = invite("run", "localhost:9", private_key(made.place / "server"), made.experiment, sites).toml()
     (made.place / "invitation.toml").write_text(text)
     assert tried(asked(made, tmp_path / "own", rehearsal=False)) is not None
     with pytest.raises(RunError) as caught:

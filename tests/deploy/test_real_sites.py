@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +56,3 @@ def same(trial: Trial) -> None:
         for entry in ledger_of(loop):
             if str(k) in entry.charges:
                 assert mine[entry.op] == {str(k): entry.charges[str(k)]}
-
-
-@SLOW
-@pytest.mark.parametrize("name", ["gaussian_gdp", "scaffold"])
-def test_so_they_do_through_flower(name: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("flwr") is None:
-        pytest.skip("flwr has an environment of its own: .ci/flower")
-    trial = Trial.of(BY_NAME[name], tmp_path)
-    trial.more = ["--via", "flower"]
-    same(trial)

@@ -67,7 +67,7 @@ DEPLOYED = [
         "deploy/serving.py",
         'update={"checkpoint_every": 1}',
         "update={}",
-        "tests/deploy/test_hosts.py::test_between_sites_every_round_has_a_checkpoint",
+        "tests/deploy/test_between_sites.py::test_between_sites_every_round_has_a_checkpoint",
     ),
     one(
         "who was told the end waits for a server that is gone",

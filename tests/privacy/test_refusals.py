@@ -80,7 +80,6 @@ NOT_IN_A_TABLE = {
     ),
     "no-ledger-place": "test_a_server_that_says_nothing_of_its_ledger_is_refused",
     **dict.fromkeys(["not-for-sites", "scores-not-shared"], "test_what_is_not_for_sites_is_refused"),
-    "hosts-only-simulate": "test_noise_of_the_system_is_not_for_hosts_that_have_everybodys_data",
     "above-own-cap": "test_a_plan_above_the_sites_own_cap_is_declined",
     **dict.fromkeys(
         ["seeded-noise-between-sites", "sizes-are-agreed"], "test_what_protects_nobody_is_not_played_between_sites"
