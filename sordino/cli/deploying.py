@@ -158,7 +158,8 @@ def join(
     certificates: Certificates = None,
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
     max_epsilon: Annotated[
-        float | None, typer.Option(help="Take part only if the whole run costs this client no more.")
+        float | None,
+        typer.Option(help="Take part only if the run can cost this client no more, whatever is asked."),
     ] = None,
     share_scores: Annotated[
         bool, typer.Option("--share-scores", help="Tell the server how well models meet this site's test examples.")
@@ -204,7 +205,7 @@ def join(
     console = Screen()
     if show_plan:
         plan(console, asked)
-        asked.check_cap()
+        asked.check()
         return
 
     def consent(found: Proposed) -> bool:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sordino.budget.plan import Plan
 from sordino.config import Experiment
 from sordino.deploy import invitation as invitations
 from sordino.deploy.attending import Leave, attend_for
@@ -27,8 +26,9 @@ from sordino.deploy.own_data import OwnData
 from sordino.deploy.serving import AGREEMENT, INVITATION, SERVER, settled
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
+from sordino.evaluate.evaluation import check_shared
 from sordino.ledger.notes import SYSTEM
-from sordino.ledger.statement import Guarantee
+from sordino.ledger.statement import Guarantee, beside_scores
 from sordino.letters.attending import Says
 from sordino.letters.events import Event
 from sordino.letters.letter import Letterhead
@@ -108,31 +108,41 @@ class Proposed:
     def guarantees(self) -> list[Guarantee]:
         """What this client can lose in the whole run, as its own ledger will have it."""
         whole = self.whole
-        return Rehearsal(whole.phases[-1], ServersHome(whole), {self.client}).guarantees
+        rows = Rehearsal(whole.phases[-1], ServersHome(whole), (self.client,)).guarantees
+        return beside_scores(rows, self.experiment.privacy.delta) if self.asked.shares_scores else rows
+
+    @cached_property
+    def at_stake(self) -> list[Guarantee]:
+        """What is promised about the unit that the noise is for, to everybody, at the most that this client can pay: a
+        server may choose what it asks for.
+        """
+        plan = self.whole.phases[-1].promising
+        if plan.offer is None:
+            return []
+        budget = 0.0 if plan.budget is None else plan.budget.of(self.client)
+        rows = [row for row in self.guarantees if row.unit == plan.offer.unit]
+        return [row.beside(epsilon=max(row.epsilon, budget)) for row in rows]
 
     @property
-    def plan(self) -> Plan:
-        return self.whole.phases[-1].promising
-
-    @property
-    def promised(self) -> Guarantee | None:
-        """What the gate that has the noise promises this client; nothing, where none has."""
-        offer = self.plan.offer
-        subject = None if offer is None else (offer.unit, offer.neighbours, offer.adversary)
-        return next((row for row in self.guarantees if row.subject == subject), None)
+    def worst(self) -> Guarantee | None:
+        """The row of the adversary who can learn most; nothing, where no noise covers anything."""
+        return max(self.at_stake, key=lambda row: row.epsilon, default=None)
 
     @property
     def epsilon(self) -> float:
-        return math.inf if self.promised is None else self.promised.epsilon
+        return math.inf if self.worst is None else self.worst.epsilon
 
-    def check_cap(self) -> None:
-        """Refuses a plan that would cost more than this site allows."""
+    def check(self) -> None:
+        """Refuses what this site does not allow: scores that would tell training examples, and a plan above its cap."""
+        if self.asked.shares_scores:
+            check_shared(self.whole.phases[-1].ways)
         most = self.asked.max_epsilon
         if most is not None and not self.epsilon <= most:
             raise UnsoundGuarantee(
                 f"the plan costs this client more than --max-epsilon {most:g}",
-                why="in the whole run it would spend " + (self.promised.in_short if self.promised else "without end"),
-                fix="ask for a plan with a smaller budget or fewer rounds, or allow more",
+                why="in the whole run it may spend " + (self.worst.in_short if self.worst else "without end"),
+                fix="ask for a plan with a smaller budget or fewer rounds, or allow more; a row that is infinite is "
+                "below no cap: leave --max-epsilon out if you accept it",
                 code="above-own-cap",
             )
 
@@ -156,7 +166,7 @@ def join(
     hears: Callable[[Event], None] = lambda event: None,
 ) -> Left | None:
     """Takes part until the run is over or somebody stops it; nothing where the site declined."""
-    asked.check_cap()
+    asked.check()
     folder, known = asked.folder, RunFolder(asked.folder).exists
     if asked.asked.certificates is not None:
         of_site(asked.asked.certificates, asked.site).read()  # what is wrong with them is said before anybody consents

@@ -17,12 +17,12 @@ from sordino.engine.checkpoint import atomic_write
 from sordino.engine.commands import Begin, End, Hand, Round, Score
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
+from sordino.evaluate.evaluation import check_shared
 from sordino.ledger.ledger import State
 from sordino.letters.desk import Operation
 from sordino.letters.letter import digest_of
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
-from sordino.tasks.personalise import PLAIN
 from sordino.types import Terms
 
 ROUNDING = 1e-6  # what is left of a budget is divided anew after every exposure, here and at the server
@@ -88,13 +88,13 @@ class Purse:
             )
 
     def _check_scores(self, stage: int, command: Score) -> None:
-        """A way in which clients make a model their own may learn from training examples: only what is planned."""
+        check_shared(command.ways)
         phase, _ = self._phase(stage)
-        models, planned = phase.experiment.evaluation.models, set(phase.ways) or {PLAIN}
-        if not set(command.ways) <= planned or command.models > max(1, len(models)):
+        planned = max(1, len(phase.experiment.evaluation.models))
+        if command.models > planned:
             raise UnsoundGuarantee(
-                f"{ASKS} scores that are not in the plan",
-                why=f"it plans {max(1, len(models))} models, used as they are or by {', '.join(sorted(planned))}",
+                f"{ASKS} scores of {command.models} models",
+                why=f"{PLAN}, with {planned}",
                 fix=KEEP_TO,
                 code="scores-beyond-plan",
             )
@@ -143,9 +143,8 @@ class Purse:
         books.replay(t)
         # a preparation may need more rounds than others, and a server may ask one site in another's place: nobody is
         # asked more often than was accepted
-        often = {k: phase.rounds if phase.prepares else books.plan.exposures[k] for k in who}
-        if books.plan.pricing is not None and any(books.exposures.get(books.payer(k), 0) >= often[k] for k in who):
-            raise _too_often(min(often.values()))
+        if not all(map(books.may_be_asked, who)):
+            raise _too_often(min(books.plan.exposures[k] for k in who))
         books.rated(t)
         prices = self._prices(books, t, who, command.terms)
         if not set(who) <= prices.keys() or not set(who) <= set(books.reserve(t, prices)):

@@ -31,6 +31,7 @@ from sordino.letters.sites import Patience
 from sordino.runs.home import ServersHome, ServersRows
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Whole
+from sordino.tasks.personalise import PLAIN
 from sordino.tree import Tree
 from sordino.types import Examples, Params
 
@@ -143,7 +144,9 @@ class SitesEvaluation:
             given = self.side.setup.experiment.evaluation
             evaluator = Evaluator(task, examples, [], tuple(given.scores), metrics_named(given.metrics))
             return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
-        held, asked = algorithm.models(server), ways(algorithm, self.ways) or ("plain",)
+        held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
+        if {*asked} != {PLAIN}:  # no site tells how well a model does that it has made its own
+            return Scores()
         names = self.models or tuple(held)[:1]
         told, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
         found = {k: row for k, row in told.items() if len(row) == numbers and all(map(math.isfinite, row))}

@@ -97,6 +97,11 @@ class Accounts:
     def _spent(self, client: int) -> tuple[int, ...]:
         return self.spent.get(client, self.plan.currency.zero())
 
+    def may_be_asked(self, client: int) -> bool:
+        """Is there an exposure left that was planned for this client? Without noise none is counted."""
+        asked = self.exposures.get(self.payer(client), 0)
+        return self.plan.pricing is None or asked < self.plan.exposures[client]
+
     def rated(self, t: int) -> None:
         """Sets the rates of this round's coins, where budgets are personal."""
         self._rates = self.plan.rates(t, self.spent)
@@ -245,9 +250,12 @@ class Accounts:
         reads = max(1, read.reads(self.algorithm.work, size))
         # one noise for all who are in a sum, or every client's share of it
         sums = math.ceil(self.cohort.expected(self.population)) if uplink.shared else 1
+        sent = uplink.claims(multiplier, self._amplifies(client))
+        if self.only is not None:  # a site's books believe the server nothing
+            sent = list(map(uplink.trusted, sent))
         return [
             *(self._held(claim, reads) for claim in read.claims(self.algorithm.work, size, multiplier)),
-            *(self._held(claim, sums) for claim in uplink.claims(multiplier, self._amplifies(client))),
+            *(self._held(claim, sums) for claim in sent),
         ]
 
     def _held(self, claim: Claim, draws: int) -> Claim:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
 from sordino.evaluate.rows import Scores
 from sordino.tasks.personalise import PLAIN, WAYS
@@ -65,6 +65,18 @@ class Evaluation:
 def ways(algorithm: Modelled, asked: Sequence[str]) -> tuple[str, ...]:
     """Those asked for, else the algorithm's own."""
     return tuple(asked) or ((OWN,) if algorithm.personalises else ())
+
+
+def check_shared(ways: Sequence[str]) -> None:
+    """Refuses to tell the server of models that clients have made their own."""
+    if taught := [way for way in ways if way != PLAIN]:
+        raise UnsoundGuarantee(
+            f"shared scores of models that are made a client's own ({', '.join(taught)})",
+            why="such a model learns from training examples, as often as the server asks: its exact scores would tell "
+            "them, and no noise covers scores",
+            fix='join without --share-scores, or agree on evaluation.personal = ["plain"]',
+            code="scores-of-own-models",
+        )
 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:

@@ -7,9 +7,10 @@ from typing import Literal
 
 from sordino.ledger.events import Event, Json, from_json, to_json
 
-# an image is an example whose label is given, a cell a fixed part of a client's examples
-Unit = Literal["pixel", "image", "example", "cell", "client"]
-UNITS: tuple[Unit, ...] = ("pixel", "image", "example", "cell", "client")  # from small to large
+# an image is an example whose label is given, a cell a fixed part of a client's examples; nothing is trained on a test
+# example
+Unit = Literal["test example", "pixel", "image", "example", "cell", "client"]
+UNITS: tuple[Unit, ...] = ("test example", "pixel", "image", "example", "cell", "client")  # from small to large
 Neighbours = Literal["add_remove", "replace", "zero_out"]
 Adversary = Literal["server", "participants", "public"]
 Status = Literal["proved", "conditional", "asymptotic", "nominal", "none"]

@@ -22,6 +22,7 @@ from sordino.ledger.facts import Epsilon, Fact
 from sordino.ledger.notes import Release, histories, read_notes
 
 Key = tuple[Unit, Neighbours, Adversary]
+SCORES = "the server is told how well models meet this site's test examples, exactly and as often as it asks"
 COARSE = "what the tables of the noise lack of the ideal law is more than this epsilon can bear"
 
 
@@ -157,6 +158,19 @@ def _lacking(epsilon: float, drift: float) -> float:
 def unspent(key: Key, accountant: str) -> Guarantee:
     """Nothing was released, so nothing is lost."""
     return _nothing(key, 0.0, "proved", (), 0).beside(epsilon=0.0, accountant=accountant, accountants={}, event=None)
+
+
+def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
+    """The rows of a client that tells the server how well models meet its test examples: nothing is promised about
+    these, nor about all that the client holds.
+    """
+    told = [
+        _nothing(row.subject, delta, "none", (SCORES,), row.releases)
+        if (row.unit, row.adversary) == ("client", "server")
+        else row
+        for row in rows
+    ]
+    return [*told, _nothing(("test example", "replace", "server"), delta, "none", (SCORES,), 0)]
 
 
 def _nothing(key: Key, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:

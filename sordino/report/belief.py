@@ -25,6 +25,7 @@ SLACK = 10  # the chance that is spoken of, in deltas
 FORMALITY = 10.0  # an epsilon above it is said to be one
 
 ONE: Mapping[Unit, str] = {
+    "test example": "one test example",
     "pixel": "one value of one image",
     "image": "one image",
     "example": "one example",

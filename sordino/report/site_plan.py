@@ -10,10 +10,10 @@ from sordino.deploy.identity import fingerprint
 from sordino.deploy.joining import Proposed
 from sordino.engine import wire
 from sordino.ledger.notes import SYSTEM
+from sordino.report.belief import subject
 from sordino.report.tables import bytes_text, guarantees
-from sordino.report.words import described
+from sordino.report.words import described, merged
 from sordino.runs.setup import Setup
-from sordino.tasks.personalise import PLAIN
 
 
 def plan(console: Console, asked: Proposed) -> None:
@@ -45,16 +45,17 @@ def plan(console: Console, asked: Proposed) -> None:
         console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
     most = asked.asked.max_epsilon
     allowed = "" if most is None else f" (this site allows {most:g})"
-    cost = asked.promised.in_short if asked.promised else "more than any epsilon says: no noise covers it"
+    cost = f"at most {asked.worst.in_short}" if asked.worst else "more than any epsilon says: no noise covers it"
     console.print(f"\nThe whole run would cost this client [bold]{escape(cost)}[/bold]{allowed}.")
+    for held, by in merged([row for row in asked.at_stake if row.status == "conditional"]):
+        only_if = f"Against {subject(by)} this is conditional. It rests on: {'; '.join(held.because)}."
+        console.print(escape(only_if), highlight=False)
 
 
 def _scores(asked: Proposed) -> str:
     if not asked.asked.shares_scores:
         return "no scores: the server does not learn how well models work here"
-    learns = any(way != PLAIN for way in asked.whole.phases[-1].ways)
-    own = ", after learning from its training examples as well" if learns else ""
-    return f"scores: how well models meet this site's test examples{own}; no noise covers that"
+    return "scores: how well models meet this site's test examples; no noise covers that"
 
 
 def _method(phase: Setup) -> str:
@@ -67,9 +68,11 @@ def _leaves(phase: Setup, client: int) -> str:
     algorithm = phase.algorithm
     down = algorithm.broadcast(phase.state("server"))
     size = wire.payload_bytes(wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))))
-    often = phase.plan.exposures[client]
+    often = phase.rounds if phase.plan.pricing is None else phase.plan.exposures[client]
     when = f"in the phase {phase.phase}" if phase.phase else "in the training"
     times = "once" if often == 1 else f"up to {often} times"
+    if phase.prepares and phase.plan.pricing is None:
+        times = "as often as the server needs"
     return f"{when}, {times}: a message of {bytes_text(size)}, {_protected(phase)}"
 
 

@@ -21,6 +21,7 @@ WHO: Mapping[Adversary, str] = {
 }
 ANYONE = "anyone: the server, the other participants, and whoever sees the published models"
 WHAT: Mapping[Unit, str] = {
+    "test example": "one example that a model is tested on, and not trained",
     "pixel": "one value of one image of one client",
     "image": "one image of one client, whose label is given",
     "example": "one example (one row, one image) of one client",

@@ -22,7 +22,7 @@ from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.notes import SYSTEM, noised, simulated
 from sordino.ledger.op import Op
 from sordino.ledger.pricing import CountedPhase
-from sordino.ledger.statement import Guarantee, of_groups, statement
+from sordino.ledger.statement import Guarantee, beside_scores, of_groups, statement
 from sordino.ledger.storage import missing
 from sordino.runs import seal
 from sordino.runs.agreement import Agreement
@@ -59,7 +59,6 @@ AT_THE_SERVER = (
     "test metrics were computed on the server's own examples, or are scores that sites chose to share, which no noise "
     "covers"
 )
-SHARED = "this site told the server how well models meet its test examples: no noise covers these scores"
 NOT_SHARED = "this site told the server no scores"
 OWN_MODELS = (
     "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees "
@@ -74,15 +73,15 @@ def receipt(setup: Setup, federation: Federation, environment: Environment, ever
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
-    rows = statement(notes, len(federation.sizes), experiment.privacy.delta, every)
+    rows = stated(notes, len(federation.sizes), experiment.privacy.delta, environment, every)
     simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
     budget = _budget(setup, federation)
-    assumptions = [TUNING, _scored(environment), *setup.public.assumed]
+    assumptions = [TUNING, *_scored(environment), *setup.public.assumed]
     if noised(notes) or (budget is not None and not notes):  # else there is nothing to say of noise and clips
         assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, *assumptions[1:]]
     if setup.budget is not None and setup.budget.personal is not None:
         assumptions.append(BUDGETS)
-    if setup.ways:
+    if setup.ways and not environment.site:
         assumptions.append(OWN_MODELS)
     return Receipt(
         format=RECEIPT_FORMAT,
@@ -99,11 +98,17 @@ def receipt(setup: Setup, federation: Federation, environment: Environment, ever
     )
 
 
-def _scored(environment: Environment) -> str:
-    """What is to be said of test metrics."""
+def _scored(environment: Environment) -> tuple[str, ...]:
+    """What is to be said of test metrics, where no row says it."""
     if environment.clients is not None:
-        return SHARED if environment.shares_scores else NOT_SHARED
-    return AT_THE_SERVER if environment.site else EVALUATION
+        return () if environment.shares_scores else (NOT_SHARED,)
+    return (AT_THE_SERVER if environment.site else EVALUATION,)
+
+
+def stated(notes: Sequence[str], people: int, delta: float, environment: Environment, every: bool) -> list[Guarantee]:
+    """The rows that follow from what was released, and from the scores that a site shares."""
+    rows = statement(notes, people, delta, every)
+    return beside_scores(rows, delta) if environment.shares_scores else rows
 
 
 def write_receipt(folder: Path, setup: Setup, federation: Federation) -> Receipt:

@@ -1,10 +1,10 @@
 """A run's books, filled as if every planned round had been played, and nothing computed: who pays, and what the receipt
-will say.
+will say. A site fills its own as if it were asked as often as it may pay for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,21 +22,26 @@ class Rehearsal:
 
     setup: Setup
     home: Home
-    only: Collection[int] | None = None  # the clients whose books are kept; None for all
+    only: tuple[int, ...] | None = None  # the clients of a site, whose books these are; None for all
 
     @cached_property
     def federation(self) -> Federation:
         digest, system = self.setup.experiment.digest(), self.setup.experiment.privacy.noise == SYSTEM
         # as long as a run's own id, so that messages are as long as the run's
-        return self.setup.federation(self.home, "", MEMORY, f"{digest[:16]}-{'0' * 12}" if system else digest[:16])
+        run = f"{digest[:16]}-{'0' * 12}" if system else digest[:16]
+        return self.setup.federation(self.home, "", MEMORY, run, self.only)
 
     @cached_property
     def rounds(self) -> list[list[int]]:
         """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
         run, played = self.federation, []
         for t in range(self.setup.experiment.rounds):
-            crew = run.stragglers.split(run.draw(t), t, run.key)
-            played.append(run.reserve(t, run.prices(self._kept(crew.active), stalled=False)))
+            if self.only is None:
+                active: Sequence[int] = run.stragglers.split(run.draw(t), t, run.key).active
+            else:  # whom a public seed draws is no limit: a server may ask others
+                active = [k for k in self.only if run.may_be_asked(k)]
+            run.rated(t)
+            played.append(run.reserve(t, run.prices(active, stalled=self.only is not None)))
         return played
 
     @cached_property
@@ -55,11 +60,8 @@ class Rehearsal:
         """
         notes = []
         for phase in self.setup.preparation:
-            run = phase.federation(self.home, "", MEMORY, "plan")
+            run = phase.federation(self.home, "", MEMORY, "plan", self.only)
             for t in range(phase.rounds):
-                run.reserve(t, run.prices(self._kept(range(run.population)), stalled=False))
+                run.reserve(t, run.prices(run.members, stalled=False))
             notes += [entry.note for entry in run.ledger.entries()]
         return notes
-
-    def _kept(self, clients: Collection[int]) -> list[int]:
-        return [k for k in clients if self.only is None or k in self.only]

@@ -21,11 +21,10 @@ from sordino.ledger.events import Json
 from sordino.ledger.ledger import Entry, Ledger, of_run
 from sordino.ledger.notes import parsed
 from sordino.ledger.op import Op
-from sordino.ledger.statement import statement
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import ARITHMETIC, SIMULATED, opened, receipt
+from sordino.runs.receipt import ARITHMETIC, SIMULATED, opened, receipt, stated
 from sordino.runs.setup import Setup
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
@@ -64,8 +63,8 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
             f"the planned noise and the budget: they follow from somebody's own code ({', '.join(own)}), and "
             "--with-code would run it"
         )
-        people, notes = len(Agreement.read(folder).public.sizes), (entry.note for entry in entries)
-        rows = statement(notes, people, delta or 0.0, every=True)
+        people, notes = len(Agreement.read(folder).public.sizes), [entry.note for entry in entries]
+        rows = stated(notes, people, delta or 0.0, mine.environment, every=True)
         again: Json = {"guarantees": [row.to_json() for row in rows]}
         compared: tuple[str, ...] = ()
     else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,90 +11,17 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from sordino.deploy.membership import Membership
-from sordino.engine import wire
 from sordino.engine.commands import Command, Hand, Keep, Restore, Round, Score
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Entry, Ledger, State
-from sordino.letters.answers import Answered, Refused, heard
-from sordino.letters.letter import Letterhead, peek
+from sordino.letters.answers import Answered, Refused
 from sordino.runs.folder import RunFolder
 from sordino.types import Terms
-from tests.helpers.between_sites import SERVER, Federated
+from tests.helpers.between_sites import Federated
+from tests.helpers.forged_letters import Server, serving
 from tests.laws.cases import BY_NAME
 
 Forge = Callable[[Round], Command]
-
-
-class Server:
-    """Somebody with the server's key, who says whatever he likes."""
-
-    def __init__(self, between: Federated, site: str = "site-0") -> None:
-        self.between, self.site = between, site
-        self.member: Membership = between.member(site)
-        self.whole = self.member.whole
-        self.phase = self.whole.phases[-1]
-        self.place = 10
-
-    @property
-    def own(self) -> int:
-        return self.between.agreed.sites[self.site][0]
-
-    def planned(self, t: int = 0) -> Round:
-        """Round t as the plan has it, for the client of this site."""
-        books = self.phase.federation(self.member.purse.training.home, "", ":memory:", "rehearsal")
-        with books.ledger:
-            for before in range(t):
-                books.rated(before)
-                books.reserve(before, books.prices([self.own], stalled=False))
-            books.rated(t)
-            prices = books.prices([self.own], stalled=False)
-            books.reserve(t, prices)
-            return Round(t, {self.own: books.terms(self.own, prices[self.own])})
-
-    def says(
-        self,
-        command: Command,
-        place: int | None = None,
-        stage: int | None = None,
-        ledger: str | None = None,
-        messages: Sequence[bytes] = (),
-        **heading: Any,
-    ) -> tuple[Any, list[bytes]]:
-        """A letter to the site, and its answer."""
-        messages = list(messages)
-        if isinstance(command, Round):
-            down = self.phase.algorithm.broadcast(self.phase.state("server"))
-            messages = [wire.encode(self.phase.header(self.between.run)(max(0, command.t), -1), down)]
-        elif isinstance(command, Score):
-            model = next(iter(self.phase.algorithm.models(self.phase.state("server")).values()))
-            messages = [wire.encode(self.phase.header(self.between.run)(command.t, -1), (model,))]
-        self.place = self.place + 1 if place is None else place
-        ledger = f"{self.place}:{self.place:064x}" if ledger is None else ledger
-        letterhead: Letterhead = replace(self.between.letterhead(SERVER), **heading)
-        stage = self.phase.stage if stage is None else stage
-        letter = letterhead.write(self.site, stage, asdict(command), messages, ledger=ledger)
-        said = self.member.desk.answer(letter)
-        if heading:
-            return heard(peek(said).said), []
-        head, bodies = letterhead.read(said)
-        return heard(head.said), [bytes(body) for body in bodies]
-
-    @property
-    def place_told(self) -> bytes:
-        return f"{self.place}:{self.place:064x}".encode()
-
-    def spent(self) -> int:
-        return len(list(self.member.purse.training.ledger.entries()))
-
-
-@contextmanager
-def serving(name: str, place: Path, shares_scores: bool = False, **tables: Any) -> Iterator[Server]:
-    made = Server(Federated(BY_NAME[name].experiment(**tables), place, shares_scores=shares_scores))
-    try:
-        yield made
-    finally:
-        made.member.close()
 
 
 def terms(**changes: Any) -> Forge:
@@ -263,13 +189,19 @@ def test_a_server_that_forgot_what_it_spent_is_refused(tmp_path: Path) -> None:
         assert isinstance(server.says(server.planned(1), place=50)[0], Answered)
 
 
-def test_a_site_scores_what_is_planned_and_nothing_else(tmp_path: Path) -> None:
-    """A way in which a client makes a model its own learns from its training examples."""
-    with serving("fedavg", tmp_path, shares_scores=True) as server:
-        for forged in (Score(0, 1, ["finetune"]), Score(0, 1, ["plain", "own"]), Score(0, 9, ["plain"])):
+@pytest.mark.parametrize("planned", [[], ["finetune", "plain"]])
+def test_a_site_scores_no_model_of_its_own_and_no_more_than_is_planned(planned: list[str], tmp_path: Path) -> None:
+    """A way in which a client makes a model its own learns from its training examples, whether it is planned or not."""
+    with serving("fedavg", tmp_path, shares_scores=True, evaluation={"personal": planned}) as server:
+        for forged, code in (
+            (Score(0, 1, ["finetune"]), "scores-of-own-models"),
+            (Score(0, 1, ["proto"]), "scores-of-own-models"),
+            (Score(0, 1, ["plain", "own"]), "scores-of-own-models"),
+            (Score(0, 9, ["plain"]), "scores-beyond-plan"),
+        ):
             answer, bodies = server.says(forged)
             assert isinstance(answer, Refused)
-            assert answer.code == "scores-beyond-plan"
+            assert answer.code == code
             assert not bodies
         assert not isinstance(server.says(Score(0, 1, ["plain"]))[0], Refused)  # the control
 

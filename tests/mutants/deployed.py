@@ -11,6 +11,7 @@ ENCRYPTED = "tests/deploy/test_encrypted_sums.py"
 PURSE = "tests/deploy/test_purse.py"
 REMOTE = "tests/letters/test_remote_sites.py"
 FAULTS = "tests/deploy/test_faults.py"
+MOST = "tests/deploy/test_most_spent.py"
 
 DEPLOYED = [
     one(
@@ -93,15 +94,50 @@ DEPLOYED = [
     one(
         "a site scores whatever it is asked for",
         "deploy/purse.py",
-        "        if not set(command.ways) <= planned or",
-        "        if",
-        f"{PURSE}::test_a_site_scores_what_is_planned_and_nothing_else",
+        "        check_shared(command.ways)\n",
+        "",
+        f"{PURSE}::test_a_site_scores_no_model_of_its_own_and_no_more_than_is_planned",
+    ),
+    one(
+        "shared scores of models that have learned from training rows",
+        "deploy/joining.py",
+        "            check_shared(self.whole.phases[-1].ways)",
+        "            pass",
+        f"{MOST}::test_scores_of_own_models_are_not_shared",
+    ),
+    one(
+        "scores that the server is told stand in no row",
+        "runs/receipt.py",
+        "return beside_scores(rows, delta) if environment.shares_scores else rows",
+        "return rows",
+        f"{MOST}::test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client",
+    ),
+    one(
+        "a site believes that the server adds the noise",
+        "engine/accounts.py",
+        "            sent = list(map(uplink.trusted, sent))",
+        "            pass",
+        f"{MOST}::test_what_rests_on_the_server_is_conditional_in_a_sites_books",
+    ),
+    one(
+        "a cap against the rounds that a public seed draws",
+        "runs/rehearsal.py",
+        "            if self.only is None:",
+        "            if True:",
+        f"{MOST}::test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown",
+    ),
+    one(
+        "a cap against one row",
+        "deploy/joining.py",
+        "rows = [row for row in self.guarantees if row.unit == plan.offer.unit]",
+        "rows = [row for row in self.guarantees if row.adversary == plan.offer.adversary]",
+        f"{MOST}::test_a_cap_is_for_every_adversary",
     ),
     one(
         "a typed noise is for as many rounds as the server likes",
         "deploy/purse.py",
-        "if books.plan.pricing is not None and any(",
-        "if False and any(",
+        "if not all(map(books.may_be_asked, who)):",
+        "if False:",
         f"{PURSE}::test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed",
     ),
     one(

@@ -74,7 +74,8 @@ NOT_IN_A_TABLE = {
     **dict.fromkeys(
         ["other-clients", "round-beyond-plan", "terms-beyond-plan"], "test_a_forged_round_is_refused_and_costs_nothing"
     ),
-    "scores-beyond-plan": "test_a_site_scores_what_is_planned_and_nothing_else",
+    "scores-beyond-plan": "test_a_site_scores_no_model_of_its_own_and_no_more_than_is_planned",
+    "scores-of-own-models": "test_scores_of_own_models_are_not_shared",
     **dict.fromkeys(
         ["more-rounds-than-planned", "phase-beyond-plan"], "test_no_phase_is_asked_for_more_often_than_planned"
     ),

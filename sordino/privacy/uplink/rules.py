@@ -8,7 +8,7 @@ from typing import Literal
 
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
 from sordino.ledger.claims import ADVERSARIES, STATUSES, Adversary, Claim, Neighbours, Status
-from sordino.ledger.events import Event, NonPrivate
+from sordino.ledger.events import Event, NonPrivate, Poisson
 from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flag
@@ -22,6 +22,10 @@ RAW = "sees each upload, no client-level noise"
 SUM = "sees sums of uploads, no client-level noise"
 ROSTER = (
     "whoever takes part in a secure sum is told who else does: only what a client sends is hidden from participants"
+)
+SERVER_NOISE = "the server adds the noise: a site cannot see that it does"
+SERVER_COINS = (
+    "the server tosses the coins that say who takes part, at the planned rates, and tells nobody how they fell"
 )
 NOMINAL = "noise as published, whose size follows from no bound"
 
@@ -189,6 +193,16 @@ class Links:
             return Claim("client", neighbours, "server", event, "none", because)
         more = noise.assumptions if noise is not None and shares else ()
         return Claim("client", neighbours, "server", event, "conditional", (*more, *because))
+
+    def trusted(self, claim: Claim) -> Claim:
+        """What is left of a claim for a client that sees neither what the server adds to a sum nor how it draws."""
+        if claim.adversary == "server" or isinstance(claim.event, NonPrivate):
+            return claim
+        noised = bool(private(self.server)) or self.per_coordinate is not None
+        tossed = isinstance(claim.event, Poisson)
+        because = (SERVER_NOISE,) * noised + (SERVER_COINS,) * tossed
+        status: Status = max(claim.status, "conditional", key=STATUSES.index) if because else claim.status
+        return replace(claim, status=status, because=(*claim.because, *because))
 
     def _assumed(self) -> tuple[str, ...]:
         weighed = any(isinstance(stage, Weigh) and stage.by == "examples" for stage in self.client)

@@ -1,0 +1,88 @@
+"""A server that says whatever it likes to a site, with letters that are signed as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from sordino.deploy.membership import Membership
+from sordino.engine import wire
+from sordino.engine.commands import Command, Round, Score
+from sordino.letters.answers import heard
+from sordino.letters.letter import Letterhead, peek
+from tests.helpers.between_sites import SERVER, Federated
+from tests.laws.cases import BY_NAME
+
+
+class Server:
+    """Somebody with the server's key, who says whatever he likes."""
+
+    def __init__(self, between: Federated, site: str = "site-0") -> None:
+        self.between, self.site = between, site
+        self.member: Membership = between.member(site)
+        self.whole = self.member.whole
+        self.phase = self.whole.phases[-1]
+        self.place = 10
+
+    @property
+    def own(self) -> int:
+        return self.between.agreed.sites[self.site][0]
+
+    def planned(self, t: int = 0, stalled: bool = False) -> Round:
+        """Round t as the plan has it, for the client of this site."""
+        books = self.phase.federation(self.member.purse.training.home, "", ":memory:", "rehearsal")
+        with books.ledger:
+            for before in range(t):
+                books.rated(before)
+                books.reserve(before, books.prices([self.own], stalled))
+            books.rated(t)
+            prices = books.prices([self.own], stalled)
+            books.reserve(t, prices)
+            return Round(t, {self.own: books.terms(self.own, prices[self.own])})
+
+    def says(
+        self,
+        command: Command,
+        place: int | None = None,
+        stage: int | None = None,
+        ledger: str | None = None,
+        messages: Sequence[bytes] = (),
+        **heading: Any,
+    ) -> tuple[Any, list[bytes]]:
+        """A letter to the site, and its answer."""
+        messages = list(messages)
+        if isinstance(command, Round):
+            down = self.phase.algorithm.broadcast(self.phase.state("server"))
+            messages = [wire.encode(self.phase.header(self.between.run)(max(0, command.t), -1), down)]
+        elif isinstance(command, Score):
+            model = next(iter(self.phase.algorithm.models(self.phase.state("server")).values()))
+            messages = [wire.encode(self.phase.header(self.between.run)(command.t, -1), (model,))]
+        self.place = self.place + 1 if place is None else place
+        ledger = f"{self.place}:{self.place:064x}" if ledger is None else ledger
+        letterhead: Letterhead = replace(self.between.letterhead(SERVER), **heading)
+        stage = self.phase.stage if stage is None else stage
+        letter = letterhead.write(self.site, stage, asdict(command), messages, ledger=ledger)
+        said = self.member.desk.answer(letter)
+        if heading:
+            return heard(peek(said).said), []
+        head, bodies = letterhead.read(said)
+        return heard(head.said), [bytes(body) for body in bodies]
+
+    @property
+    def place_told(self) -> bytes:
+        return f"{self.place}:{self.place:064x}".encode()
+
+    def spent(self) -> int:
+        return len(list(self.member.purse.training.ledger.entries()))
+
+
+@contextmanager
+def serving(name: str, place: Path, shares_scores: bool = False, **tables: Any) -> Iterator[Server]:
+    made = Server(Federated(BY_NAME[name].experiment(**tables), place, shares_scores=shares_scores))
+    try:
+        yield made
+    finally:
+        made.member.close()
