@@ -253,6 +253,11 @@ class Reader(ABC):
         """How often `prepare` changes the examples: once in a run, in every round, or never."""
         return None
 
+    @property
+    def plain(self) -> bool:
+        """Does it give examples as they are? Then nothing lies between them and whoever sees an upload."""
+        return False
+
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
         """A client's examples as everything that follows will see them."""
         return examples

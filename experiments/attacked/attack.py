@@ -1,4 +1,4 @@
-"""Every method, attacked: python experiments/attacked/attack.py [folder of MNIST]. Writes table.md beside it.
+"""Methods, attacked: python experiments/attacked/attack.py [folder of MNIST]. Writes table.md beside it.
 
 Four attackers try each row: an audit of what one exposure loses; somebody who draws images from one client's update in
 round 1, in which that client holds one image; somebody who asks of such an update, a thousand times, whether an image
@@ -236,7 +236,8 @@ A budget is epsilon 8 at delta 1e-5. Written by `python experiments/attacked/att
   *prints* is a number of its source that proves nothing.
 - **one exposure**: epsilon that is claimed for one exposure, the lower bound that an audit found with {trials:,} draws
   of either side (2,000,000 for udp, 5,000 for PrivUnit and for `local_sample`), and the verdict. *refuted*: more is
-  lost than the source prints. *holds*: this audit did not beat the claim.
+  lost than the source prints. *holds*: this audit did not beat the claim; how much missing noise it would have noticed
+  stands in [twins.md](twins.md), for a larger claim. *not attacked*: no worst case is known for this reader.
 - **PSNR**, **SSIM**: an image, drawn from the update of a client that holds only this image; the better of `analytic`
   and `inverting_gradients`, mean of two clients. The attacker is the one whom the promise names, else the server. A
   guess is the mean of other images. 100 dB: the image itself.

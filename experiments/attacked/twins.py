@@ -1,8 +1,8 @@
 """How little missing noise an audit notices: python experiments/attacked/twins.py [folder of MNIST]. Writes twins.md.
 
-Every method of attack.py with a proved claim, in a run of one round, whose only exposure may spend the whole budget.
-Its gates are attacked as they are, and with a tenth and with a thirty-third less noise behind the same claim. Rows that
-lie in twins.json are not measured again.
+The methods of attack.py with a proved claim that an audit can attack, in a run of one round, whose only exposure may
+spend the whole budget. Its gates are attacked as they are, and with a tenth and with a thirty-third less noise behind
+the same claim. Rows that lie in twins.json are not measured again.
 """
 
 from __future__ import annotations
@@ -74,11 +74,12 @@ def measured(words: list[str]) -> dict[str, Any]:
 
 PAGE = """# How little missing noise an audit notices
 
-Every method of [table.md](table.md) with a proved claim, in a run of one round, whose only exposure may spend the whole
-budget of epsilon 8 at delta 1e-5 (of Laplace noise 2; in `gaussian_simple`, whose formula holds below 1 only, a tenth
-of 8). **holds**: the claim was not refuted, with 10^5 draws of either side. **caught**: a twin with so much less noise
-behind the same claim was refuted, with 10^5 draws at noise / 1.1 and 10^6 at noise / 1.03; **escaped**: it was not.
-Bounds are wrong with probability 1e-4 at most. PrivUnit and `local_sample` make one draw a call and are left out.
+The methods of [table.md](table.md) with a proved claim that an audit can attack, in a run of one round, whose only
+exposure may spend the whole budget of epsilon 8 at delta 1e-5 (of Laplace noise 2; in `gaussian_simple`, whose
+formula holds below 1 only, a tenth of 8). **holds**: the claim was not refuted, with 10^5 draws of either side.
+**caught**: a twin with so much less noise behind the same claim was refuted, with 10^5 draws at noise / 1.1 and 10^6 at
+noise / 1.03; **escaped**: it was not. Bounds are wrong with probability 1e-4 at most. PrivUnit and `local_sample` make
+one draw a call and are left out.
 
 {table}
 

@@ -25,7 +25,6 @@ from sordino.keys import Key
 from sordino.ledger.claims import Adversary
 from sordino.ledger.statement import Guarantee, statement
 from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.open import Open
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
@@ -138,7 +137,7 @@ class AttackedRun:
     def protected(self) -> bool:
         """Is there anything between the data and an attacker? Else the run is its own control."""
         gates = self.setup.algorithm
-        return not isinstance(gates.read, Open) or gates.uplink != unprotected(gates).uplink
+        return not gates.read.plain or gates.uplink != unprotected(gates).uplink
 
     @cached_property
     def promises(self) -> tuple[Held, ...]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,7 @@ from sordino.types import Claim, NoiseSource
 TRIALS = 30_000  # of either neighbour
 WRONG = 1e-4  # how likely an audit is to refute a true claim
 SHORT = 0.3  # of the noise that its claim says, a broken twin lacks
+TRIED = (0.1, SHORT, 0.5, 0.9)  # and what twins lack that say which power an audit has
 # a sampled claim is pressed hardest where sampling and noise matter equally
 DELTAS = (1e-3, 1e-2, 0.03, 0.06, 0.1, 0.2)
 LEAST = 0.02  # an epsilon below which two deltas are not compared
@@ -66,6 +67,14 @@ class AttackedPromise:
     trials: int
     confidence: float
     verdict: str
+    notices: float | None = None  # the least missing noise that the same attack found, of those tried; None: of none
+
+    @property
+    def power(self) -> str:
+        """Words for what this audit would have noticed; nothing where no twin was tried."""
+        if self.verdict != HOLDS:
+            return ""
+        return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"
 
     def to_json(self) -> Json:
         return {k: v if not isinstance(v, float) or math.isfinite(v) else "inf" for k, v in vars(self).items()}
@@ -152,7 +161,9 @@ def audit(
         if twin and claim.status == "nominal":
             continue  # there is no promise that a twin could break
         tell(f"{phase}: {claim.unit}, {claim.neighbours}")
-        found.append(_attacked(phase, claim, stated, pairs, delta, trials, source.child(number), twin))
+        attack = partial(_attacked, phase, claim, stated, pairs, delta, trials)
+        one = attack(source.child(number), twin)
+        found.append(one if one.verdict != HOLDS else replace(one, notices=_noticed(attack, drawn.child(number))))
     phases = [phase for phase, _ in stages]
     return Audit(
         algorithm=str(experiment.algorithm.get("name")),
@@ -261,6 +272,12 @@ def _share(setup: Setup, price: Price | None) -> float | None:
     """Of the epsilon that is typed, what one exposure is charged."""
     budget, cap = setup.plan.budget, setup.plan.cap
     return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
+
+
+def _noticed(attack: Callable[[NoiseSource, bool], AttackedPromise], source: NoiseSource) -> float | None:
+    """The least share of its noise that a twin lacked when as many trials caught it."""
+    twins = (attack(Weak(source.child("twin", n), 1 / (1 - lacks)), True) for n, lacks in enumerate(TRIED))
+    return next((lacks for lacks, one in zip(TRIED, twins, strict=True) if one.verdict == CAUGHT), None)
 
 
 # what was lost --------------------------------------------------------------------------------------------------------

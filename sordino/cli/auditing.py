@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
 ENDS = {"VIOLATED": 4, "escaped": 2, "no power": 2}  # other verdicts are no failure
 SAYS = {
-    "holds": "No claim was refuted: this attack did not do better than was claimed.",
+    "holds": "No claim was refuted: this attack did not do better than was claimed. A fault that is smaller than what "
+    "it would notice may be there; more --trials find smaller ones.",
     "holds in part": "No claim was refuted, but [bold]the run as a whole is not protected[/]: a phase of it claims "
     "infinity.",
     "VIOLATED": "[bold red]Refuted:[/] more is lost than is claimed.",
@@ -187,7 +188,7 @@ def _table(subjects: list[AttackedPromise], simulated: bool) -> Table:
     from rich.table import Table
 
     table = Table()
-    for column in ("unit", "against", "attack", "claimed, once", "at least", "trials", "verdict"):
+    for column in ("unit", "against", "attack", "claimed, once", "at least", "trials", "would notice", "verdict"):
         table.add_column(column)
     for one in subjects:
         style = STYLES.get(one.verdict, "yellow")
@@ -197,6 +198,7 @@ def _table(subjects: list[AttackedPromise], simulated: bool) -> Table:
             one.attack or "none is known for this reader",
             *_numbers(one, simulated),
             f"{one.trials:,}" if one.attack else "",
+            one.power,
             f"[{style}]{one.verdict}[/]",
         )
     return table

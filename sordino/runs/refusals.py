@@ -12,7 +12,6 @@ from sordino.cohorts.kinds import Cohort
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
 from sordino.privacy.readers.covered import check_apart
-from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import NoiseShare, check_room
 from sordino.privacy.uplink.stages import Weigh
@@ -36,7 +35,7 @@ def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) ->
 
 def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
     """Where somebody is protected, no layer may mix examples; where nobody is, the method must carry what it keeps."""
-    if promises or type(algorithm.read) is not Open:  # clients, too, share the network of this process
+    if promises or not algorithm.read.plain:  # clients, too, share the network of this process
         check_apart(task)
     if not task.statistics:
         return

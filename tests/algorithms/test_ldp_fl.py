@@ -232,6 +232,16 @@ def test_fewer_values_have_more_of_the_budget_each(tmp_path: Path) -> None:
     assert 0.35 < changed < 0.75
 
 
+def test_an_image_with_colours_pays_for_every_channel() -> None:
+    """300 black images of 4 x 4 pixels in 3 colours, as 2 x 2 values: 12 of them move on their own, and 12 are paid."""
+    reader = Responses(1.0, side=2).fitted((4, 4, 3), 10)
+    black = Examples(torch.zeros(300, 4, 4, 3, dtype=torch.uint8), torch.zeros(300, dtype=torch.int64))
+    answers = reader.prepare(black, Counter(3)).x.flatten(1).double()
+    assert int(torch.linalg.matrix_rank(answers - answers.mean(0))) == 12
+    assert guarantees(reader, 0.0)["image", "server"].epsilon == pytest.approx(12.0)
+    assert Responses(1.0, "image", side=2).fitted((4, 4, 3), 10).each == pytest.approx(1 / 12)
+
+
 def test_a_label_has_coins_of_its_own() -> None:
     """Images of one value: whether it was kept says nothing about the label. 4,000 of each, five deviations: a false
     alarm in 1.7 million.

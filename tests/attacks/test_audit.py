@@ -202,6 +202,18 @@ def test_a_sound_gate_stays_below_its_claim_and_its_twin_is_caught(name: str) ->
     assert (twin.claimed, twin.unit, twin.neighbours) == (one.claimed, one.unit, one.neighbours)
 
 
+@pytest.mark.parametrize(("noise", "trials", "least"), [(0.5, 10_000, 0.1), (9.0, 10_000, 0.5), (50.0, 1_000, None)])
+def test_an_audit_says_which_missing_noise_it_would_notice(noise: float, trials: int, least: float | None) -> None:
+    """The larger the noise, the less a few trials find; below what they find they prove nothing, and say so."""
+    (one,) = audited(["algorithm=gaussian_gdp", f"multiplier={noise}"], trials).subjects
+    assert one.verdict == "holds"
+    assert one.notices == least
+    assert one.power == ("not even 90% less noise" if least is None else f"{least:.0%} less noise")
+    for lacks in (0.1, 0.3, 0.5, 0.9):  # as a user asks for the same twins
+        (twin,) = audited(["algorithm=gaussian_gdp", f"multiplier={noise}"], trials, twin=True, short=lacks).subjects
+        assert (twin.verdict, twin.power) == ("caught" if least is not None and lacks >= least else "escaped", "")
+
+
 def test_answers_at_random_lose_what_a_value_is_promised_and_rarer_ones_more() -> None:
     words = ["algorithm=ldp_fl", "local_epsilon=2.0", "label_epsilon=1.0"]
     value, image, example = audited(words, 20_000).subjects

@@ -215,6 +215,19 @@ def test_of_a_sum_that_hides_no_single_upload_is_seen() -> None:
     assert found["analytic"].measured[0].value < found["analytic"].measured[0].control
 
 
+@pytest.mark.parametrize("name", ["ldp_fl", "gaussian_gdp", "fedavg"])
+def test_a_gate_between_images_and_attackers_is_seen(name: str) -> None:
+    """Answers at random are protection, too: behind them an attack has the same run without them as its control, where
+    one step over one image gives the image back."""
+    gate = {"clip": 1.0} if name == "gaussian_gdp" else {"local_steps": 1, "batch_size": "full"}
+    table = {"rounds": 1, "partition": {"scheme": "iid", "clients": 3}, "algorithm": {"name": name, **gate}}
+    asked = AttackSettings(images=1, victims=1)
+    (found,) = assault(config.validate(table), names=("analytic",), asked=asked).found
+    itself = found.measured[0].value == found.measured[0].control
+    assert found.measured[0].control == 100.0  # dB: the image itself
+    assert (itself, found.verdict) == ((True, "reached") if name == "fedavg" else (False, "stopped"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "names"), [("mlp", ("dlg", "idlg")), ("cnn_norm", ("inverting_gradients",))])
 def test_digits_are_found_behind_a_network(model: str, names: tuple[str, ...]) -> None:

@@ -54,6 +54,11 @@ class Open(Reader):
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         return OpenShard(examples, grant, task)
 
+    @property
+    def plain(self) -> bool:
+        own = type(self)  # a reader that is made of this one may change what it prepares or opens
+        return own.open is Open.open and own.prepare is Reader.prepare
+
 
 @dataclass(frozen=True)
 class OpenShard:

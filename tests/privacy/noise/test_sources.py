@@ -23,7 +23,7 @@ from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
 from sordino.attacks.sources import Weak
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
-from sordino.privacy.noise.sources import Counter, System, for_client, for_round
+from sordino.privacy.noise.sources import SECRET, Counter, System, for_client, for_round, for_run
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
@@ -34,6 +34,7 @@ from tests.privacy.doubles import linear
 DRAWS = 10**6
 Z = 1.3
 ONCE = Work(1, None, None)
+PARTS = [("values", 0), ("values", 1), ("labels", 0), ("labels", 1)]
 Law = Literal["gaussian", "laplace"]
 LAWS: dict[Law, GaussianNoise | LaplaceNoise] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
 ORDER: dict[Law, Literal[1, 2]] = {"gaussian": 2, "laplace": 1}
@@ -174,6 +175,20 @@ def test_the_same_place_draws_the_same_noise_again() -> None:
     assert all(
         np.array_equal(a, b) for a, b in zip(drawn_in(1, 2, 7, "client"), drawn_in(1, 2, 7, "client"), strict=True)
     )
+
+
+def test_what_is_drawn_once_in_a_run_is_each_client_s_own_and_the_same_again() -> None:
+    """64 coins of every client, of its values and its labels, in two blocks: by one secret all of them are other
+    ones."""
+    secret = bytes(range(SECRET))
+
+    def drawn() -> list[list[bool]]:
+        mine = [for_run("system", 0, secret, k).child(what, block) for k in (0, 1) for what, block in PARTS]
+        return [source.coins(64, 0.5).tolist() for source in mine]
+
+    assert distinct(drawn())
+    assert drawn() == drawn()
+    assert distinct([*drawn(), for_run("system", 0, secret[::-1], 0).child(*PARTS[0]).coins(64, 0.5).tolist()])
 
 
 def one_process(source: System, out: Connection) -> None:
