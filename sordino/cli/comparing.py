@@ -72,13 +72,13 @@ def compare(
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped at a safe point. The same command goes on from there.")
         raise typer.Exit(130) from None
-    if form is Format.text:
+    if form is Format.text and not quiet:
         Screen().print(text(found.table))
         for line in found.choosing:
             Screen().print(f"· {escape(line)}", highlight=False)
     elif form is Format.json:
         say([row.to_json() for row in found.table])
-    elif form is not Format.html:
+    elif form not in (Format.text, Format.html):
         typer.echo(FORMATS[form](found.table), nl=False)
     # paths go where they do not mix with a table that is meant for another program
     place = Console(stderr=form not in (Format.text, Format.html))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from sordino.dashboard.facts import Now, Watched
+from sordino.evaluate.evaluation import measured_by
 from sordino.evaluate.headlines import in_words
 from sordino.evaluate.measures import last_scored
 from sordino.evaluate.rows import RoundRow
@@ -39,9 +40,9 @@ def page(run: Watched, now: Now, cursor: str) -> str:
     algorithm, clients = experiment.algorithm["name"], len(run.whole.public.sizes)
     site = run.run.environment.site
     where = f"{site}, one site of it" if run.of_site else "between sites, as its server has it" if site else "simulated"
-    parts = regions(run, now)
+    parts, training = regions(run, now), run.whole.phases[-1]
     facts = {
-        "model": "clients' own models" if run.whole.phases[-1].ways else "global model",
+        "model": measured_by(now.rows, training.algorithm, training.ways),
         "rows": [of_round(row) for row in _some(now.rows)],
         "cursor": cursor,
         "colours": palette.SERIES,
@@ -155,7 +156,7 @@ def _cards(run: Watched, now: Now) -> Html:
     if last is not None and (found := last.headline) is not None:
         judged, value = found
         shown = f"{value:.1%}" if judged.percent else f"{value:.4g}"
-        cards.append((f"test {judged.full}", shown, f"after round {last.round}"))
+        cards.append((f"test {judged.full}", shown, f"{last.measured}, after round {last.round}"))
     if now.spending is not None:
         row = strongest(now.spending.guarantees)
         if row is None:

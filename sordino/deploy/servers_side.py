@@ -87,7 +87,7 @@ class ServersSide(ServersHalf):
     def evaluation(self) -> SitesEvaluation:
         given, algorithm = self.setup.experiment.evaluation, self.setup.algorithm
         check(given.personal)
-        check_scores(given.scores, self.setup.task, self.setup.ways)
+        check_scores(given.scores, given.metrics, self.setup.task, self.setup.ways)
         if given.models:
             check_models(given.models, algorithm.models(self.setup.state("server")))
         return SitesEvaluation(self, tuple(given.models), tuple(given.personal))

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.evaluate.accuracy import Evaluator
+from sordino.evaluate.headlines import MEASURED, Way
+from sordino.evaluate.measures import Metrics, last_scored
 from sordino.evaluate.rows import Scores
 from sordino.tasks.personalise import PLAIN, WAYS
 from sordino.tree import Tree
@@ -46,7 +48,8 @@ class Evaluation:
             else {name: self.evaluator(held[name]) for name in names}
         )
         first, *others = found
-        return found[first].beside(also={name: _spread(found[name]) for name in others})
+        way = measured_way(self.algorithm, self.personal)
+        return found[first].beside(way=way, also={name: _spread(found[name]) for name in others})
 
     @property
     def personal(self) -> tuple[str, ...]:
@@ -79,6 +82,19 @@ def check_shared(ways: Sequence[str]) -> None:
         )
 
 
+def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
+    """Whose answers the headline is of: the method's own way may be to leave the model as it is."""
+    first = next(iter(ways), "global")
+    effective = (algorithm.own_way or (OWN if algorithm.personalises else PLAIN)) if first == OWN else first
+    return next(way for way in MEASURED if way == effective)
+
+
+def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str]) -> str:
+    """Whose answers were scored last, or will be."""
+    last = last_scored(run)
+    return MEASURED[measured_way(algorithm, ways)] if last is None else last.measured
+
+
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
     """The first of those ways that takes a client's examples and nothing that it keeps; None where none does."""
     each = (algorithm.own_way if way == OWN else way for way in ways(algorithm, asked))
@@ -101,7 +117,8 @@ def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
             )
 
 
-def check_scores(asked: Sequence[str], task: Task, personal: Sequence[str]) -> None:
+def check_scores(asked: Sequence[str], own: Sequence[str], task: Task, personal: Sequence[str]) -> None:
+    """`own`: metrics of a user's own."""
     if wrong := [name for name in asked if name not in task.scores]:
         raise ConfigError(
             f"evaluation.scores = {list(asked)!r}: this task has no {wrong[0]}",
@@ -111,11 +128,13 @@ def check_scores(asked: Sequence[str], task: Task, personal: Sequence[str]) -> N
             fix="leave the others out",
             code="score-of-another-task",
         )
-    if asked and personal:
+    for name, wanted in (("scores", asked), ("metrics", own)) if personal else ():
+        if not wanted:
+            continue
         raise ConfigError(
-            f"evaluation.scores = {list(asked)!r} where each client has a model of its own",
+            f"evaluation.{name} = {list(wanted)!r} where each client has a model of its own",
             why="these scores are of one model on all test examples together: no mean over clients equals them",
-            fix="set evaluation.personal = [] with an algorithm that trains one model, or leave evaluation.scores out",
+            fix=f"set evaluation.personal = [] with an algorithm that trains one model, or leave evaluation.{name} out",
             code="scores-of-one-model",
         )
 

@@ -7,6 +7,16 @@ from typing import Literal, NamedTuple, TypeAlias
 Metric: TypeAlias = Literal["accuracy", "label_accuracy", "mean_absolute_error", "loss"]
 
 
+Way: TypeAlias = Literal["global", "plain", "own", "finetune", "proto"]
+MEASURED: dict[Way, str] = {  # whose answers a score is of
+    "global": "global model",
+    "plain": "global model, client by client",
+    "own": "clients' own models",
+    "finetune": "clients' own models (finetune)",
+    "proto": "clients' own models (proto)",
+}
+
+
 class Headline(NamedTuple):
     """One measure; its mean over examples is shown."""
 

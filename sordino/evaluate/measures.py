@@ -33,6 +33,29 @@ def last_scored(run: Metrics) -> RoundRow | None:
     return next((row for row in reversed(run) if row.loss is not None), None)
 
 
+DIVERGED = 10.0  # times the lowest test loss of the run, or a loss that no answer at random has
+AT_RANDOM = 20.0  # of a classifier: it gives the truth a chance of exp(-20) on average
+
+
+def remarks(run: Metrics) -> list[str]:
+    """What its end tells that nobody should overlook: it is no better than a constant answer, or it has diverged."""
+    last, found = last_scored(run), list[str]()
+    if last is None or last.loss is None or last.headline is None:
+        return found
+    judged, value = last.headline
+    if (constant := last.constant) is not None and not (value != constant and judged.reaches(value, constant)):
+        found.append(
+            f"test {judged.told(value)} is no better than a constant answer ({judged.constant}: "
+            f"{judged.shown(constant)})"
+        )
+    lowest, at = min((row.loss, row.round) for row in run if row.loss is not None)
+    if not last.loss <= DIVERGED * lowest:
+        found.append(f"test loss {last.loss:.4g}, after {lowest:.4g} in round {at}: the training has diverged")
+    elif last.majority is not None and last.loss > AT_RANDOM:
+        found.append(f"test loss {last.loss:.4g}, and an answer at random has less: the training has diverged")
+    return found
+
+
 def final(run: Metrics, metric: Metric | None = None) -> float | None:
     return next((score for _, score in reversed(scores(run, metric))), None)
 

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationInfo, model_validator
 
-from sordino.evaluate.headlines import HEADLINES, SCORED, Headline, Metric
+from sordino.evaluate.headlines import HEADLINES, MEASURED, SCORED, Headline, Metric, Way
 from sordino.ledger.facts import Fact, Number
 
 
@@ -42,6 +42,7 @@ class Scores(Fact):
     calibration_error: float | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
     clients: Spread | None = None
+    way: Way = "global"  # how clients made the model their own before it was scored
     own: Mapping[str, float] = {}  # metrics of a user's own
     also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
 
@@ -53,8 +54,9 @@ class Scores(Fact):
 
     @property
     def scores(self) -> list[tuple[str, float]]:
-        """Those beside accuracy and loss, in words, where they were asked for."""
-        return [(words, value) for name, words in SCORED.items() if (value := getattr(self, name)) is not None]
+        """Those beside accuracy and loss, in words, where they were asked for; then the metrics of a user's own."""
+        known = [(words, value) for name, words in SCORED.items() if (value := getattr(self, name)) is not None]
+        return [*known, *self.own.items()]
 
     @property
     def headline(self) -> tuple[Headline, float] | None:
@@ -74,8 +76,16 @@ class Scores(Fact):
 
     @property
     def told(self) -> str:
-        """The headline in a few words; nothing where nothing was scored."""
-        return "" if (found := self.headline) is None else found[0].told(found[1])
+        """The headline in a few words, with whose answers it is of where that is no global model's; nothing where
+        nothing was scored.
+        """
+        whose = "" if self.way == "global" else f" ({self.measured})"
+        return "" if (found := self.headline) is None else found[0].told(found[1]) + whose
+
+    @property
+    def measured(self) -> str:
+        """Whose answers were scored."""
+        return MEASURED[self.way]
 
 
 class Secure(Fact):

@@ -25,7 +25,7 @@ from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.statement import Guarantee
 from sordino.report import still
 from sordino.report.belief import subject
-from sordino.report.comparison_table import Row, caption, lines, shaped, sources
+from sordino.report.comparison_table import Row, caption, lines, measured_by, shaped, sources
 from sordino.report.run_page import assemble
 from sordino.report.tables import epsilon_text
 from sordino.report.words import Described, described, merged
@@ -69,6 +69,7 @@ class MethodFacts(Fact):
     """What the page shows of one method."""
 
     name: str
+    label: str  # of its line: the name, and whose answers are scored where methods differ in it
     curve: tuple[CurvePoint, ...]
     guarantees: tuple[Described, ...]
     differs: str
@@ -106,6 +107,7 @@ class ComparisonFacts(Fact):
     metric: Metric
     seeds: int
     caption: str
+    measured_by: str  # whose answers all scores are of; of methods that differ, their labels say it
     candidates: tuple[str, ...]
     prepared: bool
     table: tuple[tuple[str, ...], ...]
@@ -126,6 +128,7 @@ def gather(
 ) -> ComparisonFacts:  # fmt: skip
     metric = headline([row for side in sides for run in side.runs for row in run])
     seeds, promised = len(sides[0].runs), [described(side.promise, side.simulated) for side in sides]
+    whose = measured_by(table)
     both = zip(sides, promised, _differences(sides), strict=True)
     return ComparisonFacts(
         title=" · ".join(side.name for side in sides),
@@ -136,18 +139,20 @@ def gather(
         metric=metric,
         seeds=seeds,
         caption=caption(table),
+        measured_by=whose or "measured as each line says",
         candidates=tuple(sources(table)),
         prepared=any(row.measured["before"].mean for row in table),
         table=tuple(map(tuple, shaped(table))),
         methods=tuple(
             MethodFacts(
                 name=side.name,
+                label=side.name if whose is not None else f"{side.name} ({row.measured_by})",
                 curve=_curve(side.runs, metric),
                 guarantees=said,
                 differs=differs,
                 experiment=side.experiment,
             )
-            for side, said, differs in both
+            for row, (side, said, differs) in zip(table, both, strict=True)
         ),
         points=tuple(point for row, said in zip(table, promised, strict=True) for point in _points(row, said)),
         choosing=tuple(choosing),

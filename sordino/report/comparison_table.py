@@ -36,6 +36,7 @@ class Row(Fact):
     target: float
     metric: Metric
     measured: Mapping[str, Measured]
+    measured_by: str  # whose answers the scores are of
     p_against_first: float | None
     candidates: str
     guarantees: tuple[Guarantee, ...]
@@ -47,7 +48,12 @@ class Row(Fact):
 
     def flat(self) -> dict[str, str | float | None]:
         """Raw numbers, under a name for every mean, deviation (`_std`) and count (`_n`)."""
-        found: dict[str, str | float | None] = {"method": self.method, "n": self.n, "target": self.target}
+        found: dict[str, str | float | None] = {
+            "method": self.method,
+            "n": self.n,
+            "measured_by": self.measured_by,
+            "target": self.target,
+        }
         for name, over in self.measured.items():
             found |= {name: over.mean, f"{name}_std": over.std, f"{name}_n": over.n}
         return found | {"p_against_first": self.p_against_first, "candidates": self.candidates}
@@ -96,12 +102,20 @@ def cell(row: Row, name: str) -> str:
 
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
-    names = columns(rows)
-    head = ["method", "n", *(COLUMNS[name][0] for name in names), "p against the first", "promise"]
+    names, several = columns(rows), measured_by(rows) is None
+    head = [
+        "method",
+        "n",
+        *(["measured by"] * several),
+        *(COLUMNS[name][0] for name in names),
+        "p against the first",
+        "promise",
+    ]
     body = [
         [
             row.method,
             str(row.n),
+            *([row.measured_by] * several),
             *(cell(row, name) for name in names),
             "" if row.p_against_first is None else f"{row.p_against_first:.3g}",
             row.promise,
@@ -111,12 +125,20 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
     return [head, *body]
 
 
+def measured_by(rows: Sequence[Row]) -> str | None:
+    """Whose answers all scores are of; None where methods differ in it."""
+    found = {row.measured_by for row in rows}
+    return found.pop() if len(found) == 1 else None
+
+
 def caption(rows: Sequence[Row]) -> str:
     judged = HEADLINES[rows[0].metric]
     unit = " %" if judged.percent else ""
     what = "accuracies in %" if judged.name == "accuracy" else judged.full + (" in %" if judged.percent else "")
+    whose = measured_by(rows)
+    by = "measured as each row says, no p between ways" if whose is None else f"measured by {whose}"
     return (
-        f"target {judged.bare(rows[0].target)}{unit}; {what}, mean ± standard deviation over seeds; "
+        f"target {judged.bare(rows[0].target)}{unit}; {what}, {by}; mean ± standard deviation over seeds; "
         "last 10: mean of the last ten rounds measured, or of all where there are fewer; p: paired t-test of it"
     )
 
@@ -163,7 +185,7 @@ def as_latex(rows: Sequence[Row]) -> str:
     return (
         "\n".join(
             [
-                *(f"% {said}" for said in sources(rows)),
+                *(f"% {said}" for said in (caption(rows), *sources(rows))),
                 rf"\begin{{tabular}}{{l{'r' * (len(head) - 2)}l}}",
                 " & ".join(head) + r" \\",
                 rule,

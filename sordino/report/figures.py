@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from sordino.errors import ConfigError
-from sordino.evaluate.headlines import HEADLINES, Headline
+from sordino.evaluate.headlines import HEADLINES, MEASURED, Headline
 from sordino.evaluate.measures import headline, last_scored, scores
 from sordino.evaluate.rows import RoundRow
 from sordino.report.comparison_page import ComparisonFacts, CurvePoint
@@ -207,11 +207,17 @@ def _curves(
             continue
         drawn = drawn or bool(x)
         mean, std = [scale * (p.mean or 0.0) for p in method.curve], [scale * (p.std or 0.0) for p in method.curve]
-        axes.plot(x, mean, label=method.name, **line(i))
+        axes.plot(x, mean, label=method.label, **line(i))
         low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=line(i)["color"], alpha=0.15, linewidth=0)
-    _name(axes, label, HEADLINES[facts.metric].axis)
+    _name(axes, label, _axis(facts))
     return drawn
+
+
+def _axis(facts: ComparisonFacts) -> str:
+    """What is drawn, with whose answers it is of where that is no global model's."""
+    axis = HEADLINES[facts.metric].axis
+    return axis if facts.measured_by == MEASURED["global"] else f"{axis}\n{facts.measured_by}"
 
 
 def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
@@ -236,7 +242,7 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
         axes.set_xticks([tick for tick in ticks if low / 1.3 <= tick <= high * 1.3])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-    _name(axes, "ε", HEADLINES[facts.metric].axis)
+    _name(axes, "ε", _axis(facts))
     return bool(facts.points)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from sordino.attacks import audited
 from sordino.attacks.audited import TrainedAudit
 from sordino.attacks.findings import Assault
+from sordino.evaluate.evaluation import measured_by
+from sordino.evaluate.measures import remarks
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
@@ -75,6 +77,7 @@ class RunFacts(Fact):
     examples: int | str
     parameters: int
     metrics: tuple[RoundRow, ...]
+    remarks: tuple[str, ...]  # on how it ended
     before: RoundRow | None
     prepared: Preparation | None
     secure: tuple[tuple[str, str], ...]
@@ -146,11 +149,12 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         note=public.note,
         candidates=candidates,
         algorithm=experiment.algorithm["name"],
-        model="clients' own models" if setup.ways else "global model",
+        model=measured_by(metrics, setup.algorithm, setup.ways),
         clients=len(public.sizes),
         examples=examples,
         parameters=setup.coordinates,
         metrics=_thin(metrics),
+        remarks=tuple(remarks(metrics)),
         before=next(iter(in_front(run.prepared())), None),
         prepared=preparation.gather(folder, setup, home, rounds=metrics),
         secure=tuple(secure(metrics)),

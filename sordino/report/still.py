@@ -33,7 +33,7 @@ def of_run(facts: RunFacts) -> Html:
     """The report of one run."""
     return joined(
         [
-            *_top(facts.name, facts.lead, facts.notice),
+            *_top(facts.name, facts.lead, facts.notice, *facts.remarks),
             _section("What can still be learned, by whom", promises(facts.guarantees)),
             _listed("Phase by phase", facts.by_phase),
             _listed("What this rests on", facts.assumptions),
@@ -51,12 +51,15 @@ def of_comparison(facts: ComparisonFacts) -> Html:
     columns, *rows = facts.table
     judged = HEADLINES[facts.metric]
     score = _score(judged.percent)
-    curves = [(m.name, [(p.round, p.mean) for p in m.curve if p.mean is not None]) for m in facts.methods]
+    curves = [(m.label, [(p.round, p.mean) for p in m.curve if p.mean is not None]) for m in facts.methods]
     return joined(
         [
             *_top(facts.title, facts.lead, facts.notice, *facts.candidates),
             _section("Result", _scrolled(facts.caption, columns, rows)),
-            _section("Learning", chart(f"Test {judged.full} over rounds, mean over seeds", curves, score)),
+            _section(
+                "Learning",
+                chart(f"Test {judged.full} over rounds ({facts.measured_by}), mean over seeds", curves, score),
+            ),
             _section(
                 "What each method promises",
                 *(part for m in facts.methods for part in (tag("h3", m.name), promises(m.guarantees))),

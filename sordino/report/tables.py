@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.evaluate.headlines import HEADLINES
-from sordino.evaluate.measures import last_scored, scores
+from sordino.evaluate.measures import last_scored, remarks, scores
 from sordino.evaluate.preparation_cost import Reached
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Status, standing
@@ -50,6 +50,8 @@ def epsilon_text(value: float) -> str:
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:
     """What a run says at its end. `before`: what is said of a preparation, if there was one."""
     console.print(results(metrics))
+    for remark in remarks(metrics):
+        console.print(f"[yellow]note[/yellow] {escape(remark)}")
     if before:
         console.print(before)
     console.print(guarantees(receipt.guarantees, receipt.simulated, receipt.phases))
@@ -134,7 +136,7 @@ def results(metrics: Sequence[RoundRow]) -> Table:
     if last is not None:
         if (best := last.headline) is not None and best[0].name != "loss":
             judged, value = best
-            table.add_row(f"test {judged.full}, global", judged.shown(value))
+            table.add_row(f"test {judged.full}, {last.measured}", judged.shown(value))
             recent = [score for _, score in scores(metrics[-10:], judged.name)]
             table.add_row(f"test {judged.words}, mean of last {len(recent)}", judged.shown(sum(recent) / len(recent)))
             if last.constant is not None:

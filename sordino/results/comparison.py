@@ -21,6 +21,7 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
+from sordino.evaluate.evaluation import ways
 from sordino.evaluate.headlines import HEADLINES
 from sordino.evaluate.measures import (
     Measure,
@@ -48,6 +49,7 @@ from sordino.results.frames import frame
 from sordino.results.pace import Follow, Pace, Watch
 from sordino.results.sweeps import Notes, Setting, composed, grid
 from sordino.runs.folder import RunFolder
+from sordino.runs.phases import Methods
 from sordino.runs.play import Ended
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
@@ -73,6 +75,11 @@ class Method:
     @property
     def simulated(self) -> bool:
         return self.experiment.privacy.noise != SYSTEM
+
+    @property
+    def measured_by(self) -> str:
+        """Whose answers its scores are of."""
+        return ", then ".join(dict.fromkeys(row.measured for run in self.runs for row in run if row.loss is not None))
 
     def values(self, of: Measure) -> list[float]:
         return [value for run in self.runs if (value := of(run)) is not None]
@@ -272,7 +279,19 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
     """What must be the same for a difference to mean anything."""
     first = experiments[0]
     for other in experiments[1:]:
+        one, another = _ways(first), _ways(other)
+        if one != another:
+            raise ConfigError(
+                f"{first.name} and {other.name} are measured in different ways: {_said(one)}, and {_said(another)}",
+                why="a model that each client has made its own is tested on this client's examples alone, which is "
+                "easier: then this could be the reason for a difference in accuracy",
+                fix="""say how to measure for all: sordino compare ... 'evaluation.personal=["plain"]' compares the """
+                """global models, 'evaluation.personal=["own"]' what each method gives its clients; both on each """
+                "client's examples",
+                code="unequal-comparison",
+            )
         pairs = {section: (getattr(first, section), getattr(other, section)) for section in EQUAL}
+        pairs["evaluation"] = _unasked(first), _unasked(other)
         pairs["stragglers.share"] = first.stragglers.share, other.stragglers.share
         for section, (one, another) in pairs.items():
             if one != another:
@@ -290,6 +309,20 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
             fix='give each experiment its own name = "..."',
             code="same-name",
         )
+
+
+def _ways(experiment: Experiment) -> tuple[str, ...]:
+    """In which ways clients make the model their own: as asked, else as the method does."""
+    return ways(Methods(experiment).training, experiment.evaluation.personal)
+
+
+def _unasked(experiment: Experiment) -> object:
+    """[evaluation] without the ways, which are compared as they are and not as they are asked for."""
+    return experiment.evaluation.model_copy(update={"personal": []})
+
+
+def _said(found: Sequence[str]) -> str:
+    return f"by clients' models ({', '.join(found)})" if found else "by the global model"
 
 
 def _constant(run: Metrics) -> float:
@@ -326,6 +359,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
             target=target,
             metric=metric,
             measured={name: _over_seeds(method.values(measure)) for name, measure in measures.items()},
+            measured_by=method.measured_by,
             p_against_first=_p_against(methods[0], method),
             candidates=label_of(method.experiment),
             guarantees=tuple(method.promise),
@@ -343,4 +377,5 @@ def _over_seeds(values: Sequence[float]) -> Measured:
 
 def _p_against(first: Method, method: Method) -> float | None:
     ours, theirs = method.values(last_ten), first.values(last_ten)
-    return None if method is first or len(ours) != len(theirs) else paired_p(ours, theirs)
+    alike = method.measured_by == first.measured_by  # a model of each client's own is no better global model
+    return None if method is first or not alike or len(ours) != len(theirs) else paired_p(ours, theirs)

@@ -124,7 +124,7 @@ class Simulation(ServersHalf):
             setup.task, examples, self.population.shares[1], tuple(given.scores), own, hands_of(setup)
         )
         check(given.personal)
-        check_scores(given.scores, setup.task, setup.ways)
+        check_scores(given.scores, given.metrics, setup.task, setup.ways)
         if given.models:
             check_models(given.models, setup.algorithm.models(setup.state("server")))
         return Evaluation(setup.algorithm, evaluator, tuple(given.models), tuple(given.personal))

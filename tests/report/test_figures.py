@@ -28,11 +28,11 @@ POINT = {"n": 2, "std": 0.05, "worst": 0.3, "worst_std": None}
 
 def method(name: str, step: int) -> dict[str, Any]:
     curve = [{**POINT, "round": t, "mean": 0.1 * step * t, "bytes": 1e6 * step * t, "flops": None} for t in (1, 2, 3)]
-    return {"name": name, "curve": curve, "guarantees": [], "differs": "", "experiment": ""}
+    return {"name": name, "label": name, "curve": curve, "guarantees": [], "differs": "", "experiment": ""}
 
 
 FACTS = ComparisonFacts.model_validate_json(json.dumps({
-    "title": "", "lead": "", "notice": "", "metric": "accuracy", "seeds": 2, "caption": "", "candidates": [],
+    "title": "", "lead": "", "notice": "", "metric": "accuracy", "seeds": 2, "caption": "", "measured_by": "global model", "candidates": [],
     "prepared": False, "table": [], "choosing": [], "equal": [], "command": "",
     "environment": {"sordino": "", "python": "", "platform": "", "cores": 1},
     "methods": [method("one", 1), method("a & <b> $x$", 2)],
@@ -96,6 +96,15 @@ def test_nominal_looks_like_nothing_that_holds() -> None:
     others = [line for line in place.get_lines() if line.get_marker() == "o"]
     assert [list(line.get_xdata()) for line in others] == [[8.0], [60.0]]
     assert all(line.get_color() != LIGHT["warn"] for line in others)
+
+
+def test_whose_answers_are_drawn_stands_at_the_axis_and_in_the_legend() -> None:
+    own = FACTS.methods[0].beside(label="one (clients' own models)")
+    for draw in (figures.COMPARISON["score-rounds"], figures.COMPARISON["score-epsilon"]):
+        place = axes()
+        assert draw(FACTS.beside(measured_by="as each line says", methods=(own, FACTS.methods[1])), place)
+        assert place.get_ylabel() == "test accuracy (%)\nas each line says"
+    assert "one (clients' own models)" in drawn(figures.COMPARISON["score-rounds"], FACTS.beside(methods=(own,)))
 
 
 def test_lines_repeat_neither_colour_nor_dash_together() -> None:

@@ -1,6 +1,6 @@
 // The report of a comparison.
 const methods = facts.methods, judged = judge(facts.metric), score = judged.percent ? percent : v => digits(v, 4);
-const style = methods.map((m, i) => ({ label: m.name, colour: facts.colours[i % facts.colours.length], dash: facts.dashes[(i + Math.floor(i / facts.colours.length)) % facts.dashes.length] }));
+const style = methods.map((m, i) => ({ label: m.label, colour: facts.colours[i % facts.colours.length], dash: facts.dashes[(i + Math.floor(i / facts.colours.length)) % facts.dashes.length] }));
 
 head(facts.title, facts.lead, facts.notice);
 for (const said of facts.candidates) make("p", main, said, { class: "notice" });
@@ -39,7 +39,7 @@ function curves(place, { title, about, axis, xLabel, xFormat, read, whole, logX 
 function learning(place) {
   const band = facts.seeds > 1 ? ` Band: ± one standard deviation over ${facts.seeds} seeds.` : "", ends = methods.filter(m => m.curve.length).map(m => m.curve[m.curve.length - 1].bytes);
   const mean = p => [p.mean, p.std], plain = v => digits(v, 4), name = `Test ${judged.full}`;
-  curves(place, { title: `${name} over rounds`, about: `Global model, mean over seeds.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: mean });
+  curves(place, { title: `${name} over rounds`, about: `${capital(facts.measured_by)}, mean over seeds.${band}`, axis: "round", xLabel: "round", xFormat: plain, read: mean });
   curves(place, { title: `${name} over bytes sent`, about: `Both directions, really serialised${facts.prepared ? ", from before the first round on" : ""}.${band}`, axis: "bytes", xLabel: "sent", xFormat: size, read: mean, whole: false, logX: Math.max(...ends) > 10 * Math.min(...ends) });
   const computed = methods.flatMap(m => m.curve.slice(-1).map(p => p.flops)).filter(v => v !== null);
   curves(place, { title: `${name} over device compute`, about: `Of all devices together, counted from public sizes.${computed.length < ends.length ? " It is not known for every method." : ""}${band}`, axis: "flops", xLabel: "computed", xFormat: flops, read: mean, whole: false, logX: Math.max(...computed) > 10 * Math.min(...computed) });

@@ -8,6 +8,7 @@ const DASHES = facts.dashes, COLOURS = facts.colours;
 const ready = ["audit", "attackers"].map(id => document.getElementById(id)).filter(Boolean); // need no script
 
 head(facts.name, facts.lead, facts.notice);
+for (const said of facts.remarks) make("p", main, said, { class: "notice" });
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
 told("Phase by phase", facts.by_phase);
@@ -33,6 +34,7 @@ function headline() {
   if (typeof constant === "number") list.push([judged.constant, score(constant)]);
   for (const [name, label] of [["auroc", "AUROC"], ["f1", "F1, macro"], ["calibration_error", "calibration error"], ["rmse", "root mean squared error"], ["r2", "R²"]])
     if (typeof last[name] === "number") list.push([label, last[name].toFixed(3)]);
+  for (const [name, value] of Object.entries(last.own || {})) list.push([name, digits(value, 4)]);
   if (last.clients) {
     list.push(["mean over clients", score(last.clients.mean), `± ${score(last.clients.std)} between them`]);
     list.push(["worst 10 % of clients", score(last.clients.worst_tenth)]);
