@@ -15,7 +15,7 @@ from sordino.attacks.attacked_run import AttackedRun, AttackSettings
 from sordino.attacks.findings import UNPOISONED, UNSEEN, Assault
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
-from sordino.errors import PrivacyError, RunError
+from sordino.errors import PrivacyError, Range, RunError, check_range
 from sordino.ledger.claims import Adversary
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.ledger.notes import SYSTEM
@@ -52,6 +52,11 @@ def assault(
     """Attacks an experiment, or the run in a folder, which is replayed."""
     asked, attacks = asked or AttackSettings(), registered(names)
     check_allowed(experiment, folder)
+    played = experiment.rounds if folder is None else len(RunFolder(folder).public_metrics())
+    why = (
+        f"it is the round that is listened to, and the run {'would play' if folder is None else 'has played'} {played}"
+    )
+    check_range("--round", asked.round, Range(least=1, most=played, whole=True), "no-such-round", why=why)
     key = b"" if folder is None else key_of_data(folder)
     run = AttackedRun(simulated(settle(experiment), key), asked, by)
     found = []

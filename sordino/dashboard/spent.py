@@ -5,15 +5,12 @@ and nothing is written.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.errors import SordinoError
-from sordino.ledger.storage import copied
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import spending
 from sordino.runs.shapes import Spending
@@ -58,11 +55,8 @@ class Spent:
     def _work_out(self) -> None:
         begun = time.monotonic()
         try:
-            with tempfile.TemporaryDirectory(prefix="sordino-") as place:  # for its owner alone
-                copy = Path(place) / "ledger.sqlite"
-                copied(self.ledger, copy)
-                self._found, self.trouble = spending(self.folder, LISTED, copy), ""
-        except (SordinoError, sqlite3.Error, OSError) as error:
+            self._found, self.trouble = spending(self.folder, LISTED), ""
+        except (SordinoError, OSError) as error:
             self.trouble = f"what was spent cannot be told now: {error}"
             self._stamp = None  # it is tried again
         now = time.monotonic()

@@ -47,7 +47,7 @@ from sordino.ledger.books import (
 from sordino.ledger.currency import Amount
 from sordino.ledger.events import Json
 from sordino.ledger.op import Op
-from sordino.ledger.storage import damaged, identity, open_database, refusals, turnstile
+from sordino.ledger.storage import damaged, identity, open_database, read_database, refusals, turnstile
 
 __all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "State"]
 
@@ -92,8 +92,10 @@ class Ledger:
         caps: Mapping[str, Amount] | None = None,
         total: Amount | None = None,
         each: Each | None = None,
+        reading: bool = False,
     ) -> Ledger:
-        """Creates the ledger, or opens it again with the charter and caps that it was founded with.
+        """Creates the ledger, or opens it again with the charter and caps that it was founded with. `reading`: as it
+        stands at this moment, for those who write nothing.
 
         `caps` bind single principals, `each` the clients "0", "1", ... that have no cap of their own, others are
         unlimited; `total` caps what is charged to everyone.
@@ -111,7 +113,12 @@ class Ledger:
         place = None if str(path) == MEMORY else Path(os.path.realpath(path))
         body = canonical(books.genesis()).encode()
         with refusals():
-            connection = open_database(place, (link(ORIGIN, body), body))
+            if reading and place is not None:
+                return cls._checked(read_database(place), None, books)
+            return cls._checked(open_database(place, (link(ORIGIN, body), body)), place, books)
+
+    @classmethod
+    def _checked(cls, connection: sqlite3.Connection, place: Path | None, books: Books) -> Ledger:
         ledger = cls(connection, place, books)
         try:
             ledger.check()
@@ -122,23 +129,16 @@ class Ledger:
 
     @classmethod
     def as_founded(cls, path: Path | str) -> Ledger:
-        """Opens a ledger under the charter and caps that it was founded with, for a check without the experiment."""
-        place = Path(os.path.realpath(path))  # unlike resolve(), a loop of links is left to what opens it
+        """Reads a ledger under the charter and caps that it was founded with, for a check without the experiment."""
         with refusals():
-            connection = open_database(place, None)
+            connection = read_database(Path(os.path.realpath(path)))  # unlike resolve(), it opens a loop of links
             try:
                 row = connection.execute("SELECT body FROM record WHERE sequence = 0").fetchone()
-            finally:
+                books = Books(*read_genesis(row[0]))
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
                 connection.close()
-        if row is None:
-            raise damaged("it has no charter")
-        try:
-            charter, caps = read_genesis(row[0])
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise damaged("its charter is malformed") from error
-        total = caps.single.get(EVERYONE)
-        single = {name: cap for name, cap in caps.single.items() if name != EVERYONE}
-        return cls.open(path, charter, single, total=total, each=caps.each)
+                raise damaged("its charter is gone, or malformed") from error
+        return cls._checked(connection, None, books)
 
     def reserve(self, op: str, charges: Mapping[str, Amount], plan: bytes, note: str = "") -> frozenset[str]:
         """Charges those who can pay, durably, and names them: the others must abstain.

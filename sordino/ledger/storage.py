@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 import tempfile
 import time
@@ -40,28 +41,72 @@ _REMOTE = frozenset({"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "lustre
 _REMOTE_FAMILIES = "nfs", "fuse."
 
 
-def open_database(place: Path | None, first: tuple[bytes, bytes] | None) -> sqlite3.Connection:
-    """Opens the file, or founds it with its first record (hash, body). Without a place it is in memory; without a
-    record the file must exist.
-    """
+def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Connection:
+    """Opens the file, or founds it with its first record (hash, body). Without a place it is in memory."""
     with ExitStack() as undo:
         if place is None:
             connection = undo.enter_context(closing(_connect(":memory:")))
-            assert first is not None
             _found(connection, first)
         else:
             check_directory(place)
             if not place.exists():
-                if first is None:
-                    raise missing(place)
                 _create(place, first)
-            if not place.is_file() or place.stat().st_size == 0:
-                # SQLite would take an empty file for a new database, and drop the journal beside it
-                raise damaged(f"{place} is empty, or not a file")
+            _check_file(place)
             connection = undo.enter_context(closing(_connect(f"{place.as_uri()}?mode=rw")))
             _check_database(connection)
+            _check_durable(connection)
         undo.pop_all()
     return connection
+
+
+def read_database(place: Path) -> sqlite3.Connection:
+    """What stands in the file at this moment, in memory: whoever only looks need not be able to write there, leaves
+    nothing there and keeps nobody waiting.
+    """
+    if not place.exists():
+        raise missing(place)
+    _check_file(place)
+    with ExitStack() as undo:
+        connection = undo.enter_context(closing(_connect(":memory:")))
+        _copy(place, connection)
+        _check_database(connection)
+        connection.execute("PRAGMA query_only=ON")
+        undo.pop_all()
+    return connection
+
+
+def _copy(place: Path, into: sqlite3.Connection) -> None:
+    journal = Path(f"{place}-wal")
+    while not journal.exists():  # nobody has it open, and not even a lock is touched
+        stamp = _stamp(place)
+        _backup(f"{place.as_uri()}?mode=ro&immutable=1", into)
+        if not journal.exists() and stamp == _stamp(place):
+            return
+    try:
+        _backup(f"{place.as_uri()}?mode=ro", into)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            raise
+        with tempfile.TemporaryDirectory(prefix="sordino-") as own:  # a kill left the journal where nothing is written
+            for path in (place, journal):
+                shutil.copy(path, own)
+            _backup(Path(own, place.name).as_uri(), into)
+
+
+def _backup(name: str, into: sqlite3.Connection) -> None:
+    with closing(_connect(name)) as source:
+        source.backup(into)
+
+
+def _stamp(place: Path) -> tuple[int, int]:
+    found = place.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def _check_file(place: Path) -> None:
+    if not place.is_file() or place.stat().st_size == 0:
+        # SQLite would take an empty file for a new database, and drop the journal beside it
+        raise damaged(f"{place} is empty, or not a file")
 
 
 def _connect(name: str) -> sqlite3.Connection:
@@ -130,6 +175,9 @@ def _check_database(connection: sqlite3.Connection) -> None:
         )
     if [row[0] for row in connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid")] != _SCHEMA:
         raise damaged("its tables are not those of a ledger")
+
+
+def _check_durable(connection: sqlite3.Connection) -> None:
     if _ask(connection, "journal_mode=WAL") != "wal" or _ask(connection, "synchronous") != _FULL_SYNC:
         raise LedgerError(
             "SQLite does not write every commit of this file safely to disk",
@@ -311,13 +359,3 @@ def refusals() -> Iterator[None]:
         raise damaged("it cannot be read") from error
     except OSError as error:
         raise _BY_SYSTEM.get(error.errno or 0, _unwritable)() from error
-
-
-def copied(ledger: Path, copy: Path) -> None:
-    """A copy of a ledger, as it stands at this moment. Where nobody has it open, not even its locks are touched."""
-    how = "mode=ro" if Path(f"{ledger}-wal").exists() else "mode=ro&immutable=1"
-    with (
-        closing(sqlite3.connect(f"{ledger.resolve().as_uri()}?{how}", uri=True)) as source,
-        closing(sqlite3.connect(copy)) as target,
-    ):
-        source.backup(target)

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sordino.engine.checkpoint import atomic_write
+from sordino.errors import LedgerError
 from sordino.evaluate.headlines import in_words
 from sordino.ledger.facts import Fact
 from sordino.report import palette, still
@@ -37,7 +38,11 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
     target = out if out is not None else (RunFolder(run.private) if own else run).page_file
     atomic_write(target, page(told).encode(), private=own)
     if out is None and not own:
-        bind_page(folder)
+        try:
+            bind_page(folder)
+        except LedgerError:  # the receipt would not hold beside a page that its ledger does not know
+            target.unlink()
+            raise
     return target
 
 

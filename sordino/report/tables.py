@@ -137,8 +137,10 @@ def results(metrics: Sequence[RoundRow]) -> Table:
         if (best := last.headline) is not None and best[0].name != "loss":
             judged, value = best
             table.add_row(f"test {judged.full}, {last.measured}", judged.shown(value))
-            recent = [score for _, score in scores(metrics[-10:], judged.name)]
-            table.add_row(f"test {judged.words}, mean of last {len(recent)}", judged.shown(sum(recent) / len(recent)))
+            # of a run that stopped early, where not every round is scored, there may be none
+            if recent := [score for _, score in scores(metrics[-10:], judged.name)]:
+                mean = sum(recent) / len(recent)
+                table.add_row(f"test {judged.words}, mean of last {len(recent)}", judged.shown(mean))
             if last.constant is not None:
                 table.add_row(judged.constant, judged.shown(last.constant))
         table.add_row("test loss", f"{last.loss:.4f}")

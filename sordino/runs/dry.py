@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sordino import user_code
 from sordino.config import Engine, Experiment
 from sordino.device import CPU
 from sordino.ledger.notes import SYSTEM
-from sordino.ledger.storage import copied
 from sordino.runs.bundle import told_to_nobody
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import DATA
@@ -82,11 +78,3 @@ def would_write(folder: Path, setup: Setup) -> list[Path]:
         mine.log_file,
         mine.receipt_file,
     ]
-
-
-@contextmanager
-def on_a_copy(ledger: Path) -> Iterator[Path]:
-    """A ledger to try something on, which is then thrown away."""
-    with tempfile.TemporaryDirectory(prefix="sordino-") as place:
-        copied(ledger, Path(place) / ledger.name)
-        yield Path(place) / ledger.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,12 +23,12 @@ class Listed(NamedTuple):
     algorithm: str = ""
     rounds: int = 0  # done
     planned: int = 0
-    state: Literal["finished", "resumable", "damaged"] = "damaged"
+    state: Literal["finished", "resumable", "damaged", "unreadable"] = "damaged"
     accuracy: float | None = None  # of the last round that was scored
     loss: float | None = None
     score: str = ""  # what it is judged by, in words
     simulated: bool | None = None  # where there is a receipt
-    promise: str = ""  # the strongest finite row, with its subject; of a damaged run, what is wrong with it
+    promise: str = ""  # the strongest finite row, with its subject; of a run that cannot be read, why
     guarantee: Guarantee | None = None  # that row
 
     def told(self) -> Json:
@@ -36,11 +37,11 @@ class Listed(NamedTuple):
 
     def words(self) -> dict[str, str]:
         """What people read, column by column."""
-        damaged = self.state == "damaged"
+        unknown = self.state in ("damaged", "unreadable")
         return {
             "folder": self.folder,
             "algorithm": self.algorithm,
-            "rounds": "" if damaged else f"{self.rounds}/{self.planned}",
+            "rounds": "" if unknown else f"{self.rounds}/{self.planned}",
             "state": self.state,
             "score": self.score,
             "promise": self.promise,
@@ -55,17 +56,26 @@ def listed(place: Path) -> list[Listed]:
             fix="`sordino list FOLDER` shows the runs in a folder; `sordino show RUN` one run",
             code="no-folder",
         )
-    return [_one(path) for path in sorted(place.iterdir()) if RunFolder(path).begun]
+    return [_one(path) for path in sorted(place.iterdir()) if _closed(path) or RunFolder(path).begun]
+
+
+def _closed(path: Path) -> bool:
+    """Is it a folder of somebody else, who shows nobody what is in it?"""
+    return path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
 
 
 def _one(folder: Path) -> Listed:
     mine = RunFolder(folder)
+    if _closed(folder):
+        return Listed(folder.name, state="unreadable", promise="it belongs to somebody else")
     try:
         mine.check()
         experiment, rows = mine.experiment, mine.metrics()
         receipt = mine.receipt() if mine.receipt_file.exists() else None
     except SordinoError as error:
         return Listed(folder.name, promise=f"{error.what}: {error.why}")
+    except PermissionError as error:
+        return Listed(folder.name, state="unreadable", promise=f"{error.filename}: {error.strerror}")
     last = last_scored(rows)
     return Listed(
         folder.name,

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import json
+import logging
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ from sordino.runs.shapes import (
 from sordino.types import TRAINING
 
 T = TypeVar("T", int, float)
+_log = logging.getLogger(__name__)
 
 SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
 ON_GRID = (
@@ -112,10 +114,13 @@ def stated(notes: Sequence[str], people: int, delta: float, environment: Environ
 
 
 def write_receipt(folder: Path, setup: Setup, federation: Federation) -> Receipt:
-    """The receipt, bound to the files it is shown with; both are fixed in the ledger."""
-    made = receipt(setup, federation, RunFolder(folder).environment).beside(files=seal.digests(folder))
+    """The receipt, bound to the files it is shown with; both are fixed in the ledger. A page of the run before goes."""
+    mine = RunFolder(folder)
+    made = receipt(setup, federation, mine.environment).beside(files=seal.digests(folder))
     if seal.still_shows(folder, made):
         made = _with_page(folder, made)
+    elif mine.page_file.is_file():
+        mine.page_file.unlink()
     return _sealed(folder, made, federation)
 
 
@@ -127,7 +132,7 @@ def bind_page(folder: Path) -> bool:
         told, claimed = seal.claimed(folder), RunFolder(folder).receipt()
     except (OSError, ValueError, RunError):  # there is none, or none that can be read
         return False
-    _, federation = opened(folder)
+    _, federation = opened(folder, reading=False)
     with federation.ledger as ledger:
         own = ledger.sealed(seal.digest(told))
         others = [*seal.absent(folder, told), *seal.wrong(folder, told)]
@@ -143,8 +148,12 @@ def _with_page(folder: Path, made: Receipt) -> Receipt:
 
 def _sealed(folder: Path, made: Receipt, federation: Federation) -> Receipt:
     federation.ledger.seal(seal.digest(made.to_json()))
-    made = made.beside(ledger_head=federation.ledger.head())
-    atomic_write(RunFolder(folder).receipt_file, json.dumps(made.to_json(), indent=2).encode())
+    made, mine = made.beside(ledger_head=federation.ledger.head()), RunFolder(folder)
+    text = json.dumps(made.to_json(), indent=2).encode()
+    if mine.signature_file.is_file() and mine.receipt_file.read_bytes() != text:
+        mine.signature_file.unlink()
+        _log.warning("the signature of %s was of the receipt before: sign the new one", folder)
+    atomic_write(mine.receipt_file, text)
     return made
 
 
@@ -191,11 +200,11 @@ def _as_published(setup: Setup, row: Guarantee, rounds: int, budget: ReceiptBudg
     return row if budget is None else row.beside(nominal_epsilon=budget.epsilon * budget.spent_share.max)
 
 
-def spending(folder: Path, most: int | None = None, ledger: Path | None = None) -> Spending:
-    """What a run has spent so far, from its ledger or a copy of it: guarantees, and one row per client; `most` rows
-    where there are more, at even distances.
+def spending(folder: Path, most: int | None = None) -> Spending:
+    """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are
+    more, at even distances.
     """
-    setup, federation = opened(folder, ledger)
+    setup, federation = opened(folder)
     try:
         made = receipt(setup, federation, RunFolder(folder).environment)
         plan, books, members = federation.plan, federation.ledger, federation.members
@@ -224,18 +233,17 @@ def some_of(many: int, most: int | None) -> Sequence[int]:
     return range(many) if most is None or many <= most else [i * many // most for i in range(most)]
 
 
-def opened(folder: Path, ledger: Path | None = None) -> tuple[Setup, Federation]:
-    """What is public of a run, and its federation on the ledger it used, or on a copy of that: no data are read."""
+def opened(folder: Path, reading: bool = True) -> tuple[Setup, Federation]:
+    """What is public of a run, and its federation on the ledger it used, which is not written to: no data are read."""
     mine = RunFolder(folder)
     mine.check()
     agreed = Agreement.read(folder)
-    place = mine.ledger if ledger is None else ledger
-    if not place.exists():
-        raise missing(place)
+    if not mine.ledger.exists():
+        raise missing(mine.ledger)
     whole = Whole(mine.experiment, agreed.public, agreed.coordinates)
     setup = whole.phases[-1]
     return setup, setup.federation(
-        ServersHome(whole), agreed.dataset, place, mine.environment.run, mine.environment.clients
+        ServersHome(whole), agreed.dataset, mine.ledger, mine.environment.run, mine.environment.clients, reading
     )
 
 

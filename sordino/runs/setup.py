@@ -366,15 +366,20 @@ class Setup:
         return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.whole.phases})
 
     def federation(
-        self, home: Home, dataset: str, ledger: Path | str, run: str, only: tuple[int, ...] | None = None
+        self,
+        home: Home,
+        dataset: str,
+        ledger: Path | str,
+        run: str,
+        only: tuple[int, ...] | None = None,
+        reading: bool = False,
     ) -> Federation:
-        """The server's side of this phase, on its ledger; or the books of a site, which has `only` these clients."""
+        """The server's side of this phase on its ledger, or a site's books: `only` its clients. `reading`: to look."""
         plan, people = self.promising, len(self.public.sizes)
         cap, together = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
         own = plan.budget is not None and plan.budget.personal is not None and not together
         each = Each(people, cap) if cap is not None and not together and not own else None
         caps = {str(k): limit for k in range(people) if (limit := plan.cap_of(k)) is not None} if own else None
-        total = cap if together else None
         return Federation(
             algorithm=self.algorithm,
             home=home,
@@ -382,7 +387,7 @@ class Setup:
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,
-            ledger=Ledger.open(ledger, self.charter(dataset), caps, total=total, each=each),
+            ledger=Ledger.open(ledger, self.charter(dataset), caps, cap if together else None, each, reading),
             sizes=self.public.sizes,
             key=self.phase_key,
             noise=self.experiment.privacy.noise,

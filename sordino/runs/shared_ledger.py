@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from sordino.engine.checkpoint import sync
 from sordino.errors import LedgerError
 from sordino.ledger import storage
 from sordino.runs import private
-from sordino.runs.dry import on_a_copy
 from sordino.runs.population import Population
 from sordino.runs.simulation import Simulation
 
@@ -33,10 +32,10 @@ def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
     if dry and not place.exists():
         storage.check_never_there(place)
         return simulation
-    with key_of(place) as key, on_a_copy(place) if dry else nullcontext(place) as books:
+    with key_of(place) as key:
         known = simulation.population
         joint = replace(simulation, population=Population.like(known, known.experiment, key))
-        joint.federation(books, "before").ledger.close()
+        joint.setup.federation(joint.home, joint.dataset, place, "before", reading=dry).ledger.close()
     return joint
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from sordino.ledger import storage
+from sordino.runs import listing
 from sordino.runs import verify as verification
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import bind_page, opened, receipt
 from sordino.runs.run import start
 from sordino.runs.verify import examine
+from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
 
 CASE = BY_NAME["gaussian_gdp"]
@@ -64,3 +72,47 @@ def test_an_accountant_that_comes_out_below_an_exact_one_is_named() -> None:
     assert found(rdp=1.2, pld=1.0) == []  # neither claims to be exact
     assert found(none="inf") == []
     assert len(found(gdp=1.0, rdp=1.2, pld=0.9)) == 1
+
+
+def test_whoever_only_looks_needs_no_ledger_to_write_to(
+    tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive on a disk that is mounted to be read, or a run of somebody else."""
+    start(CASE.experiment(privacy=REAL), tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+    def archived(opens: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(place: Path | None, *given: Any) -> Any:
+            if place is not None:
+                raise PermissionError(13, "Permission denied")
+            return opens(place, *given)
+
+        return refused
+
+    for opens in (storage.open_database, storage.turnstile):
+        monkeypatch.setattr(f"sordino.ledger.ledger.{opens.__name__}", archived(opens))
+    for words in (("verify",), ("spent",), ("spent", "--json"), ("export", "--as", "card", "--out", tmp_path / "c.md")):
+        found = cli("privacy", words[0], tmp_path / "run", *words[1:])
+        assert found.code == 0, found
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    assert cli("report", tmp_path / "run").code == 5  # a page is bound to its receipt in the ledger
+    assert examine(tmp_path / "run").wrong == []  # and none is left that is not
+
+
+def test_a_run_of_somebody_else_does_not_hide_the_others(
+    tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "mine", "private"):
+        start(CASE.experiment(privacy=REAL), tmp_path / name)
+    looked: Any = listing.RunFolder.metrics
+
+    def metrics(run: RunFolder) -> Any:
+        if run.path.name == "private":
+            raise PermissionError(13, "Permission denied", str(run.private))
+        return looked(run)
+
+    monkeypatch.setattr(listing.RunFolder, "metrics", metrics)
+    monkeypatch.setattr(os, "access", lambda path, how: Path(path).name != "closed")
+    states = {row["folder"]: row["state"] for row in json.loads(cli("list", tmp_path, "--json").out)}
+    assert states == {"closed": "unreadable", "mine": "finished", "private": "unreadable"}
+    assert "unreadable" in cli("list", tmp_path).out

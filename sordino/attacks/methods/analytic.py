@@ -73,4 +73,4 @@ def chosen(mixtures: Tensor, strength: Tensor, many: int) -> Tensor:
             found.append(image)
         if len(found) == many:
             break
-    return torch.stack(found)
+    return torch.stack(found) if found else mixtures[:0]  # no unit saw anything
