@@ -98,8 +98,7 @@ def neighbours() -> str:
     def shapes() -> Shapes:
         panels = (
             (30, "replace", "another value in its place", "two"),
-            (260, "add_remove", "there, or not there at all", ""),
-            (490, "zero_out", "its contribution is nothing", "ring"),
+            (260, "zero_out", "it counts for nothing", "ring"),
         )
         for left, head, note, other in panels:
             yield say(left + 85, 34, head, "head")
@@ -107,12 +106,10 @@ def neighbours() -> str:
             for row, style in ((55, "one"), (135, other)):
                 yield box(left, row, 170, 56)
                 for i in range(5):
-                    shown = style if i == 2 else "dot"
-                    if shown:
-                        yield dot(left + 25 + i * 30, row + 28, shown, 8)
+                    yield dot(left + 25 + i * 30, row + 28, style if i == 2 else "dot", 8)
             yield say(left + 85, 128, "or", "soft")
 
-    return picture("Neighbours: replace one, add or remove one, or set its contribution to zero", 690, 240, shapes())
+    return picture("Neighbours: replace one, or count nothing in its place", 460, 240, shapes())
 
 
 def adversaries() -> str:

@@ -84,7 +84,7 @@ class Grant:
     """What one client may do in one round, after the ledger has agreed."""
 
     client: int
-    size: int  # the client's number of examples
+    size: int  # the public number of the client's examples, from which divisors and numbers of steps follow
     largest: int  # the largest public number of examples in the federation
     source: NoiseSource
     multiplier: float | None = None  # of the private gate's noise; None where no gate is private

@@ -68,7 +68,7 @@ def epsilon() -> None:
             linewidth=1,
             label=f"{name} (nominal: proves nothing)",
         )
-    sampled = [best(Repeat(Poisson(0.1, Gaussian(7.05)), t), DELTA, "add_remove").epsilon for t in times]
+    sampled = [best(Repeat(Poisson(0.1, Gaussian(7.05)), t), DELTA, "zero_out").epsilon for t in times]
     axes.plot(
         times,
         sampled,

@@ -146,7 +146,7 @@ def sums(eyes: Sequence[Eye]) -> str:
         "promise",
         "halved noise",
     ]
-    text = "\n## Is an image in a noised sum? The add/remove game, 20,000 releases of either side, delta 1e-5\n\n"
+    text = "\n## Is an image in a noised sum? Counted or not, 20,000 releases of either side, delta 1e-5\n\n"
     text += table(heads, rows)
     return (
         text

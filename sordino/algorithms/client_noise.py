@@ -60,7 +60,7 @@ def gaussian_sampled(
 ) -> FedAvg:
     """A secret Poisson sample of the records at every exposure (rigorous), or one subset drawn once (published)."""
     read = NoisyGradient(
-        clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="add_remove", multiplier=multiplier
+        clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="zero_out", multiplier=multiplier
     )
     if variant == "published":
         read = NoisyGradient(clip, GaussianNoise(), sampling="fixed_subset", rate=rate, multiplier=multiplier)

@@ -64,7 +64,7 @@ def cuag_pfl(
         "published": ((fewer, own), ()),
         "no_noise": ((fewer,), ()),
         "local_client": ((fewer, layers, Noise(GaussianNoise(), "replace", multiplier)), ()),
-        "central_client": ((fewer, layers), (Noise(GaussianNoise(), "add_remove", multiplier),)),
+        "central_client": ((fewer, layers), (Noise(GaussianNoise(), "zero_out", multiplier),)),
         "local_sample": ((fewer,), ()),
     }
     client, server = gates[variant]

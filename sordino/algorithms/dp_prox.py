@@ -37,10 +37,10 @@ def dp_prox(
     clip: float = 1.0,
     variant: Variant = "rigorous",
     noise_placement: Placement = "once",
-    neighbours: Neighbours = "add_remove",
+    neighbours: Neighbours = "zero_out",
     multiplier: float | None = None,
 ) -> FedProx:
-    """FedProx + clip + one noise per round. `neighbours` = "zero_out" or "replace" fits cohorts that everybody sees."""
+    """FedProx + clip + one noise per round. `neighbours` = "replace" fits cohorts that everybody sees."""
     return base.behind(uplink=central(clip, variant, noise_placement, neighbours, multiplier))
 
 
@@ -50,7 +50,7 @@ def dp_fedavg(
     clip: float = 1.0,
     variant: Variant = "rigorous",
     noise_placement: Placement = "once",
-    neighbours: Neighbours = "add_remove",
+    neighbours: Neighbours = "zero_out",
     multiplier: float | None = None,
 ) -> FedAvg:
     """FedAvg + clip + one noise per round."""
@@ -64,7 +64,7 @@ def dp_sgd(base: FedAvg, clip: float = 1.0, rate: float = 0.01, multiplier: floa
     """
     return base.behind(
         NoisyGradient(
-            clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="add_remove", multiplier=multiplier
+            clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="zero_out", multiplier=multiplier
         )
     )
 

@@ -36,5 +36,5 @@ def dp_scaffold(
     """
     if variant == "published":
         return base.behind(MedianClip(sigma, cohort_rate))
-    sampled = NoisyGradient(clip, GaussianNoise(), None, "poisson", rate, "add_remove", multiplier)
+    sampled = NoisyGradient(clip, GaussianNoise(), None, "poisson", rate, "zero_out", multiplier)
     return base.having(batch_size="full").behind(sampled)

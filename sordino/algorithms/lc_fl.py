@@ -111,8 +111,8 @@ def secagg_fl(base: FedAvg, threshold: int | None = None) -> FedAvg:
 def central(clip: float, law: Law, multiplier: float | None) -> Uplink:
     """Clipped updates of a hidden cohort, and noise on their sum for whole clients."""
     if law == "laplace":
-        return Uplink((Clip(clip, 1),), (Noise(LaplaceNoise(), "add_remove", multiplier),))
-    return Uplink((Clip(clip),), (Noise(GaussianNoise(), "add_remove", multiplier),))
+        return Uplink((Clip(clip, 1),), (Noise(LaplaceNoise(), "zero_out", multiplier),))
+    return Uplink((Clip(clip),), (Noise(GaussianNoise(), "zero_out", multiplier),))
 
 
 def published(noise: CoordinateLaplace, max_abs: float | None, *flag: Flag) -> Uplink:

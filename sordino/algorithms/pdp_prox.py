@@ -73,4 +73,4 @@ def _gates(mechanism: Mechanism, clip: float, neighbours: Neighbours | None, wei
         return Uplink((Clip(clip), noise("replace"), *weighed))
     if mechanism == "published":  # threshold_published
         return Uplink((Clip(1.0 if literal else clip), noise("zero_out", clip if literal else 1.0)))
-    return Uplink((Clip(clip),), (noise("add_remove"),))  # by_budget (`rates`), threshold
+    return Uplink((Clip(clip),), (noise("zero_out"),))  # by_budget (`rates`), threshold

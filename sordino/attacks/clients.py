@@ -87,20 +87,14 @@ class Stand:
         many = at_once(call)
         return lambda source: drawn(call, source, many)
 
-    def summed(self, length: float | None, rate: float) -> Release:
-        """The server's sum with a client among others that send nothing; None means that it is absent. `rate` is
-        that of its hidden coin.
-        """
+    def summed(self, length: float, rate: float) -> Release:
+        """The server's sum with a client among others that send nothing. `rate` is that of its hidden coin."""
         federation, client = self._federation, self.grant.client
         people = federation.population
         others: dict[int, Any] = {}
         if people > 1:
             others[(client + 1) % people] = self.uplink.encode(self.zero, replace(self.grant, source=Silent()))
-        mine = (
-            {}
-            if length is None
-            else {client: self.uplink.encode(self.upload(length), replace(self.grant, source=Silent()))}
-        )
+        mine = {client: self.uplink.encode(self.upload(length), replace(self.grant, source=Silent()))}
         weight = sum(federation.weights)
         expected = federation.cohort.expected(people) * weight / people
         multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
@@ -161,7 +155,7 @@ def pairs(stand: Stand, claim: Claim) -> list[Pair]:
     if stand.uplink.as_published is not None:
         return published(stand)
     far = _far(stand.uplink)
-    against = {"replace": -far, "zero_out": 0.0, "add_remove": None}[claim.neighbours]
+    against = {"replace": -far, "zero_out": 0.0}[claim.neighbours]
     told = f"an update of any length against {WORDS[claim.neighbours]}"
     if stand.uplink.shared or isinstance(claim.event, Nothing):
         return []  # one noise of many, or a cipher: nothing that one client's release could show
@@ -169,7 +163,6 @@ def pairs(stand: Stand, claim: Claim) -> list[Pair]:
         direction = tree.flat(stand.upload(1.0)).double()
         return [Pair(told, stand.encoded(-far), stand.encoded(far), score=lambda seen: seen.double() @ direction)]
     if not private(stand.uplink.server):
-        assert against is not None, "presence is not hidden from whoever receives uploads"
         return [Pair(told, stand.encoded(against), stand.encoded(far))]
     rate = claim.event.rate if isinstance(claim.event, Poisson) else stand.hidden
     return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]
@@ -181,7 +174,7 @@ def _far(uplink: Uplink) -> float:
     return FAR * max(1.0, *radii) if radii else FAR
 
 
-WORDS = {"replace": "its opposite", "zero_out": "none", "add_remove": "an absent client"}
+WORDS = {"replace": "its opposite", "zero_out": "none"}
 
 
 def published(stand: Stand) -> list[Pair]:

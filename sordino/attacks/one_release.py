@@ -59,7 +59,7 @@ def game(run: AttackedRun, bare: bool) -> CanaryGame:
     canary = first._replace(x=noise, y=label.to(first.y.dtype))
     rest = taken(rows, torch.arange(1, len(rows.y)))
     with_ = rows._replace(x=torch.cat([canary.x, rest.x]), y=torch.cat([canary.y, rest.y]))
-    removed = any(held.unit == "example" and held.neighbours == "add_remove" for held in run.of_round)
+    removed = any(held.unit == "example" and held.neighbours == "zero_out" for held in run.of_round)
     without = rest if removed and len(rest.y) else rows
     heard = run.bare if bare else run.seen
     assert heard is not None

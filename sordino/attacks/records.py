@@ -32,7 +32,6 @@ Attacked = NoisyGradient | CellGradient | ClassSums
 WORDS: dict[Neighbours, str] = {
     "replace": "a gradient of any length against its opposite",
     "zero_out": "a gradient of any length against none",
-    "add_remove": "a gradient of any length against an absent example",
 }
 
 
@@ -69,7 +68,7 @@ def pair(reader: Attacked, work: Work, client: int, multiplier: float | None) ->
 def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float | None) -> Pair:
     size = rows(reader)
     towards = FAR * max(1.0, reader.clip) * torch.eye(size, dtype=torch.float64)
-    against = {"replace": -towards, "zero_out": 0 * towards, "add_remove": towards[:0]}[reader.neighbours]
+    against = {"replace": -towards, "zero_out": 0 * towards}[reader.neighbours]
 
     def release(values: Tensor) -> Release:
         def seen(source: NoiseSource) -> Tensor:
@@ -114,7 +113,7 @@ def cells(reader: CellGradient, work: Work, client: int, multiplier: float | Non
         # which examples lie in which cell is public: coins that choose one cell show them
         here, absent = release(single), release(0 * single)
         masks = torch.stack([here(Silent(only=cell)) != 0 for cell in range(reader.cells)]).flatten(1)
-        told = "a cell whose episode has a gradient of any length against an absent cell"
+        told = "a cell whose episode has a gradient of any length against none"
         return Pair(
             told, lambda source: absent(source).flatten() * masks, lambda source: here(source).flatten() * masks
         )
@@ -147,7 +146,7 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
-    """One example of each class, known or absent. Another one of the class, half as long, points the other way:
+    """One example of each class, counted or not. Another one of the class, half as long, points the other way:
     where sums are clipped and not rows, one example turns them around.
     """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Is this one example in the noised sums of its class? The game that a promise about adding or removing one is made
+"""Is this one example in the noised sums of its class? The game that a promise about counting one or not is made
 for, played against the release itself.
 
 The attacker knows everything else: all other examples, the noise's size, the example in question. For Gaussian noise of

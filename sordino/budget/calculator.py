@@ -189,7 +189,7 @@ def bought(multiplier: float, question: Question) -> float:
     check_multiplier(multiplier, "give a multiplier above 0: noise / sensitivity")
     try:
         if q.unit == "client" and q.rate < 1:
-            epsilon = epsilon_by("pld", Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds), q.delta, "add_remove")
+            epsilon = epsilon_by("pld", Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds), q.delta, "zero_out")
         else:
             epsilon = epsilon_of(math.sqrt(q.turns) / multiplier, q.delta)
     except UnsupportedEvent:
@@ -216,8 +216,8 @@ def _central(q: Question, what: str = "as asked: central noise, hidden cohort") 
     else:
         z, accountant = sampled_multiplier(q.epsilon, q.delta, q.rate, q.rounds, "pld"), "pld"
     noise = z * math.sqrt(q.parameters) / q.cohort
-    set_up = (*_uplink(q, "[{name='noise', neighbours='add_remove'}]"), f"cohort={{name='poisson', rate={q.rate}}}")
-    return Answer(what, "participants", "add_remove", z, q.rounds, noise, accountant, q, set_up)
+    set_up = (*_uplink(q, "[{name='noise', neighbours='zero_out'}]"), f"cohort={{name='poisson', rate={q.rate}}}")
+    return Answer(what, "participants", "zero_out", z, q.rounds, noise, accountant, q, set_up)
 
 
 def _visible(q: Question) -> Answer:

@@ -188,4 +188,4 @@ def _sampling(work: Work) -> Json:
         return {"sampling": "full"}
     if work.epochs is not None:
         return {"sampling": "fixed_batches"}
-    return {"sampling": "poisson", "rate": 0.5, "neighbours": "add_remove"}
+    return {"sampling": "poisson", "rate": 0.5, "neighbours": "zero_out"}

@@ -20,7 +20,6 @@ from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.uplink.stages import Noise
-from sordino.runs.phases import Methods
 from sordino.runs.play import Progress
 from sordino.runs.run import start
 from sordino.runs.simulation import settle, simulated
@@ -119,13 +118,7 @@ class Trial:
     def experiment(self, *more: str) -> Experiment:
         other = any(word.startswith("data=") for word in more)  # data of another source have settings of their own
         small = [word for word in SMALL if not (other and word.startswith("data."))]
-        return settle(config.load(None, [*small, f"algorithm={self.name}", *self.words, *self._cohort, *more]))
-
-    @cached_property
-    def _cohort(self) -> tuple[str, ...]:
-        plain = config.load(None, [*SMALL, f"algorithm={self.name}", *self.words])
-        noise = Methods(plain).training.uplink.noise()
-        return ("cohort={name='poisson', rate=0.5}",) if noise is not None and noise.neighbours == "add_remove" else ()
+        return settle(config.load(None, [*small, f"algorithm={self.name}", *self.words, *more]))
 
     @cached_property
     def scenes(self) -> list[Scene]:

@@ -25,6 +25,7 @@ from sordino.config.reading import parsed, read
 from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
 from sordino.errors import NOT_NEGATIVE, POSITIVE, ConfigError, Range, UnsoundGuarantee, check_range
+from sordino.ledger.claims import check_neighbours
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -296,6 +297,7 @@ def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T
         if isinstance(made, Preset):
             made.refuse_fixed(table)
     check_keys(table, fields, where)
+    check_neighbours(table.get("neighbours"))
     try:
         values = _model(made).model_validate(table)
     except ValidationError as error:

@@ -73,7 +73,7 @@ def cells(
 
 
 def noise_share(
-    survivors: int, law: Law = "gaussian", neighbours: Neighbours = "add_remove", multiplier: float | None = None
+    survivors: int, law: Law = "gaussian", neighbours: Neighbours = "zero_out", multiplier: float | None = None
 ) -> NoiseShare:
     """Every client adds a part of one noise; the parts of those who must stay are enough."""
     return NoiseShare(LAWS[law], neighbours, multiplier, survivors=survivors)

@@ -64,7 +64,7 @@ def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) ->
         raise UnsoundGuarantee(
             "a secure sum over a hidden cohort, between sites",
             why="real sites can fall silent, and everybody sees whether enough of those who were drawn stay to the end",
-            fix='use a cohort that everybody sees, with neighbours = "zero_out"',
+            fix="use a cohort that everybody sees",
             code="broken-rounds-tell",
         )
     if uplink.grid is not None and uplink.grid.strict:

@@ -48,6 +48,8 @@ class Site(Executor):
     states: States
     tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
     handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
+    # the number of examples that each client agreed to, by its number, whatever its data hold; None: nobody is told
+    sizes: Sequence[int] | None = None
     key: int = 0  # of a simulation's draws
     noise: str = "counter"  # where noise comes from
     # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
@@ -301,7 +303,8 @@ class RoundHere:
     def member(self, k: int, terms: Terms, state: Tree) -> Member:
         site, own = self._site, self._shards[k]
         self.rows += len(own.y)
-        grant = terms.granted(k, len(own.y), for_client(self._noise, k))
+        size = len(own.y) if site.sizes is None else site.sizes[k]
+        grant = terms.granted(k, size, for_client(self._noise, k))
         grant = replace(grant, public=site.public(k, grant.size))
         return Member(k, own, state, grant, keys.word(keys.fold(self._key, "client", k)))
 

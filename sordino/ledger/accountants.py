@@ -16,7 +16,8 @@ own, so the smallest is valid too, and two that disagree by more than their loos
 Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an
 unsampled mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls
 ADD_OR_REMOVE_ONE. A Poisson sample is different: replacing a record moves both mixtures at once, so only
-`add_remove` is accepted there.
+`zero_out` is accepted there. A unit that is drawn and counts for nothing leaves the law of the others' sum, as one that
+is away does where the denominator is a constant: the pair (noise, mixture of noise and noise + 1) of ADD_OR_REMOVE_ONE.
 
 The numbers are for plans fixed in advance. Admission while a plan adapts to outputs is the ledger's, by a filter.
 """
@@ -45,7 +46,7 @@ from sordino.ledger.events import (
 )
 from sordino.ledger.gaussian_dp import epsilon_of
 
-NEIGHBOURS = ("add_remove", "replace", "zero_out")
+NEIGHBOURS = ("replace", "zero_out")
 EXACT = "gdp"  # the accountant that is exact wherever it can be asked
 
 # small orders decide when epsilon is large, large ones when it is small; fractions below 12 are worth up to 1%
@@ -157,7 +158,7 @@ def _reduce(event: Event, neighbours: str) -> _Reduced:
             inside = _reduce(leaf.event, neighbours)
             private = private and inside.private
             if inside.private and (read := _single(inside)):
-                _only_add_remove(neighbours)
+                _only_zero_out(neighbours)
                 sampled = Poisson(leaf.rate, read)
                 others[sampled] = others.get(sampled, 0) + count
         elif isinstance(leaf, Gaussian) and leaf.noise_multiplier >= _LEAST_NOISE:
@@ -179,13 +180,13 @@ def _reduce(event: Event, neighbours: str) -> _Reduced:
     return _Reduced(Gaussian(1 / math.hypot(*mus)) if mus else None, tuple(others.items()), private)
 
 
-def _only_add_remove(neighbours: str) -> None:
-    if neighbours != "add_remove":
+def _only_zero_out(neighbours: str) -> None:
+    if neighbours != "zero_out":
         raise UnsupportedEvent(
             f"Poisson sampling with {neighbours} neighbours",
-            why="the price of a Poisson sample is proved only for adding or removing one unit",
-            fix='use neighbours = "add_remove"',
-            code="poisson-needs-add-remove",
+            why="the price of a Poisson sample is proved only for one unit that is counted or not",
+            fix='use neighbours = "zero_out"',
+            code="poisson-needs-zero-out",
         )
 
 
@@ -306,7 +307,7 @@ def _losses(reduced: _Reduced, step: float) -> Any:
 
 
 def _loss(pld: Any, event: _Simple | Poisson, step: float) -> Any:
-    """Of one draw, for a record that is added or taken away."""
+    """Of one draw, for a record that is counted or not."""
     core, grid = _core(event), {"value_discretization_interval": step}
     if isinstance(core, Response):
         return pld.from_randomized_response(core.replaced, core.levels, **grid)

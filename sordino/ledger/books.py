@@ -15,6 +15,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from sordino.errors import LedgerError
+from sordino.ledger.claims import as_written
 from sordino.ledger.currency import Amount, Currency
 from sordino.ledger.events import Json
 from sordino.ledger.storage import damaged
@@ -172,8 +173,9 @@ class Books:
         ours = json.loads(canonical(self.genesis()))
         if sequence:
             raise damaged(f"record {sequence} is a second charter, and a ledger has one")
-        if record["charter"] != ours["charter"]:
-            parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
+        written = record["charter"] | {"neighbours": as_written(record["charter"]["neighbours"])}
+        if written != ours["charter"]:
+            parts = (part for part, value in ours["charter"].items() if written.get(part) != value)
             raise LedgerError(
                 f"the ledger has another charter: it differs in {', '.join(parts)}",
                 why="budgets cannot be added up when they are about other data, other clients' rows, other units, "
@@ -229,7 +231,8 @@ def read_genesis(body: bytes) -> tuple[Charter, Caps]:
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     names = tuple(map(str, record.get("names", ())))
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
-    return Charter(**{**told, "delta": delta}, currency=currency, names=names), caps
+    told |= {"delta": delta, "neighbours": as_written(told["neighbours"])}
+    return Charter(**told, currency=currency, names=names), caps
 
 
 def link(previous: bytes, body: bytes) -> bytes:

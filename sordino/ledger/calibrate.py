@@ -51,7 +51,7 @@ def sampled_multiplier(
     accountant: str = "rdp",
     orders: Sequence[float] = ORDERS,
 ) -> float:
-    """The smallest noise for `exposures` Gaussian releases, each on a fresh secret Poisson sample (add_remove)."""
+    """The smallest noise for `exposures` Gaussian releases, each on a fresh secret Poisson sample, under zero_out."""
     cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
 
     def over(multiplier: float) -> float:
@@ -99,7 +99,7 @@ def _cost(
 
     def spent(multiplier: float, rate: float) -> float:
         event = Repeat(Poisson(rate, Gaussian(multiplier)), times)
-        return epsilon_by(accountant, event, delta, "add_remove", orders=orders)
+        return epsilon_by(accountant, event, delta, "zero_out", orders=orders)
 
     return spent
 

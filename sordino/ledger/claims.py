@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import BeforeValidator
+
+from sordino.errors import UnsoundGuarantee
 from sordino.ledger.events import Event, Json, from_json, to_json
 
 # an image is an example whose label is given, a cell a fixed part of a client's examples; nothing is trained on a test
 # example
 Unit = Literal["test example", "pixel", "image", "example", "cell", "client"]
 UNITS: tuple[Unit, ...] = ("test example", "pixel", "image", "example", "cell", "client")  # from small to large
-Neighbours = Literal["add_remove", "replace", "zero_out"]
+Neighbours = Literal["replace", "zero_out"]
 Adversary = Literal["server", "participants", "public"]
 Status = Literal["proved", "conditional", "asymptotic", "nominal", "none"]
 
@@ -23,6 +26,27 @@ STATUSES: tuple[Status, ...] = (
     "nominal",
     "none",
 )  # from strong to empty
+
+
+def check_neighbours(neighbours: object) -> None:
+    """Refuses the relation that hides whether somebody exists."""
+    if neighbours == "add_remove":
+        raise UnsoundGuarantee(
+            'neighbours = "add_remove"',
+            why="who takes part, and with how many examples, is public here, and the noise is scaled by it: what can "
+            "be hidden is what a unit contributes, not that it exists. The number that other programs print under "
+            "add_remove is the same, its sentence is not",
+            fix='set neighbours = "zero_out"',
+            code="presence-is-public",
+        )
+
+
+def as_written(neighbours: object) -> object:
+    """Ledgers and receipts of old said `add_remove` where the roster was public, which is `zero_out`."""
+    return "zero_out" if neighbours == "add_remove" else neighbours
+
+
+WrittenNeighbours = Annotated[Neighbours, BeforeValidator(as_written)]
 
 
 def standing(status: str, simulated: bool) -> str:

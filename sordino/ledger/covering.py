@@ -1,16 +1,16 @@
 """From what single releases promise, each in its own words, to what all of them together promise about one subject.
 
-A subject is a unit under a relation: an example that is replaced, a client that is added or removed. A release may
-speak of several. What it costs a subject
-follows from a claim about that subject, or from a claim that covers it:
+A subject is a unit under a relation: an example that is replaced, a client whose contribution is counted or not. A
+release may speak of several. What it costs a subject follows from a claim about that subject, or from a claim that
+covers it:
 
     a larger unit     an example lies in a cell, a cell in a client; whoever may change altogether may change in one
-    example
-    another relation  what is replaced is taken away and put back: two steps (Dwork and Roth 2014, 2.3)
+                      example, also in that it counts for nothing
+    another relation  what is replaced is counted for nothing, and then as another: two steps (Dwork and Roth 2014, 2.3)
 
-Never from a smaller unit (a client is many examples), and never from `replace` to `add_remove`. A release that says
-nothing about a subject, and nothing
-that covers it, costs it everything.
+Never from a smaller unit (a client is many examples), and never from `replace` to `zero_out` of the same unit, or of a
+part of anything but a client: nothing is no value that it could be replaced by. A release that says nothing about a
+subject, and nothing that covers it, costs it everything.
 """
 
 from __future__ import annotations
@@ -75,13 +75,9 @@ def steps(claimed: Subject, asked: Subject) -> int | None:
         return 1
     (unit, how), (part, change) = claimed, asked
     if unit == part:
-        return (
-            2
-            if (how, change) in (("add_remove", "replace"), ("add_remove", "zero_out"), ("zero_out", "replace"))
-            else None
-        )
-    if UNITS.index(unit) < UNITS.index(part) or (change != "replace" and unit != "client"):
-        return None  # an example more would move others into other cells
+        return 2 if how == "zero_out" else None
+    if UNITS.index(unit) < UNITS.index(part) or ((how, change) == ("replace", "zero_out") and unit != "client"):
+        return None
     return 1 if how == "replace" else 2
 
 
@@ -208,8 +204,8 @@ def _alone(part: CountedPart, delta: float, every: bool) -> Bounded:
 
 @lru_cache(maxsize=64)
 def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
-    """The guarantee against two changes, a client taken away and brought back with one example changed: (2 epsilon,
-    (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
+    """The guarantee against two changes, such as a client that counts for nothing, and then with one example changed:
+    (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
     """
     smaller = delta
     for _ in range(40):

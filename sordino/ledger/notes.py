@@ -41,7 +41,7 @@ def note(claims: Said, noise: str = "", config: str = "") -> str:
 
 
 def parsed(text: str) -> Note:
-    found = json.loads(text)
+    found = json.loads(text.replace('"neighbours":"add_remove"', '"neighbours":"zero_out"'))  # see claims.as_written
     if isinstance(found, list):
         return Note(found)
     return Note(found["releases"], found["noise"], found["config"])

@@ -273,7 +273,7 @@ def counted_phases(
             for (rate, times, _), z in zip(phases, noise(granted), strict=True)
         )
         return epsilon_by(
-            _accountant(sum(times for _, times, _ in phases)), Together(tuple(releases)), delta, "add_remove"
+            _accountant(sum(times for _, times, _ in phases)), Together(tuple(releases)), delta, "zero_out"
         )
 
     good, bad, granted = 0.0, math.inf, epsilon  # a Renyi accountant asks for more noise than its grant needs

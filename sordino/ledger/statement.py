@@ -15,7 +15,17 @@ from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
-from sordino.ledger.claims import ADVERSARIES, STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
+from sordino.ledger.claims import (
+    ADVERSARIES,
+    STATUSES,
+    UNITS,
+    Adversary,
+    Claim,
+    Neighbours,
+    Status,
+    Unit,
+    WrittenNeighbours,
+)
 from sordino.ledger.covering import TotalCost, bounded, cost, covered, least, subjects
 from sordino.ledger.events import Event, Json, NonPrivate, from_json, leaves, to_json
 from sordino.ledger.facts import Epsilon, Fact
@@ -43,7 +53,7 @@ class Guarantee(Fact):
     """What all releases together tell about one unit, to one adversary, at most."""
 
     unit: Unit
-    neighbours: Neighbours
+    neighbours: WrittenNeighbours
     adversary: Adversary
     epsilon: Epsilon
     delta: float

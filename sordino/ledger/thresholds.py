@@ -3,7 +3,7 @@
 Rates: everybody tosses a coin of its own, as seldom as its budget asks (Boenisch et al., NeurIPS 2023).
 Threshold: a (tau, delta) mechanism on a Poisson sample in which a client with budget eps < tau takes part with
 probability (e^eps - 1)/(e^tau - 1) costs that client exactly eps (Jorgensen, Yu and Cormode, ICDE 2015). One run of it,
-a hidden sample, add_remove: nothing else is proved by it.
+a hidden sample, zero_out: nothing else is proved by it.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ ONE: Mapping[Unit, str] = {
 }
 SURE: Mapping[Neighbours, str] = {
     "replace": "of something about {}",
-    "add_remove": "that {} is among the data",
-    "zero_out": "that the contribution of {} was counted",
+    "zero_out": "that the contribution of {} was counted (that it exists is public)",
 }
 BY: Mapping[Adversary, str] = {"server": "the server", "participants": "participants", "public": "the public"}
 

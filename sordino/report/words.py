@@ -30,8 +30,7 @@ WHAT: Mapping[Unit, str] = {
 }
 CHANGE: Mapping[Neighbours, str] = {
     "replace": "exchanging it for any other",
-    "add_remove": "adding it or taking it away",
-    "zero_out": "replacing its contribution by nothing",
+    "zero_out": "counting nothing in place of what it contributes (that it exists, and how many there are, is public)",
 }
 
 

@@ -44,6 +44,7 @@ def clients_of(
         states,
         tested,
         handed,
+        setup.public.sizes if setup.experiment.privacy.public_sizes else None,
         setup.phase_key,
         noise,
         setup.sharing,

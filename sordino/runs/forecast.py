@@ -187,7 +187,7 @@ def _other_gates(setup: Setup) -> Iterator[tuple[str, list[str]]]:
         coins = [] if hidden else [f"cohort={{name='poisson', rate={rate}}}"]
         if setup.budget is not None and setup.budget.personal is not None:  # each at the rate its own budget affords
             coins = [f"cohort={{name='by_budget', size={setup.cohort.expected(population):g}}}"]
-        central = bounded % ("", "{name='noise', neighbours='add_remove'}")
+        central = bounded % ("", "{name='noise', neighbours='zero_out'}")
         yield f"{unit}central noise, hidden cohort", [*fedavg, central, *coins]
     if records or algorithm.uplink.server:
         yield f"{unit}local noise", [*fedavg, bounded % (", {name='noise'}", "")]

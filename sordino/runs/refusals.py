@@ -126,8 +126,7 @@ def check_secure(
                     "a round with fewer clients is broken off, which everybody sees, and with personal rates "
                     "this is not accounted for"
                 ),
-                fix="set a lower threshold, a larger cohort, or use a cohort that everybody sees, with "
-                'neighbours = "zero_out"',
+                fix="set a lower threshold, a larger cohort, or use a cohort that everybody sees",
                 code="broken-rounds-tell",
             )
 

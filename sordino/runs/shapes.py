@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from pydantic import ValidationError, model_validator
 
 from sordino.errors import damaged
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
+from sordino.ledger.claims import Adversary, Status, Unit, WrittenNeighbours
 from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.statement import Guarantee, Written
 
@@ -111,7 +111,7 @@ class Subject(Fact):
     """Whose loss groups tell, under which change, to whom."""
 
     unit: Unit
-    neighbours: Neighbours
+    neighbours: WrittenNeighbours
     adversary: Adversary
 
 

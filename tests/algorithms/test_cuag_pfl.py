@@ -315,7 +315,7 @@ def test_a_client_against_everybody_but_the_server() -> None:
     ],
 )
 def test_what_an_exact_accountant_says(rate: float, scale: float, steps: int, epsilon: float) -> None:
-    assert best(Repeat(Poisson(rate, Gaussian(scale)), steps), DELTA, "add_remove").epsilon == pytest.approx(
+    assert best(Repeat(Poisson(rate, Gaussian(scale)), steps), DELTA, "zero_out").epsilon == pytest.approx(
         epsilon, rel=0.02
     )
 
@@ -325,7 +325,7 @@ def test_the_limit_theorem_beside_it() -> None:
     assert epsilon_of(limit_mu(0.02, 7500, 6.9641), DELTA) == pytest.approx(0.926, abs=1e-3)
 
 
-@pytest.mark.parametrize(("name", "neighbours"), [("local_client", "replace"), ("central_client", "add_remove")])
+@pytest.mark.parametrize(("name", "neighbours"), [("local_client", "replace"), ("central_client", "zero_out")])
 def test_variants_clip_what_is_sent_and_noise_it_for_its_bound(name: Any, neighbours: str) -> None:
     uplink = cuag_pfl(name, clip=0.3, rate=0.4).uplink
     x = {"w": 50 * keys.normal(keys.root(1), 60).view(6, 10), "b": 50 * keys.normal(keys.root(2), 10)}

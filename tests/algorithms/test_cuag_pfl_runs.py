@@ -257,7 +257,7 @@ def test_the_receipt_of_the_published_method(tmp_path: Path, cli: Any) -> None:
         pytest.param(
             {"name": "cuag_pfl"},
             {"cohort": POISSON},
-            "add_remove",
+            "zero_out",
             {"participants", "public"},
             marks=pytest.mark.slow,  # by loss distributions
         ),

@@ -30,6 +30,7 @@ from sordino.privacy.uplink.stages import Noise
 from sordino.runs import population
 from sordino.runs.play import Ended
 from sordino.runs.run import start
+from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
 from tests.algorithms.lc_fl_runs import EVERYONE, LC, POISSON, made, mean_of, rows_of, slow
 from tests.laws.traces import parts_of
@@ -171,7 +172,7 @@ def test_rigorous_lc_fl_makes_two_promises(rigorous: Ended) -> None:
         assert row["status"] == "proved"
         assert from_json(row["event"]) == Once(f"responses of {unit}", from_json(row["event"]["event"]))
     client = rows["client", "participants"]
-    assert client["neighbours"] == "add_remove"
+    assert client["neighbours"] == "zero_out"
     assert client["status"] == "proved"
     assert 4.9 < client["epsilon"] <= 5.0
     event = from_json(client["event"])
@@ -185,21 +186,22 @@ def test_rigorous_lc_fl_makes_two_promises(rigorous: Ended) -> None:
 
 
 @pytest.mark.parametrize("name", ["lc_fl", "cdp_fl"])
-def test_rigorous_noise_needs_a_hidden_cohort_and_a_budget(name: str, tmp_path: Path) -> None:
+def test_rigorous_noise_needs_a_budget_and_is_amplified_by_hidden_cohorts_only(name: str, tmp_path: Path) -> None:
     table: dict[str, Any] = {"name": name, "variant": "rigorous"}
-    visible: dict[str, Any] = {"privacy": {"epsilon": 5.0, "delta": 1e-3}}
-    for tables, code in (
-        (visible, "add-remove-needs-poisson"),
-        ({**visible, "cohort": EVERYONE}, "add-remove-needs-poisson"),
-        ({"cohort": POISSON}, "mechanism-without-budget"),
+    granted: dict[str, Any] = {"privacy": {"epsilon": 5.0, "delta": 1e-3}}
+    for own, tables, code in (
+        (table, {"cohort": POISSON}, "mechanism-without-budget"),
+        ({"name": name}, granted, "budget-without-mechanism"),  # the published noise takes none
     ):
         with pytest.raises(UnsoundGuarantee) as caught:
-            start(made(table, **tables), tmp_path / "run")
+            start(made(own, **tables), tmp_path / "run")
         assert caught.value.code == code
         assert not (tmp_path / "run").exists()
-    with pytest.raises(UnsoundGuarantee) as caught:  # the published noise takes no budget
-        start(made({"name": name}, **visible), tmp_path / "run")
-    assert caught.value.code == "budget-without-mechanism"
+    for cohort, hidden in ((EVERYONE, False), (POISSON, True)):
+        algorithm = simulated(made(table, **granted, cohort=cohort)).setup.algorithm
+        offer = algorithm.uplink.offer(0.5, hidden)
+        assert offer is not None
+        assert (offer.neighbours, offer.rate, offer.everyone_pays) == ("zero_out", 0.5 if hidden else 1.0, hidden)
 
 
 CENTRAL = {
@@ -218,8 +220,8 @@ CENTRAL = {
 )
 def test_what_noise_of_half_the_clients_is_worth(rounds: int, z: float, epsilon: float) -> None:
     event = Repeat(Poisson(0.5, Gaussian(z)), rounds)
-    assert epsilon_by("pld", event, 1e-5, "add_remove") == pytest.approx(epsilon, rel=0.01)
-    assert epsilon_by("rdp", event, 1e-5, "add_remove") > epsilon
+    assert epsilon_by("pld", event, 1e-5, "zero_out") == pytest.approx(epsilon, rel=0.01)
+    assert epsilon_by("rdp", event, 1e-5, "zero_out") > epsilon
 
 
 @slow

@@ -61,7 +61,7 @@ def test_every_phase_is_attacked_and_its_twin_is_caught(variant: str) -> None:
     assert [one.phase for one in found.subjects] == found.phases == PROMISES[variant]
     assert (found.verdict, twins.verdict, found.unprotected) == ("holds", "caught", [])
     for one, twin in zip(found.subjects, twins.subjects, strict=True):
-        assert (one.unit, one.neighbours, one.verdict) == ("example", "add_remove", "holds")
+        assert (one.unit, one.neighbours, one.verdict) == ("example", "zero_out", "holds")
         assert 0.5 * one.claimed_there < one.at_least <= one.claimed_there < math.inf
         assert twin.verdict == "caught"
         assert twin.at_least > twin.claimed_there == one.claimed_there

@@ -86,7 +86,7 @@ KINDS: dict[str, tuple[type[Canaries], str, str, tuple[str, ...]]] = {
     "a row, along one number": (CanaryExamples, "server", "replace", ("algorithm=laplace",)),
     "a row, of which the server sees sums": (CanaryExamples, "participants", "replace", ("algorithm=gaussian_gdp",)),
     "a client": (CanaryClients, "server", "replace", ("algorithm=whole_update", *STEP)),
-    "a client, in a sum": (CanaryClients, "participants", "add_remove", ("algorithm=dp_prox", *STEP, EVERY)),
+    "a client, in a sum": (CanaryClients, "participants", "zero_out", ("algorithm=dp_prox", *STEP, EVERY)),
 }
 
 
@@ -110,7 +110,7 @@ def test_without_noise_scores_are_the_coins(name: str) -> None:
 def test_who_is_drawn_in_secret_counts_by_the_rate() -> None:
     """Without noise a score is how often the canary was drawn, over how often it was to be expected; or nothing."""
     words = ("algorithm=dp_prox", "multiplier=1.0", "privacy={delta=1e-5}", *STEP, HALF, "rounds=4")
-    found = CanaryClients(run(*words), "participants", "add_remove", 2, KEY)
+    found = CanaryClients(run(*words), "participants", "zero_out", 2, KEY)
     assert found.rate == 0.5
     for number in range(3):
         played = CanaryRounds(found, number, 1e9, BEGINNING)

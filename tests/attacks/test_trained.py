@@ -145,7 +145,7 @@ PREPARED = (
 def test_canaries_are_in_the_phases_too_with_the_coins_of_the_replay() -> None:
     """Without noise a score is its coin, in the preparation as in the training."""
     made = simulated(config.load({}, PREPARED))
-    canaries = CanaryExamples(made, "server", "add_remove", 60, keys.root(1))
+    canaries = CanaryExamples(made, "server", "zero_out", 60, keys.root(1))
     (early,) = earlier(canaries)
     phase = CanaryRounds(early, 0, 1e9, BEGINNING)
     told = phase.scores()

@@ -62,7 +62,7 @@ def test_the_vector_of_losses_is_that_of_the_accountant() -> None:
     for q, z in ((0.1, 1.0), (0.02, 3.0), (1.0, 5.0)):
         event = Repeat(Poisson(q, Gaussian(z)) if q < 1 else Gaussian(z), 60)
         mine = float(spent(each(q), DELTA, z, 60)[0])
-        exact = best(event, DELTA, "add_remove").epsilon
+        exact = best(event, DELTA, "zero_out").epsilon
         assert exact <= mine * (1 + 1e-9)
         assert mine < exact * 1.25
 
@@ -74,7 +74,7 @@ def test_balanced_rates_add_up_and_keep_every_budget(expected: float) -> None:
     z, q = balanced(granted, DELTA, 50, expected)
     assert q.sum() == pytest.approx(expected, rel=1e-3)
     for level, rate in dict(zip(granted, q.tolist(), strict=True)).items():
-        assert best(Repeat(Poisson(rate, Gaussian(z)), 50), DELTA, "add_remove").epsilon <= level
+        assert best(Repeat(Poisson(rate, Gaussian(z)), 50), DELTA, "zero_out").epsilon <= level
     assert q[0] < q[30] <= q[-1]
     with pytest.raises(InvalidBudget):
         balanced(granted, DELTA, 50, 51.0)

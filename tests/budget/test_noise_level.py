@@ -29,7 +29,7 @@ QUADRATICS: Table = {
 CENTRAL = {"client": [CLIP], "server": [{"name": "noise", "neighbours": "zero_out"}]}
 
 
-HIDDEN = {"client": [CLIP, WEIGH], "server": [{"name": "noise", "neighbours": "add_remove"}]}
+HIDDEN = {"client": [CLIP, WEIGH], "server": [{"name": "noise", "neighbours": "zero_out"}]}
 
 
 TWO_OF_SIX = {"name": "round_robin", "size": 2}

@@ -89,7 +89,7 @@ def test_phases_on_a_ledger_of_their_own_fill_the_budget_together(variant: str) 
     def spent(times: list[int], louder: float = 1.0) -> float:
         noises = [p.pricing.planned * louder for p in plans]  # type: ignore[union-attr]
         events = (Repeat(Poisson(q, Gaussian(z)), n) for q, z, n in zip(rates, noises, times, strict=True))
-        return epsilon_by("pld", Together(tuple(events)), 1e-4, "add_remove")
+        return epsilon_by("pld", Together(tuple(events)), 1e-4, "zero_out")
 
     assert 0.99 * 8.0 < spent(most) <= 8.0
     assert spent([2 * most[0], *most[1:]]) > 8.0  # what the count of releases is there to stop
@@ -123,7 +123,7 @@ def test_a_promise_about_clients_after_a_preparation_is_priced_by_itself() -> No
         "cohort": {"name": "poisson", "rate": 0.5},
         "uplink": {
             "client": [{"name": "clip", "radius": 1.0}],
-            "server": [{"name": "noise", "neighbours": "add_remove"}],
+            "server": [{"name": "noise", "neighbours": "zero_out"}],
         },
         **PRIVATE,
     }

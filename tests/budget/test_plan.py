@@ -33,7 +33,7 @@ LAWS: dict[str, Offer] = {
     "pure": Offer("example", "replace", "server", LaplaceNoise(), False),
     "classic": Offer("example", "replace", "server", GaussianNoise("classic"), False),
     "exact": Offer("example", "replace", "server", GaussianNoise(), False),
-    "renyi": Offer("example", "add_remove", "server", GaussianNoise(), False, rate=0.1),
+    "renyi": Offer("example", "zero_out", "server", GaussianNoise(), False, rate=0.1),
 }
 
 

@@ -120,7 +120,7 @@ class Mine(FedAvg):
     "noise over a hidden cohort": """
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    uplink: Uplink = Uplink(client=(Clip(1.0),), server=(Noise(neighbours="add_remove"),))
+    uplink: Uplink = Uplink(client=(Clip(1.0),), server=(Noise(neighbours="zero_out"),))
 """,
     "momentum at the server": """
 class Kept(NamedTuple):

@@ -73,11 +73,11 @@ PERSONAL = {"linspace": [4.0, 12.0], "levels": 3}
 
 CENTRAL: Table = {
     "client": [{"name": "clip", "radius": 1.0}],
-    "server": [{"name": "noise", "neighbours": "add_remove"}],
+    "server": [{"name": "noise", "neighbours": "zero_out"}],
 }
 CENTRAL_OFF: Table = {
     "client": [{"name": "clip", "radius": 1e4}],
-    "server": [{"name": "noise", "neighbours": "add_remove", "multiplier": OFF}],
+    "server": [{"name": "noise", "neighbours": "zero_out", "multiplier": OFF}],
 }
 
 FEW_STEPS, SMALL = {"local_steps": 3, "batch_size": 16}, {"name": "mlp", "hidden": 16}

@@ -94,7 +94,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 def sixty_coins() -> Experiment:
     """12 rounds of 5 coins at rate 0.5. The noise is typed: none that fits a budget has to be searched for."""
-    gates = {**CENTRAL, "server": [{"name": "noise", "neighbours": "add_remove", "multiplier": 1.0}]}
+    gates = {**CENTRAL, "server": [{"name": "noise", "neighbours": "zero_out", "multiplier": 1.0}]}
     return BY_NAME["central"].experiment(rounds=12, privacy={"delta": 1e-3, "noise": "system"}, uplink=gates)
 
 

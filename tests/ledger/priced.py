@@ -21,7 +21,7 @@ PRV = json.loads((Path(__file__).parents[1] / "golden" / "prv.json").read_text()
 slow = pytest.mark.slow
 
 
-def by(name: str, event: Event, delta: float, neighbours: str = "add_remove") -> float:
+def by(name: str, event: Event, delta: float, neighbours: str = "zero_out") -> float:
     return epsilon_by(name, event, delta, neighbours)
 
 

@@ -27,24 +27,24 @@ def check_truth(accountant: Accountant, rows: list[dict[str, float]]) -> None:
 
 def check_tightness(rows: list[dict[str, float]]) -> None:
     for row in rows:
-        found = {b.accountant: b.epsilon for b in bounds(sampled(row), row["delta"], "add_remove")}
+        found = {b.accountant: b.epsilon for b in bounds(sampled(row), row["delta"], "zero_out")}
         assert found["pld"] == pytest.approx(row["estimate"], abs=1e-2)
         assert found["rdp"] >= found["pld"]
 
 
 def once_only(event: Event, delta: float) -> float:
     assert isinstance(event, Repeat)
-    return best(event.event, delta, "add_remove").epsilon
+    return best(event.event, delta, "zero_out").epsilon
 
 
 def rate_over_ten(event: Event, delta: float) -> float:
     assert isinstance(event, Repeat)
     assert isinstance(event.event, Poisson)
-    return best(Repeat(Poisson(event.event.rate / 10, event.event.event), event.count), delta, "add_remove").epsilon
+    return best(Repeat(Poisson(event.event.rate / 10, event.event.event), event.count), delta, "zero_out").epsilon
 
 
 def delta_times_ten(event: Event, delta: float) -> float:
-    return best(event, 10 * delta, "add_remove").epsilon
+    return best(event, 10 * delta, "zero_out").epsilon
 
 
 FEW = PRV[1:28:6]  # five rows: the others, and some of these, run in the slow tier

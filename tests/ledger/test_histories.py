@@ -41,7 +41,7 @@ def one_by_one(notes: list[str], population: int) -> dict[int, list[Release]]:
 
 
 def claims_of(unit: Any, adversary: Any, multiplier: float | None, because: str) -> Claim:
-    neighbours = "replace" if unit == "example" else "add_remove"
+    neighbours = "replace" if unit == "example" else "zero_out"
     if multiplier is None:
         return Claim(unit, neighbours, adversary, NonPrivate("raw"), "none", (because,))  # type: ignore[arg-type]
     return Claim(unit, neighbours, adversary, Gaussian(multiplier), "proved", (because,))  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def test_prifedsync_by_an_exact_accountant() -> None:
     """Granting it Poisson samples of rate 0.01: 4.13 after one step where 0.41 is claimed, 12.0 after 300."""
     for steps, epsilon in ((1, 4.13), (300, 12.0)):
         event = Repeat(Poisson(0.01, Gaussian(0.45)), steps)
-        assert best(event, DELTA, "add_remove").epsilon == pytest.approx(epsilon, rel=0.02)
+        assert best(event, DELTA, "zero_out").epsilon == pytest.approx(epsilon, rel=0.02)
 
 
 @pytest.mark.parametrize("mu", [0.0, -1.0, math.nan, math.inf])

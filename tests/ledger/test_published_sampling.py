@@ -74,7 +74,7 @@ def test_a_device_below_the_threshold_is_undercharged_as_published() -> None:
 def test_hidden_and_redrawn_is_safe_and_wasteful(budget: float, loss: float) -> None:
     q = float(included(each(budget), 1.0)[0])
     event = Repeat(Poisson(q, Gaussian(exact_multiplier(1, DELTA, 100))), 100)
-    assert best(event, DELTA, "add_remove").epsilon == pytest.approx(loss, abs=2e-3)
+    assert best(event, DELTA, "zero_out").epsilon == pytest.approx(loss, abs=2e-3)
 
 
 def test_literal_noise_is_louder_and_accounted_for() -> None:

@@ -162,14 +162,14 @@ PRIVACY = [
         f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
-        "clients: replace with add_remove sensitivity",
+        "clients: replace with zero_out sensitivity",
         "privacy/uplink/stages.py",
         'return 2 * limit if self.neighbours == "replace" else limit',
         "return limit",
         f"{UPLINK_SENSITIVITY}::test_an_upload_moves_by_its_sensitivity_and_never_further",
     ),
     one(
-        "examples: replace with add_remove sensitivity",
+        "examples: replace with zero_out sensitivity",
         "privacy/readers/noisy_gradient.py",
         "return 2 * self.clip if twice else self.clip",
         "return self.clip",

@@ -40,7 +40,7 @@ def central(neighbours: str, cohort: dict[str, Any], weigh: bool = False) -> Sim
 COHORTS = {
     "visible": ("zero_out", {"name": "everyone"}, False),
     "visible, weighed": ("zero_out", {"name": "everyone"}, True),
-    "hidden": ("add_remove", {"name": "poisson", "rate": 0.7}, False),
+    "hidden": ("zero_out", {"name": "poisson", "rate": 0.7}, False),
 }
 
 
@@ -117,7 +117,7 @@ def test_a_client_is_told_its_own_rate_and_no_others() -> None:
 @pytest.mark.parametrize(("unit", "protected"), [("example", 1000), ("cell", 1000), ("client", 10)])
 def test_delta_is_held_against_those_who_are_protected(unit: Any, protected: int) -> None:
     """Ten clients of a hundred examples: 0.01 promises something to clients and nothing to examples."""
-    offer = Offer(unit, "add_remove", "public", GaussianNoise(), True)
+    offer = Offer(unit, "zero_out", "public", GaussianNoise(), True)
 
     def check(delta: float) -> None:
         privacy = config.validate(QUADRATICS | {"privacy": {"epsilon": 1.0, "delta": delta}}).privacy

@@ -41,7 +41,7 @@ def test_what_was_reserved_may_be_read() -> None:
 
 
 def test_an_exhausted_hidden_cohort_reads_nothing_more() -> None:
-    central = up([CLIP], [{"name": "noise", "neighbours": "add_remove"}])
+    central = up([CLIP], [{"name": "noise", "neighbours": "zero_out"}])
     parts = simulated(config.validate({**QUADRATICS, **central, **budget(**QUICK), "cohort": POISSON, "rounds": 2}))
     federation, clients = parts.federation(":memory:", "run"), parts.site("run")
     server, read = parts.setup.state("server"), []

@@ -121,7 +121,7 @@ def test_the_nearest_safe_experiments_start() -> None:
         up([CLIP, NOISE]),
         up([CLIP, NOISE], [MEDIAN]),
         up([CLIP], [CENTRAL]),
-        {**up([CLIP], [{"name": "noise", "neighbours": "add_remove"}]), "cohort": POISSON, **budget(**QUICK)},
+        {**up([CLIP], [{"name": "noise", "neighbours": "zero_out"}]), "cohort": POISSON, **budget(**QUICK)},
         {**up([{**CLIP, "order": 1}], [{**CENTRAL, "law": "laplace"}]), "cohort": {"name": "everyone"}},
         {**fedavg(batch_size=2), **read(sampling="fixed_batches")},
         {**fedavg(batch_size="full"), **read(law="laplace")},
@@ -164,10 +164,10 @@ def test_a_laplace_sample_is_priced_without_amplification() -> None:
     # it was once priced by the Gaussian accountant; the event must fit into the budget whatever the price was made of
     changes: Table = {
         "algorithm": {"name": "fedavg", "batch_size": "full"},
-        **read(law="laplace", sampling="poisson", rate=0.1, neighbours="add_remove"),
+        **read(law="laplace", sampling="poisson", rate=0.1, neighbours="zero_out"),
     }
     plan = simulated(config.validate(QUADRATICS | changes)).setup.plan
     price = plan.price(0, 0, plan.currency.zero())
     assert price is not None
     spent = events.Repeat(events.Laplace(price.multiplier), 4)
-    assert accountants.best(spent, 0, "add_remove").epsilon <= 2 * (1 + 1e-9)
+    assert accountants.best(spent, 0, "zero_out").epsilon <= 2 * (1 + 1e-9)

@@ -132,11 +132,11 @@ CALLS: dict[str, Call] = {
     "laplace without a bound in its norm": Call(
         "unbounded-sensitivity", lambda: Uplink((Weigh(), Noise(LaplaceNoise()))).bound(3)
     ),
-    "poisson under zero_out": Call(
-        "poisson-needs-add-remove", lambda: NoisyGradient(1.0, sampling="poisson", rate=0.5, neighbours="zero_out")
+    "poisson under replace": Call(
+        "poisson-needs-zero-out", lambda: NoisyGradient(1.0, sampling="poisson", rate=0.5, neighbours="replace")
     ),
     "noise not a number": Call("noise-not-positive", lambda: Noise(GaussianNoise(), multiplier=math.nan)),
-    "PrivUnit where presence counts": Call("local-noise-add-remove", lambda: OneDirection(neighbours="add_remove")),
+    "PrivUnit where presence counts": Call("presence-is-public", lambda: OneDirection(neighbours="add_remove")),
     "shares of Laplace noise": Call("shares-are-gaussian", lambda: NoiseShare(LaplaceNoise(), survivors=3)),
     "shares that are added in clear": Call(
         "shares-need-secagg", lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=3)))
@@ -172,10 +172,10 @@ CALLS: dict[str, Call] = {
         "unknown-neighbours", lambda: accountants.best(events.Gaussian(1.0), 1e-5, "add-remove")
     ),
     "a sample under replace": Call(
-        "poisson-needs-add-remove", lambda: accountants.best(events.Poisson(0.5, events.Gaussian(1.0)), 1e-5, "replace")
+        "poisson-needs-zero-out", lambda: accountants.best(events.Poisson(0.5, events.Gaussian(1.0)), 1e-5, "replace")
     ),
     "a sample of two mechanisms": Call(
-        "sampled-event-not-supported", lambda: accountants.best(SAMPLED, 1e-5, "add_remove")
+        "sampled-event-not-supported", lambda: accountants.best(SAMPLED, 1e-5, "zero_out")
     ),
     "an accountant that has no proof": Call(
         "accountant-does-not-apply", lambda: accountants.epsilon_by("gdp", events.Laplace(1.0), 1e-5, "replace")
@@ -291,14 +291,14 @@ CALLS: dict[str, Call] = {
         "typed-beside-priced",
         lambda: phases(
             "rigorous_b",
-            read={"name": "noisy_gradient", "clip": 1.0, "neighbours": "add_remove", "multiplier": 1.0},
+            read={"name": "noisy_gradient", "clip": 1.0, "neighbours": "zero_out", "multiplier": 1.0},
         ),
     ),
     "phases of two noises under one budget": Call(
         "two-noises-one-budget",
         lambda: phases(
             "rigorous_b",
-            read={"name": "noisy_gradient", "clip": 1.0, "law": "laplace", "neighbours": "add_remove"},
+            read={"name": "noisy_gradient", "clip": 1.0, "law": "laplace", "neighbours": "zero_out"},
         ),
     ),
     "an adaptive schedule over phases": Call(

@@ -34,7 +34,7 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "two private gates, and nobody may see who took part": (
         "two-gates-hidden",
         {
-            **up([CLIP], [{"name": "noise", "neighbours": "add_remove", "multiplier": 1.0}]),
+            **up([CLIP], [{"name": "noise", "neighbours": "zero_out", "multiplier": 1.0}]),
             **fedavg(batch_size="full"),
             **read(multiplier=1.0),
             "cohort": POISSON,
@@ -88,9 +88,15 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "local noise without a clip": ("unbounded-sensitivity", up([NOISE])),
     "central noise without a clip": ("unbounded-sensitivity", up([{"name": "weigh"}], [CENTRAL])),
     "central noise and the clip after the sum": ("server-stage-not-noise", up([], [CLIP, CENTRAL])),
-    "add_remove at the client": (
-        "local-noise-add-remove",
-        up([CLIP, {"name": "noise", "neighbours": "add_remove"}]),
+    "add_remove at the client": ("presence-is-public", up([CLIP, {"name": "noise", "neighbours": "add_remove"}])),
+    "add_remove at the server": ("presence-is-public", up([CLIP], [{**CENTRAL, "neighbours": "add_remove"}])),
+    "add_remove of records": (
+        "presence-is-public",
+        {**fedavg(batch_size="full"), **read(sampling="poisson", rate=0.5, neighbours="add_remove")},
+    ),
+    "add_remove of a method": (
+        "presence-is-public",
+        {"algorithm": {"name": "dp_prox", "neighbours": "add_remove"}, "cohort": POISSON},
     ),
     "central noise over those who answered": ("realised-denominator", up([CLIP], [CENTRAL], denominator="received")),
     "a denominator nobody knows": ("unknown-denominator", up([CLIP], [CENTRAL], denominator="realized")),
@@ -137,20 +143,16 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         {**fedavg(batch_size="full"), **read(law="laplace", clip_order=2)},
     ),
     "poisson records under replace": (
-        "poisson-needs-add-remove",
+        "poisson-needs-zero-out",
         {**fedavg(batch_size="full"), **read(sampling="poisson", rate=0.5)},
     ),
-    "poisson clients under zero_out": (
-        "poisson-needs-add-remove",
-        {**up([CLIP], [CENTRAL]), "cohort": POISSON},
+    "poisson clients under replace": (
+        "poisson-needs-zero-out",
+        {**up([CLIP], [{**CENTRAL, "neighbours": "replace"}]), "cohort": POISSON},
     ),
-    "add_remove over a fixed cohort": (
-        "add-remove-needs-poisson",
-        {**up([CLIP], [{"name": "noise", "neighbours": "add_remove"}]), "cohort": {"name": "random", "size": 2}},
-    ),
-    "fixed batches under add_remove": (
-        "fixed-rows-add-remove",
-        {**fedavg(batch_size=2), **read(sampling="fixed_batches", neighbours="add_remove")},
+    "personal clips in a hidden cohort": (
+        "personal-clip-hidden",
+        {**up([{**CLIP, "personal": True}], [CENTRAL]), "cohort": POISSON},
     ),
     "fixed batches counted in steps": (
         "fixed-batches-need-epochs",

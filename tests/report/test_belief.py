@@ -74,7 +74,8 @@ def test_the_sentence_says_who_what_and_how_rarely_not() -> None:
         "The server, knowing all other data and 1 % sure of something about one example, can become at most 38 % sure "
         "of it, except for a chance of 1 in 100,000."
     )
-    assert "is among the data" in believed(ROW.beside(neighbours="add_remove"), ["server"], False)
+    counted = "sure that the contribution of one example was counted (that it exists is public), can become"
+    assert counted in believed(ROW.beside(neighbours="zero_out"), ["server"], False)
     assert "formality" in believed(ROW.beside(epsilon=50.0), ["server"], False)
     assert "formality" not in text
     simulated = believed(ROW, ["server", "participants", "public"], True)

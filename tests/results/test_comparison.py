@@ -250,7 +250,7 @@ def test_one_open_release_opens_the_whole_search() -> None:
 
 def test_costs_under_different_neighbours_are_not_mixed() -> None:
     # under replace the second would be missing, and the sum would be too small
-    mixed = [ledger(Gaussian(2.0), 1), ledger(Poisson(0.1, Gaussian(1.0)), 1, neighbours="add_remove")]
+    mixed = [ledger(Gaussian(2.0), 1), ledger(Poisson(0.1, Gaussian(1.0)), 1, neighbours="zero_out")]
     assert composed([mixed], 1e-5) == []
     assert len(composed([mixed[:1] * 2], 1e-5)) == 3
     # one that released nothing is no obstacle

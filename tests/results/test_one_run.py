@@ -121,7 +121,7 @@ POISSON = {
     "cohort": {"name": "poisson", "rate": 0.5},
     "uplink": {
         "client": [{"name": "clip", "radius": 1.0}],
-        "server": [{"name": "noise", "neighbours": "add_remove"}],
+        "server": [{"name": "noise", "neighbours": "zero_out"}],
     },
     "privacy": {"epsilon": 4.0},
 }

@@ -41,7 +41,7 @@ EXPERIMENTS: dict[str, Table] = {
     "hidden": {
         "algorithm": {"name": "fedavg"},
         "cohort": {"name": "poisson", "rate": 0.3},
-        "uplink": {"client": [CLIP], "server": [{"name": "noise", "neighbours": "add_remove", "multiplier": 2.0}]},
+        "uplink": {"client": [CLIP], "server": [{"name": "noise", "neighbours": "zero_out", "multiplier": 2.0}]},
         "privacy": {},
     },
     "two shares": {"cohort": {"name": "round_robin", "size": 5}, "rounds": 3},

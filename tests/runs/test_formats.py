@@ -7,12 +7,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from sordino.ledger import books
+from sordino.ledger.books import Charter
+from sordino.ledger.claims import Claim
+from sordino.ledger.currency import ZCDP
+from sordino.ledger.events import Gaussian, Poisson
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.notes import note
+from sordino.ledger.statement import Guarantee, statement
 from sordino.runs.folder import RunFolder
 from sordino.runs.run import resume, start
 from sordino.runs.shapes import FORMAT
@@ -57,3 +66,20 @@ def test_a_folder_of_a_format_to_come_is_refused(old: Path, cli: Callable[..., S
         for verb in verbs:
             said = cli(*verb.split(), place)
             assert (said.code, "newer-run" in said.err) == (6, True), (verb, said)
+
+
+def test_what_was_written_as_add_remove_is_read_as_zero_out(tmp_path: Path) -> None:
+    """Of ledgers and receipts that were written under the old name: the same numbers, and the ledger keeps counting."""
+    old = Charter("digits", "client", "add_remove", "participants", 1e-5, ZCDP)
+    with pytest.MonkeyPatch.context() as then:
+        then.setattr(books, "as_written", lambda neighbours: neighbours)
+        Ledger.open(tmp_path / "ledger.sqlite", old, {"0": (10,)}).close()
+    with Ledger.as_founded(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger.charter.neighbours == "zero_out"
+    with Ledger.open(tmp_path / "ledger.sqlite", replace(old, neighbours="zero_out"), {"0": (10,)}):
+        pass
+    event = Poisson(0.1, Gaussian(1.0))
+    text = note([("*", [Claim("client", "zero_out", "participants", event, "proved")])])
+    (row,) = statement([text], 3, 1e-5)
+    assert statement([text.replace("zero_out", "add_remove")], 3, 1e-5) == [row]
+    assert Guarantee.model_validate(dict(row) | {"neighbours": "add_remove"}) == row

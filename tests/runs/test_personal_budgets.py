@@ -296,8 +296,7 @@ def test_a_killed_run_keeps_every_account(tmp_path: Path) -> None:
     ("algorithm", "cohort", "epsilon", "code"),
     [
         ({"name": "dp_prox"}, {"name": "poisson", "rate": 0.5}, GROUPS, "personal-budgets-one-rate"),
-        ({"name": "dp_prox"}, ROBIN, 1.0, "add-remove-needs-poisson"),
-        ({"name": "pdp_prox"}, {"name": "by_budget", "size": 5}, GROUPS, "poisson-needs-add-remove"),
+        ({"name": "pdp_prox"}, {"name": "by_budget", "size": 5}, GROUPS, "personal-clip-hidden"),
         (
             {"name": "pdp_prox", "mechanism": "local"},
             {"name": "by_budget", "size": 5},
@@ -329,7 +328,7 @@ def test_what_does_not_fit_together_is_refused(
     assert refusal.value.fix
 
 
-HIDDEN = {"name": "noise", "neighbours": "add_remove"}
+HIDDEN = {"name": "noise", "neighbours": "zero_out"}
 OWN = {"name": "noise", "neighbours": "zero_out"}
 
 

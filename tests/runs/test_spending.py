@@ -117,7 +117,7 @@ def test_the_dropped_pay_nothing_and_the_late_pay() -> None:
         assert len(paid(late, k)) == 6
 
 
-CENTRAL = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "add_remove"}]}
+CENTRAL = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "zero_out"}]}
 
 
 HIDDEN = {

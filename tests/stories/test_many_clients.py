@@ -200,7 +200,7 @@ IN_TURN = (*PRIVATE[1:], "cohort={name='round_robin', size=100}")
 
 
 def hidden(clients: int) -> tuple[str, ...]:
-    uplink = "{client=[{name='clip', radius=1.0}], server=[{name='noise', neighbours='add_remove'}]}"
+    uplink = "{client=[{name='clip', radius=1.0}], server=[{name='noise', neighbours='zero_out'}]}"
     return (
         f"cohort={{name='poisson', rate={100 / clients}}}",
         f"uplink={uplink}",

@@ -231,7 +231,7 @@ def test_a_missing_image_moves_the_sum_by_one_clip_at_most(sampling: Any, monkey
     """
     task, whole = task_of("mlp"), batch(n=20)
     params, fewer = task.init(keys.root(1)), Examples(whole.x[1:], whole.y[1:])
-    reader = NoisyGradient(0.01, sampling=sampling, rate=1.0, neighbours="add_remove", multiplier=1.0)
+    reader = NoisyGradient(0.01, sampling=sampling, rate=1.0, neighbours="zero_out", multiplier=1.0)
 
     def total(examples: Examples) -> Params:
         shard = reader.open(examples, Grant(0, 20, 20, Coupled(0.0), 1.0), task)

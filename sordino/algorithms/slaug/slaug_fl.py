@@ -123,7 +123,7 @@ def slaug_fl(
     rigorous_a     models trained by noised gradients, noised prototypes, noised gradients in training: likewise
     """
     private, training = variant.startswith("rigorous"), base.training()
-    noisy = NoisyGradient(clip, sampling="poisson", rate=rate, neighbours="add_remove")
+    noisy = NoisyGradient(clip, sampling="poisson", rate=rate, neighbours="zero_out")
     if private:
         # the sum of losses of single examples is all that can be clipped; a public number of drawn images tells
         # nobody's size

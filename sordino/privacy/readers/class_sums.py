@@ -45,9 +45,9 @@ class ClassSums(Clipped):
     """A reader that gives noised sums per class of a clipped statistic. clip: radius of one example's statistic.
     count: how much louder than that radius an example is counted; at 0 it is not counted, and counts are nan.
 
-    Guarantees: the Gaussian event at the multiplier, for adding or removing one example, against everybody who sees
-    what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count by `count` * clip:
-    sqrt(1 + count^2) * clip together. The statistic is shown one example at a time.
+    Guarantees: the Gaussian event at the multiplier, for one example that is counted or not (zero_out), against
+    everybody who sees what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count
+    by `count` * clip: sqrt(1 + count^2) * clip together. The statistic is shown one example at a time.
     """
 
     clip: float = 1.0
@@ -55,7 +55,7 @@ class ClassSums(Clipped):
     mechanism: GaussianNoise = GaussianNoise()
     multiplier: float | None = None  # None: the plan decides from the budget
     gives = "sums"
-    neighbours = "add_remove"
+    neighbours = "zero_out"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -103,10 +103,6 @@ class StableShard(GradientsOnly[ConvexStable]):
         work = Work(None, 1, None)
         self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
 
-    @property
-    def size(self) -> int:
-        return len(self._examples.y)
-
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
         """One batch, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
         check_reservation(self._opened, 1, self._grant.reads, "examples")
@@ -139,9 +135,9 @@ class StableShard(GradientsOnly[ConvexStable]):
         start = {name: torch.nan_to_num(p.double()).clamp(-far, far) for name, p in params.items()}
         total = tree.zeros_like(start)
         for step in range(steps):
-            draws = keys.bits(keys.fold(key, "draw", step), self.size)
+            draws = keys.bits(keys.fold(key, "draw", step), len(self._examples.y))
             here = {name: p.requires_grad_() for name, p in tree.axpy(-self._reader.lr, total, start).items()}
-            mean = self._task.losses(here, *self._examples, draws).mean()
+            mean = self._task.losses(here, *self._examples, draws).sum() / self.size
             found = torch.autograd.grad(mean, list(here.values()))
             total = tree.add(total, dict(zip(here, found, strict=True)))
         return total

@@ -73,7 +73,7 @@ class Covered(ABC, Generic[R]):
 
     @property
     def size(self) -> int:
-        """The public number of examples; the data may hold one more or one less."""
+        """The public number of examples, the same for all neighbours."""
         return self._grant.size
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 TRIES = 100
 ONE_EPISODE = "an example is in at most one episode of a step"
 FIXED = (
-    "each client's examples are divided once into {} cells; one that is taken away contributes nothing, and "
-    "the others stay as they were dealt"
+    "each client's examples are divided once into {} cells, by their public number; one that counts for nothing leaves "
+    "the others as they were dealt"
 )
 IN_CELL = "the noise covers cells"
 
@@ -120,8 +120,7 @@ class CellGradient(Clipped):
 
     sampling
         poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided
-                  by rate * cells. add_remove of a cell; an
-                  example that changes is two such steps.
+                  by rate * cells. zero_out of a cell; an example that changes is two such steps.
         fresh     2 * batch_size examples drawn for the step and dealt into `cells` episodes, without amplification.
                   replace of an example.
 
@@ -149,7 +148,7 @@ class CellGradient(Clipped):
 
     @property
     def neighbours(self) -> Neighbours:
-        return "replace" if self.sampling == "fresh" else "add_remove"
+        return "replace" if self.sampling == "fresh" else "zero_out"
 
     @property
     def sampled(self) -> float | None:
@@ -167,7 +166,7 @@ class CellGradient(Clipped):
 
     @property
     def sensitivity(self) -> float:
-        """How far the sum moves when a cell comes or goes, or when an example that changes turns its episode around."""
+        """How far the sum moves when a cell is counted or not, or when an example turns its episode around."""
         return self.clip if self.sampling == "poisson" else 2 * self.clip
 
     @property
@@ -218,7 +217,7 @@ class CellShard(Covered[CellGradient]):
 
     def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
         """With their numbers: what a cell computes must not tell which others were chosen."""
-        reader, n = self._reader, len(self._examples.y)
+        reader, n = self._reader, self.size
         if reader.sampling == "fresh":
             order, chosen = keys.permutation(key, n)[: 2 * work.batch(n)], list(range(reader.cells))
         else:
@@ -226,7 +225,7 @@ class CellShard(Covered[CellGradient]):
             coins = self._grant.source.child("sample", step).coins(reader.cells, reader.rate)
             chosen = torch.nonzero(coins).flatten().tolist()
         parts = torch.tensor_split(order, reader.cells)
-        return ((i, taken(self._examples, parts[i])) for i in chosen)
+        return ((i, taken(self._examples, parts[i][parts[i] < len(self._examples.y)])) for i in chosen)
 
 
 @dataclass

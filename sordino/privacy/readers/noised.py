@@ -33,7 +33,7 @@ class Noised(Reader):
     @property
     @abstractmethod
     def neighbours(self) -> Neighbours:
-        """The change that the noise hides: one unit replaced, or one unit added or removed."""
+        """The change that the noise hides: one unit replaced, or what it contributes counted or not."""
 
     @property
     def unit(self) -> Unit:

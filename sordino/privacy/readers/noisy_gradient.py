@@ -16,7 +16,7 @@ from sordino import keys, tree
 from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.lazy import Scaled
-from sordino.ledger.claims import Status
+from sordino.ledger.claims import Status, check_neighbours
 from sordino.ledger.events import Event
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
@@ -39,17 +39,18 @@ class NoisyGradient(Clipped):
     numbers of the variants in algorithms/client_noise).
 
     sampling
-        full            all n rows, n public. Sensitivity of the sum: 2*clip (replace), clip (add_remove with n a
-                        constant).
+        full            all n rows. Sensitivity of the sum: 2*clip (replace), clip (zero_out).
         poisson         every row with probability `rate`, redrawn at each read and kept secret; divided by rate*n.
-                        add_remove only.
+                        zero_out only.
         fixed_batches   rows in public fixed batches: one epoch touches each row once, so it costs one read (parallel
                         composition).
         fixed_subset    one subset of rate*n rows, drawn once: what a published experiment did. Noise sized for clip,
                         not 2*clip: nominal only.
 
     Guarantees: the mechanism's event per read, for one example, against everybody who sees what the client sends.
-    Proof: all summands but the changed one are evaluated at the same parameters and cancel; triangle inequality.
+    Proof: all summands but the changed one are evaluated at the same parameters and cancel; triangle inequality. n is
+    the public number that the client agreed to, whatever lies in its data: between neighbours no divisor, number of
+    steps or batch differs.
     """
 
     clip: float
@@ -63,6 +64,7 @@ class NoisyGradient(Clipped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_neighbours(self.neighbours)
         if self.clip_order is None:
             object.__setattr__(self, "clip_order", self.mechanism.order)
         if self.mechanism.order == 1 and self.clip_order == 2:
@@ -75,19 +77,12 @@ class NoisyGradient(Clipped):
             )
         if self.sampling in ("poisson", "fixed_subset"):
             check_range("rate", self.rate, FRACTION, "rate-out-of-range")
-        if self.sampling == "poisson" and self.neighbours != "add_remove":
+        if self.sampling == "poisson" and self.neighbours != "zero_out":
             raise UnsoundGuarantee(
                 "Poisson sampling with replace neighbours",
-                why="the price of a Poisson sample is proved only for adding or removing a record",
-                fix='set neighbours = "add_remove"',
-                code="poisson-needs-add-remove",
-            )
-        if self.sampling in ("fixed_batches", "fixed_subset") and self.neighbours == "add_remove":
-            raise UnsoundGuarantee(
-                f'sampling = "{self.sampling}" with add_remove neighbours',
-                why="one record more or less moves other records into other batches, so more than one batch changes",
-                fix='set neighbours = "replace"',
-                code="fixed-rows-add-remove",
+                why="the price of a Poisson sample is proved only for a record that is counted or not",
+                fix='set neighbours = "zero_out"',
+                code="poisson-needs-zero-out",
             )
 
     @property
@@ -192,12 +187,17 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
-        n, reader = len(self._examples.y), self._reader
+        """The rows of each read, out of so many as are agreed; one that is not there counts for nothing."""
+        for places in self._places(work):
+            yield places[places < len(self._examples.y)]
+
+    def _places(self, work: Work) -> Iterator[Tensor]:
+        n, reader = self.size, self._reader
         if reader.sampling == "fixed_batches":
             for _ in range(work.epochs or 1):
-                yield from torch.split(torch.arange(n), work.batch(self.size))
+                yield from torch.split(torch.arange(n), work.batch(n))
             return
-        for step in range(work.count(self.size)):
+        for step in range(work.count(n)):
             if reader.sampling == "poisson":
                 yield torch.nonzero(self._grant.source.child("sample", step).coins(n, reader.rate)).flatten()
             elif reader.sampling == "fixed_subset":
@@ -221,10 +221,10 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         return mean  # type: ignore[return-value]  # as good as tensors
 
     def _draws(self, step: int, count: int, key: Key) -> Tensor:
-        """One key per example, for crops and dropout. Where an example may be missing, its neighbours' must not tell:
-        they are secret, like the sample.
+        """One key per example, for crops and dropout. Where an example may count for nothing, the others' must not
+        tell: they are secret, like the sample.
         """
-        if self._reader.neighbours == "add_remove":
+        if self._reader.neighbours == "zero_out":
             return self._grant.source.child("draws", step).words(count)
         return keys.bits(key, count)
 

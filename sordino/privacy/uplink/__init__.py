@@ -3,7 +3,7 @@
 The bound follows from the stages, and the noise from the bound. Nobody types a sensitivity:
 
 >>> from sordino.privacy.uplink.stages import Clip, Noise
->>> central = Uplink(client=(Clip(0.5),), server=(Noise(neighbours="add_remove"),))
+>>> central = Uplink(client=(Clip(0.5),), server=(Noise(neighbours="zero_out"),))
 >>> central.bound(100)
 Bound(l1=5.0, l2=0.5)
 >>> central.noise().std(central.bound(100), multiplier=2.0, coordinates=100)

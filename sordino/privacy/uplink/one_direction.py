@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sordino import tree
-from sordino.errors import UnsoundGuarantee
 from sordino.ledger import events
 from sordino.privacy.noise.privunit import FLOAT_ERROR, parameters, privunit
 from sordino.privacy.uplink.stages import Noise
@@ -40,16 +39,6 @@ class OneDirection(Noise):
     """Random directions that lean towards those of the updates, all of one length. It stands behind a clip."""
 
     mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.neighbours == "add_remove":
-            raise UnsoundGuarantee(
-                "PrivUnit with add_remove neighbours",
-                why="the server sees which clients upload, so it is no secret whether a client is there",
-                fix='use neighbours = "replace"',
-                code="local-noise-add-remove",
-            )
 
     def std(self, bound: Bound, multiplier: float, coordinates: int) -> float:
         self.sensitivity(bound)

@@ -107,20 +107,21 @@ class Links:
         if noise is None:
             return None
         central = self.central
-        if central and hidden and noise.neighbours != "add_remove":
+        if central and hidden and noise.neighbours != "zero_out":
             raise UnsoundGuarantee(
                 f"a hidden Poisson cohort with {noise.neighbours} neighbours",
-                why="drawing each client by an independent coin strengthens only the promise about adding or removing "
-                "a client",
-                fix='set neighbours = "add_remove"',
-                code="poisson-needs-add-remove",
+                why="drawing each client by an independent coin strengthens only the promise about whether a client is "
+                "counted",
+                fix='set neighbours = "zero_out"',
+                code="poisson-needs-zero-out",
             )
-        if central and not hidden and noise.neighbours == "add_remove" and not self.published:
+        if hidden and self.personal:
             raise UnsoundGuarantee(
-                "add_remove neighbours without a Poisson cohort",
-                why="removing a client changes which others are drawn, so more than one summand changes",
-                fix='use cohort = {name = "poisson", rate = ...}, or neighbours = "zero_out"',
-                code="add-remove-needs-poisson",
+                "a personal clip in a hidden cohort",
+                why="it spends each client's own budget under one noise; in a hidden cohort each client has its own "
+                "rate instead",
+                fix="use a cohort that everybody sees, or by_budget or threshold without a personal clip",
+                code="personal-clip-hidden",
             )
         amplified = central and (hidden or bool(self.published))
         return Offer(
@@ -170,9 +171,10 @@ class Links:
         """
         if not self.central:
             return claim
-        if adversary == "participants" and isinstance(self.secure, Aggregated) and claim.neighbours == "add_remove":
-            return replace(claim, neighbours="zero_out", because=(*claim.because, ROSTER))
-        return replace(claim, event=amplify(claim.event, adversary))
+        event = amplify(claim.event, adversary)
+        if adversary == "participants" and isinstance(self.secure, Aggregated) and event != claim.event:
+            return replace(claim, because=(*claim.because, ROSTER))
+        return replace(claim, event=event)
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:
         """What is left of a claim where the server cannot read single uploads."""
@@ -180,7 +182,7 @@ class Links:
         if secure is None or (noise is not None and not self.central and claim.adversary == "server"):
             return claim
         if claim.adversary != "server":
-            if assumed := secure.assumed(isinstance(noise, NoiseShare), claim.neighbours == "add_remove"):
+            if assumed := secure.assumed(isinstance(noise, NoiseShare), isinstance(claim.event, Poisson)):
                 weaker: Status = max(claim.status, "conditional", key=STATUSES.index)
                 return replace(claim, status=weaker, because=(*claim.because, *assumed))
             return claim
@@ -348,16 +350,6 @@ RULES: tuple[Rule[Links], ...] = (
         "realised-denominator",
     ),
     Rule(
-        lambda links: any(
-            local.neighbours == "add_remove" and not isinstance(local, NoiseShare) for local in private(links.client)
-        ),
-        UnsoundGuarantee,
-        "noise at the client with add_remove neighbours",
-        "the server sees who uploads, so presence is not hidden; two different uploads lie up to 2 * radius apart",
-        'set neighbours = "replace" or "zero_out"',
-        "local-noise-add-remove",
-    ),
-    Rule(
         lambda links: any(isinstance(stage, Clip | ClipLayers) for stage in _after(links, Noise)),
         UnsoundGuarantee,
         "a clip after the noise",
@@ -392,11 +384,10 @@ RULES: tuple[Rule[Links], ...] = (
         "published-beside-noise",
     ),
     Rule(
-        lambda links: links.personal and all(stage.neighbours == "add_remove" for stage in private(links.server)),
+        lambda links: links.personal and not private(links.server),
         UnsoundGuarantee,
-        "a personal clip needs noise at the server and a cohort that everybody sees",
-        "it spends each client's own budget under one noise; noise at the client is already its own, and "
-        "in a hidden cohort each client has its own rate instead",
+        "a personal clip needs noise at the server",
+        "it spends each client's own budget under one noise; noise at the client is already its own",
         'set server = [{name = "noise", neighbours = "zero_out"}], or leave personal = true out',
         "personal-clip-needs-central-noise",
     ),

@@ -15,6 +15,7 @@ import torch
 
 from sordino import tree
 from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, check_range
+from sordino.ledger.claims import check_neighbours
 from sordino.ledger.events import check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.tree import Tree
@@ -148,7 +149,7 @@ class Noise(Stage):
 
     Requires: a finite bound in the mechanism's norm. Guarantees: the mechanism's event at `multiplier` for the stated
     neighbours. Proof: sensitivity of one client's contribution is 2*bound (replace: any two points of the ball) or
-    bound (add_remove, zero_out).
+    bound (zero_out).
     """
 
     mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
@@ -157,6 +158,7 @@ class Noise(Stage):
     louder: float = 1.0  # than the multiplier says, and accounted for as it is: a published unit mismatch
 
     def __post_init__(self) -> None:
+        check_neighbours(self.neighbours)
         check_multiplier(self.multiplier, "leave the stage out, or give a multiplier above 0")
 
     @property

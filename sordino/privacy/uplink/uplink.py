@@ -46,7 +46,7 @@ class Summed:
 @dataclass(frozen=True)
 class Uplink(Links):
     """Gate 2, which decides what the server sees of uploads. `client=(Clip(1), Noise())` is local privacy,
-    `client=(Clip(1),), server=(Noise(neighbours="add_remove"),)` is central: one word apart.
+    `client=(Clip(1),), server=(Noise(neighbours="zero_out"),)` is central: one word apart.
     """
 
     @property

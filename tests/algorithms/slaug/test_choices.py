@@ -285,7 +285,7 @@ def test_a_unit_that_one_phase_protects_and_the_run_does_not_is_named() -> None:
     def row(unit: Unit, epsilon: float) -> Promised:
         return Promised(
             unit=unit,
-            neighbours="add_remove",
+            neighbours="zero_out",
             adversary="server",
             epsilon=epsilon,
             delta=1e-5,

@@ -29,7 +29,7 @@ def keyed(params: Any, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
 
 READINGS = {
     "full": (NoisyGradient(0.5), Work(3, None, None)),
-    "poisson": (NoisyGradient(0.5, sampling="poisson", rate=0.5, neighbours="add_remove"), Work(None, 4, None)),
+    "poisson": (NoisyGradient(0.5, sampling="poisson", rate=0.5, neighbours="zero_out"), Work(None, 4, None)),
     "fixed_batches": (NoisyGradient(0.5, sampling="fixed_batches"), Work(2, None, 4)),
 }
 

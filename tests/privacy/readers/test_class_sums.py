@@ -266,4 +266,4 @@ def condition(sigma: float, epsilon: float) -> float:
 def test_a_multiplier_of_its_own_goes_before_the_budget() -> None:
     claims = ClassSums(1.0, multiplier=0.7).claims(Work(1, None, None), 5, 3.0)
     assert {claim.event.noise_multiplier for claim in claims} == {0.7}  # type: ignore[union-attr]
-    assert {claim.neighbours for claim in claims} == {"add_remove"}
+    assert {claim.neighbours for claim in claims} == {"zero_out"}

@@ -178,14 +178,14 @@ def test_an_example_that_changes_turns_its_cell_around() -> None:
     assert moved(reader, rows(1), rows(0)) == pytest.approx(2.0, rel=1e-5)
     claims = reader.claims(Work(None, 1, None), 20, None)
     assert {(c.unit, c.neighbours, c.status) for c in claims} == {
-        ("cell", "add_remove", "proved"),
+        ("cell", "zero_out", "proved"),
         ("example", "replace", "none"),
     }
     rows_ = statement([note([("*", claims)])], 1, 1e-5)
     of = {(row.unit, row.adversary): row for row in rows_}
     cell, example = of["cell", "server"], of["example", "server"]
     assert (example.neighbours, example.status) == ("replace", "proved")
-    assert example.epsilon == two_steps(cell.event, 1e-5, "add_remove") > 2 * cell.epsilon
+    assert example.epsilon == two_steps(cell.event, 1e-5, "zero_out") > 2 * cell.epsilon
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def test_what_a_cell_computes_does_not_tell_which_others_were_chosen() -> None:
 
 @pytest.mark.parametrize(
     ("sampling", "neighbours", "event"),
-    [("poisson", "add_remove", Repeat(Poisson(0.3, Gaussian(Z)), 7)), ("fresh", "replace", Repeat(Gaussian(Z), 7))],
+    [("poisson", "zero_out", Repeat(Poisson(0.3, Gaussian(Z)), 7)), ("fresh", "replace", Repeat(Gaussian(Z), 7))],
 )
 def test_claims_and_offers(sampling: Any, neighbours: str, event: Any) -> None:
     reader, work = CellGradient(CLIP, CELLS, sampling, rate=0.3), Work(None, 7, 10)

@@ -25,7 +25,7 @@ Draws = NDArray[np.float64]  # [reads, examples], 1 where an example was read
 
 def drawn(source: NoiseSource) -> Draws:
     """Example j has a gradient along coordinate j, so a gradient shows who was read; the noise is a millionth of it."""
-    reader = NoisyGradient(1.0, sampling="poisson", rate=RATE, neighbours="add_remove")
+    reader = NoisyGradient(1.0, sampling="poisson", rate=RATE, neighbours="zero_out")
     rows = Examples(9 * torch.eye(EXAMPLES, dtype=torch.float64), torch.zeros(EXAMPLES))
     params = {"w": torch.zeros(EXAMPLES, dtype=torch.float64)}
     shard = reader.open(rows, Grant(0, EXAMPLES, EXAMPLES, source, 1e-6), Quadratic(EXAMPLES))

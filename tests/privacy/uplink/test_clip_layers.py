@@ -127,7 +127,7 @@ def test_every_layer_has_the_noise_of_its_share(kind: Any, where: str) -> None:
     """
     clip, sigma = ClipLayers(1.0, kind, adapt=1.0), 1.7
     uplink = (
-        Uplink((at(clip, RADII),), (Noise(neighbours="add_remove", multiplier=sigma),))
+        Uplink((at(clip, RADII),), (Noise(neighbours="zero_out", multiplier=sigma),))
         if where == "server"
         else Uplink((at(clip, RADII), Noise(neighbours="replace", multiplier=sigma)))
     )

@@ -46,7 +46,7 @@ WORTH = 1.5  # a multiplier
 PLACES: dict[str, tuple[tuple[Stage, ...], tuple[Stage, ...]]] = {
     "none": ((Weigh(),), ()),
     "server": ((Clip(1.0),), (gates.noise(neighbours="zero_out", multiplier=WORTH),)),
-    "hidden": ((Clip(1.0),), (gates.noise(neighbours="add_remove", multiplier=WORTH),)),
+    "hidden": ((Clip(1.0),), (gates.noise(neighbours="zero_out", multiplier=WORTH),)),
     "client": ((Clip(1.0), gates.noise(multiplier=WORTH)), ()),
 }
 
@@ -61,11 +61,11 @@ KINDS: dict[str, SecureStage] = {
 }
 
 
-def promised(uplink: Uplink) -> dict[str, Claim]:
-    """As a hidden cohort of rate 0.1 would make them."""
+def promised(uplink: Uplink, hidden: bool) -> dict[str, Claim]:
+    """As a cohort that everybody sees would make them, or a hidden one of rate 0.1."""
 
     def amplify(event: Any, adversary: str) -> Any:
-        return event if adversary == "server" else Poisson(0.1, event)
+        return Poisson(0.1, event) if hidden and adversary != "server" else event
 
     return {claim.adversary: claim for claim in uplink.claims(None, amplify)}
 
@@ -74,10 +74,11 @@ def promised(uplink: Uplink) -> dict[str, Claim]:
 @pytest.mark.parametrize("place", PLACES)
 def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
     (client, server), stage = PLACES[place], KINDS[kind]
-    plain, ours = promised(Uplink(client, server)), promised(Uplink((*client, stage), server))
-    may_break = place == "hidden" and not kind.endswith("shared")
+    hidden = place == "hidden"
+    plain, ours = (promised(Uplink(way, server), hidden) for way in (client, (*client, stage)))
+    may_break = hidden and not kind.endswith("shared")
     for adversary in ("participants", "public"):
-        if kind == "secagg" and place == "hidden" and adversary == "participants":
+        if kind == "secagg" and hidden and adversary == "participants":
             # they are told who takes part: nothing is sampled for them, and only what a client sends is hidden
             event = plain[adversary].event
             assert isinstance(event, Poisson)
@@ -105,24 +106,25 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
         assert (claim.event, claim.status) == (NonPrivate(what), "none")
 
 
-@pytest.mark.parametrize("neighbours", ["add_remove", "zero_out", "replace"])
-def test_noise_in_shares_protects_from_the_server_too(neighbours: Any) -> None:
+@pytest.mark.parametrize(("neighbours", "hidden"), [("zero_out", True), ("zero_out", False), ("replace", False)])
+def test_noise_in_shares_protects_from_the_server_too(neighbours: Any, hidden: bool) -> None:
     share = NoiseShare(neighbours=neighbours, multiplier=WORTH, survivors=4)
-    ours = promised(Uplink((Clip(1.0), share, Aggregated())))
-    central = promised(Uplink((Clip(1.0),), (gates.noise(neighbours=neighbours, multiplier=WORTH),)))
+    ours = promised(Uplink((Clip(1.0), share, Aggregated())), hidden)
+    central = promised(Uplink((Clip(1.0),), (gates.noise(neighbours=neighbours, multiplier=WORTH),)), hidden)
     server = ours["server"]
     assert (server.event, server.neighbours, server.status) == (DiscreteGaussian(WORTH), "zero_out", "conditional")
     assert HONEST in server.because
     assert any("add their share of the noise and tell nobody" in line for line in server.because)
     for adversary in ("participants", "public"):
         # the same noise in whole steps: its price is that of its Renyi divergence, not the continuous curve
-        told = adversary == "participants" and neighbours == "add_remove"  # who takes part
-        sampled: Event = DiscreteGaussian(WORTH)
-        assert ours[adversary].event == (sampled if told else Poisson(0.1, sampled))
-        assert central[adversary].event == Poisson(0.1, Gaussian(WORTH))
-        assert ours[adversary].neighbours == ("zero_out" if told else neighbours)
+        sampled = hidden and adversary == "public"  # participants are told who takes part
+        event: Event = DiscreteGaussian(WORTH)
+        assert ours[adversary].event == (Poisson(0.1, event) if sampled else event)
+        assert central[adversary].event == (Poisson(0.1, Gaussian(WORTH)) if hidden else Gaussian(WORTH))
+        assert ours[adversary].neighbours == neighbours
         assert ours[adversary].status == "conditional"
-        assert (COUNTED in ours[adversary].because) == (neighbours == "add_remove" and not told)
+        assert (COUNTED in ours[adversary].because) == sampled
+        assert (ROSTER in ours[adversary].because) == (hidden and not sampled)
 
 
 POISSON: Table = {"cohort": {"name": "poisson", "rate": 0.9}}
@@ -147,7 +149,7 @@ ALL_OF: dict[str, tuple[Table, Any, Any]] = {  # tables, what the server is prom
             "partition": {"scheme": "iid", "clients": 60},  # so many that a round of one is out of the question
             "uplink": {
                 "client": [CLIP, "secagg"],
-                "server": [{**NOISE, "neighbours": "add_remove", "multiplier": 5.0}],
+                "server": [{**NOISE, "neighbours": "zero_out", "multiplier": 5.0}],
             },
         },
         ("inf", "none"),
