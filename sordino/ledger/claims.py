@@ -10,10 +10,10 @@ from pydantic import BeforeValidator
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.events import Event, Json, from_json, to_json
 
-# an image is an example whose label is given, a cell a fixed part of a client's examples; nothing is trained on a test
-# example
-Unit = Literal["test example", "pixel", "image", "example", "cell", "client"]
-UNITS: tuple[Unit, ...] = ("test example", "pixel", "image", "example", "cell", "client")  # from small to large
+# an image is an example whose label is given, a cell a fixed part of a client's examples; a test example lies in none
+# of them, since nothing is trained on it
+Unit = Literal["pixel", "image", "example", "cell", "client", "test example"]
+UNITS: tuple[Unit, ...] = ("pixel", "image", "example", "cell", "client")  # from small to large
 Neighbours = Literal["replace", "zero_out"]
 Adversary = Literal["server", "participants", "public"]
 Status = Literal["proved", "conditional", "asymptotic", "nominal", "none"]

@@ -43,7 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 def shown(between: Federated, **changes: Any) -> Proposed:
     key = between.keys[SERVER]
-    invitation = invite("run", "localhost:9", "grpc", key, between.experiment, between.agreed)
+    invitation = invite("run", "localhost:9", key, between.experiment, between.agreed)
     joining = Joining(Path("-"), between.place, "c0", between.keys["site-0"], between.place / "own", rehearsal=True)
     return Proposed(replace(joining, **changes), invitation)
 
