@@ -25,7 +25,7 @@ from sordino.runs.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
+from sordino.runs.verify import _replayed, verify
 from sordino.types import Terms
 from tests.helpers.prepared_runs import CLIENTS, ROUNDS, rows_of, tiny
 
@@ -64,6 +64,17 @@ def test_a_receipt_without_the_preparation_is_caught(once: Path, monkeypatch: py
 
     monkeypatch.setattr(Setup, "federation", forgetful)
     assert any(line.startswith("rounds") for line in verify(once))
+
+
+def test_a_release_of_the_preparation_that_is_not_planned_is_named(once: Path) -> None:
+    setup, federation = opened(once)
+    with federation.ledger as ledger:
+        entries = list(ledger.entries())
+    assert _replayed(setup, federation, entries) == []
+    note = json.loads(entries[0].note)
+    note["releases"][0]["clients"] = note["releases"][0]["clients"][1:]
+    wrong = _replayed(setup, federation, [entries[0]._replace(note=json.dumps(note)), *entries[1:]])
+    assert [line.startswith(entries[0].op) for line in wrong] == [True]
 
 
 def test_one_row_per_round(once: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sordino.ledger import storage
+from sordino.ledger import accountants, covering, storage
 from sordino.runs import listing
 from sordino.runs import verify as verification
 from sordino.runs.folder import RunFolder
@@ -45,6 +45,18 @@ def test_what_is_no_round_is_planned_by_nobody(tmp_path: Path) -> None:
         assert len(verification._replayed(setup, federation, other)) == 1
 
 
+def test_noise_that_is_not_that_of_the_experiment_is_named(tmp_path: Path) -> None:
+    """A simulation's release in a ledger that was written anew, under an experiment that says real noise."""
+    start(CASE.experiment(privacy=REAL), tmp_path / "run")
+    setup, federation = opened(tmp_path / "run")
+    with federation.ledger as ledger:
+        entries = list(ledger.entries())
+    assert verification._edited(setup.experiment, entries) == []
+    note = json.loads(entries[0].note)
+    other = [entries[0]._replace(note=json.dumps({**note, "noise": "counter"})), *entries[1:]]
+    assert ["its noise was 'counter'" in line for line in verification._edited(setup.experiment, other)] == [True]
+
+
 def test_beside_an_exact_bound_the_others_need_not_be_told_and_are_checked_where_they_are(tmp_path: Path) -> None:
     start(CASE.experiment(privacy=REAL), tmp_path / "run")
     told = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -57,6 +69,10 @@ def test_beside_an_exact_bound_the_others_need_not_be_told_and_are_checked_where
     assert verification._guarantees(every, told) == []
     assert verification._guarantees(every, every) == []  # as older versions wrote it
     row = next(row for row in told["guarantees"] if row["accountant"] == "gdp")
+    for little in (1e-6, -1e-6):
+        row["epsilon"] *= 1 + little
+        assert len(verification._guarantees(every, told)) == 1
+        row["epsilon"] /= 1 + little
     for lie in ({}, {"pld": row["epsilon"]}, {"gdp": row["epsilon"], "pld": row["epsilon"] / 2}):
         row["accountants"] = lie
         assert len(verification._guarantees(every, told)) == 1
@@ -116,3 +132,18 @@ def test_a_run_of_somebody_else_does_not_hide_the_others(
     states = {row["folder"]: row["state"] for row in json.loads(cli("list", tmp_path, "--json").out)}
     assert states == {"closed": "unreadable", "mine": "finished", "private": "unreadable"}
     assert "unreadable" in cli("list", tmp_path).out
+
+
+def test_a_receipt_does_not_hold_where_two_accountants_contradict_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(CASE.experiment(privacy=REAL), tmp_path / "run")
+    assert examine(tmp_path / "run").wrong == []
+    monkeypatch.setitem(accountants._ACCOUNTANTS, "rdp", lambda *_: 0.01)
+    covering.bounded.cache_clear()
+    try:
+        wrong = examine(tmp_path / "run").wrong
+    finally:
+        covering.bounded.cache_clear()
+    assert wrong
+    assert all("rdp gives 0.01, below what is exact" in line for line in wrong)
