@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sordino.errors import InvalidBudget, PrivacyError, UnsupportedEvent
 from sordino.ledger.accountants import _losses, _reduce, amplified, best, bounds, epsilon_by
 from sordino.ledger.events import (
+    DiscreteGaussian,
     Event,
     Gaussian,
     Laplace,
@@ -234,6 +235,15 @@ def test_monotone_in_steps_rate_and_noise(name: str) -> None:
     ):
         assert values == sorted(values)
         assert values[0] < values[-1]
+
+
+def test_a_sampled_discrete_gaussian_is_known_at_whole_orders_alone() -> None:
+    """There the moments of both laws agree; between two of them nothing is known, and nothing is counted as free."""
+    for rate, z, rounds in ((0.1, 1.0, 50), (0.01, 0.7, 1000), (0.5, 4.0, 10)):
+        found = epsilon_by("rdp", Repeat(Poisson(rate, DiscreteGaussian(z)), rounds), 1e-5, "zero_out")
+        continuous = Repeat(Poisson(rate, Gaussian(z)), rounds)
+        assert found == pytest.approx(epsilon_by("rdp", continuous, 1e-5, "zero_out", orders=INTEGERS), rel=1e-12)
+        assert found >= epsilon_by("rdp", continuous, 1e-5, "zero_out")
 
 
 def test_refusals() -> None:

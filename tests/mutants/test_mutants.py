@@ -19,13 +19,14 @@ from tests.mutants.hostile import HOSTILE
 from tests.mutants.kept import KEPT
 from tests.mutants.mutant import Mutant
 from tests.mutants.mutants import PRIVACY
+from tests.mutants.receipts import RECEIPTS
 from tests.mutants.secret_rows import SECRET_ROWS
 from tests.mutants.sums import SUMS
 from tests.mutants.together import TOGETHER
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent
-MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *SUMS, *KEPT, *SECRET_ROWS]
+MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *RECEIPTS, *SUMS, *KEPT, *SECRET_ROWS]
 IDS = [mutant.name for mutant in MUTANTS]
 FAILED = 1  # pytest's exit code for tests that ran and failed
 
