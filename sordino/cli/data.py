@@ -48,16 +48,17 @@ def list_(what: What = None, as_json: Json = False) -> None:
 
         population = Population(_experiment(what))
         facts, held = _facts(population), _table_facts(population)
+        remarks = population.dataset.remarks
         if as_json:
             told = {} if held is None else held._asdict() | {"columns": [one._asdict() for one in held.columns]}
-            say(facts | told)
+            say(facts | told | ({"outside": remarks} if remarks else {}))
             return
         out = Screen()
         out.print(_two_columns("Data", {name: _said(value) for name, value in facts.items()}))
         if held is not None:
             for table in (_files(held), _columns(held)):
                 out.print(table)
-            _note(out, held.remarks)
+            _note(out, [*held.remarks, *remarks])
         return
     from sordino.config.data_sources import ALL
 
@@ -265,7 +266,7 @@ def _portrait(population: Population) -> dict[str, Any]:
         "smallest": clients[smallest]["client"],
         "without_test": [client["client"] for client in clients if not client["test"]],
         "unused": len(labels) - int(numbers["examples"]),
-        "left_out": population.left_out,
+        "remarks": population.remarks,
         "clients": clients,
     }
 
@@ -297,7 +298,7 @@ def _warnings(found: dict[str, Any]) -> list[str]:
         "have no test examples, so their own accuracy cannot be said": found["without_test"],
     }
     return [
-        *found["left_out"],
+        *found["remarks"],
         *(
             f"{len(who)} of {len(found['clients'])} clients {what}: "
             f"{', '.join(map(str, who[:8]))}{', ...' if len(who) > 8 else ''}"

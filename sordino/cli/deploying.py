@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +66,7 @@ def announce(
     from sordino.runs.signature import private_key
 
     own = OwnData(config.load(experiment), data, data_key(private_key(identity)))
+    _remark(Console(stderr=True), own.remarks)
     _write(own.announced(name).toml(), out)
 
 
@@ -210,6 +211,7 @@ def join(
 
     def consent(found: Proposed) -> bool:
         plan(console if not (quiet or as_json) else shown, found)
+        _remark(shown, found.data.remarks)
         return yes or typer.confirm("Take part?", default=False)
 
     with patience() as stopped:
@@ -254,6 +256,12 @@ def hold_key(
     if not over:
         shown.print("Stopped: the run goes on. The same command holds the key again.")
         raise typer.Exit(130)
+
+
+def _remark(console: Console, remarks: Sequence[str]) -> None:
+    """Tells the owner of rows what only the owner may know of them."""
+    for remark in remarks:
+        console.print(f"[yellow]note[/yellow] {escape(remark)} (told here only)", soft_wrap=True, highlight=False)
 
 
 def _noting(console: Console) -> Callable[[str], None]:

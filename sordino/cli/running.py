@@ -97,7 +97,7 @@ def _say_only(
     if as_json:
         promised = [one.to_json() for one in forecast.guarantees]
         told = {"dry_run": True, "folder": str(folder), "would_write": files, "decided": decided}
-        told |= {"left_out": simulation.left_out}
+        told |= {"remarks": simulation.remarks}
         say({**told, "answer": row.to_json(), "guarantees": promised})
     elif not quiet:
         from sordino.report import plan as planned
@@ -107,7 +107,7 @@ def _say_only(
         simulated = settled.privacy.noise != SYSTEM
         planned.facts(console, row, forecast.timing, simulated)
         console.print(guarantees(forecast.guarantees, simulated))
-        for line in (*decided, *simulation.left_out):
+        for line in (*decided, *simulation.remarks):
             console.print(f"· {escape(line)}", highlight=False)
         console.print(f"A run would write, and this one did not: {escape(', '.join(files))}", highlight=False)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Array
+from sordino.data.outside import Unknown
 from sordino.data.schema import Column
 from sordino.data.table_files import TableRows
 from sordino.errors import DataError
@@ -30,6 +31,7 @@ class Feature(NamedTuple):
     middle: float = 0.0
     half: float = 1.0  # values are used as (value - middle) / half
     numbers: bool = False  # may they be scaled by their mean and deviation?
+    unknown: Array | None = None  # of each row: does the schema not know its value?
 
 
 class Columns(NamedTuple):
@@ -44,6 +46,7 @@ class Columns(NamedTuple):
     keys: list[str] | None  # the names of the rows
     kept: Array  # the numbers of the rows in the files
     said: Mapping[str, Column]  # what the columns of the features hold
+    unknown: tuple[Unknown, ...] = ()  # values that the schema does not know
 
 
 class WithoutGaps(NamedTuple):

@@ -44,6 +44,8 @@ class Dataset:
     columns: Mapping[str, Column] = field(default_factory=dict)  # of a table: the features, in the order of x
     groups: tuple[str, ...] = ()  # names of the natural clients, by their codes, where they are known
     groups_declared: bool = False  # were these names said by somebody, or read off the rows?
+    remarks: tuple[str, ...] = ()  # for whoever holds the rows, and for nobody else: they tell what the rows hold
+    misfit: DataError | None = None  # why no training may begin on them
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow as pa
 from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, texts, without_gaps
 from sordino.data.dataset import Array
 from sordino.data.outcome import LabelKind, check_outcome
+from sordino.data.outside import Unknown
 from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema, TextColumn
 from sordino.data.table_files import TableRows, Written, read
 from sordino.data.words import tokens
@@ -35,14 +36,14 @@ def declared(
     used = [name for name, one in said.items() if one.kind in FEATURES or name in (*label, group, key)]
     fill = {name: one.missing for name, one in said.items() if one.missing is not None}
     held = without_gaps(rows, used, missing, fill, numbers)
-    features = [as_declared(held, name, one) for name, one in schema.features.items()]
+    features = {name: as_declared(held, name, one) for name, one in schema.features.items()}
     classes = said[label[0]].words
     y = _places(held, label[0], classes, "class") if outcome is None else outcome.read(held, label)
     names: tuple[str, ...] = ()
     if group is not None:
         names = said[group].words or tuple(sorted(set(texts(held.columns[group]))))
     return rows, Columns(
-        features,
+        list(features.values()),
         y,
         classes,
         None if group is None else _places(held, group, names, "group"),
@@ -51,7 +52,28 @@ def declared(
         None if key is None else texts(held.columns[key]),
         held.numbers,
         schema.features,
+        tuple(_unknown(held, said, features, () if outcome is None else label)),
     )
+
+
+def _unknown(
+    held: WithoutGaps, said: Mapping[str, Column], features: Mapping[str, Feature], labels: Sequence[str]
+) -> Iterator[Unknown]:
+    """`labels`: those that are numbers."""
+    ends = {name: f"lie outside [{one.low:g}, {one.high:g}]" for name, one in said.items()}
+    for name, feature in features.items():
+        if feature.unknown is None or not feature.unknown.any():
+            continue
+        if said[name].kind == "number":
+            values = held.numbers_of(name)
+            yield Unknown(name, feature.unknown, values, ends[name], "moved to the nearer end", said[name].moved)
+        else:
+            words, level = np.array(texts(held.columns[name])), "are no level that the schema declares"
+            yield Unknown(name, feature.unknown, words, level, "none of them: all zeros")
+    for name in labels:
+        values = held.numbers_of(name)
+        beyond = (values < said[name].low) | (values > said[name].high)
+        yield Unknown(name, beyond, values, ends[name], "moved to the nearer end")
 
 
 def _check_agreement(schema: TableSchema, roles: Mapping[str | None, str]) -> None:
@@ -92,11 +114,14 @@ def _check_columns(rows: TableRows, schema: TableSchema) -> None:
 def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
     if said.kind == "number":
         values = held.numbers_of(name)
-        if said.strict and (beyond := (values < said.low) | (values > said.high)).any():
+        beyond = (values < said.low) | (values > said.high)
+        if said.strict and beyond.any():
             at = int(np.argmax(beyond))
             raise held.unfit(name, float(values[at]), at, f"is not in the declared range [{said.low:g}, {said.high:g}]")
         values = np.clip(values, said.low, said.high).astype(np.float32)
-        return Feature(values[:, None], (said.low + said.high) / 2, (said.high - said.low) / 2, numbers=True)
+        return Feature(
+            values[:, None], (said.low + said.high) / 2, (said.high - said.low) / 2, numbers=True, unknown=beyond
+        )
     words = texts(held.columns[name])
     if isinstance(said, TextColumn):
         return Feature(tokens(words, said))
@@ -108,7 +133,8 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
     place = {level: at for at, level in enumerate(said.words)}
     nothing = len(said.words) if said.other is None else place[said.other]
     rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last one is empty
-    return Feature(rows[[place.get(text, nothing) for text in words]])
+    found = np.array([place.get(text, nothing) for text in words])
+    return Feature(rows[found], unknown=found == len(said.words))
 
 
 def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:

@@ -137,6 +137,7 @@ def load(
         std,
         declared=f"{source.classes};{source.reach}" + ("" if outcome is None else repr(outcome)),
         groups=groups,
+        remarks=_moved(whole[0], source.reach),
     )
 
 
@@ -182,6 +183,13 @@ def _groups(parts: list[SourceRows]) -> tuple[tuple[str, ...], Array | None]:
 def _between(x: Array, reach: tuple[float, float] | None) -> Array:
     """Values beyond what is declared are moved to the nearer end, each for itself."""
     return x if reach is None or x.dtype == np.uint8 else np.clip(x, *reach)
+
+
+def _moved(x: Array, reach: tuple[float, float] | None) -> tuple[str, ...]:
+    if reach is None or x.dtype == np.uint8 or not (count := int(((x < reach[0]) | (x > reach[1])).sum())):
+        return ()
+    ends = f"[{reach[0]:g}, {reach[1]:g}]"
+    return (f"x: {count:,} of {x.size:,} values lie outside {ends}, the declared reach: each is moved to its end",)
 
 
 def _scale(

@@ -4,7 +4,8 @@
     age = { kind = "number", range = [0, 110] }              # values outside are moved to the nearer end
     ward = { kind = "levels", levels = ["A", "B", "rest"], other = "rest" }  # other takes unknown levels
     smokes = { kind = "boolean" }                            # true, false, 1 or 0
-    weight = { kind = "number", range = [2, 300], outside = "refuse", missing = 70 }  # else a value outside is moved
+    weight = { kind = "number", range = [2, 300], outside = "refuse", missing = 70 }  # else a value outside is moved;
+                                                             # "move": even where there are many
     note = { kind = "text", buckets = 4096, length = 32 }  # the first 32 words; or words = ["pain", "fever"]
     doctor = { kind = "ignored" }
     visit_id = { kind = "key" }                              # names the row
@@ -21,7 +22,7 @@ import hashlib
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ class Column:
     words: tuple[str, ...] = ()  # levels, classes or names, as a file spells them
     other: str | None = None
     strict: bool = False  # is a number beyond the range refused?
+    # was it written out that one is moved? Then there may be many; no part of what was declared, as it moves anyway
+    moved: bool = field(default=False, repr=False)
     missing: str | None = None  # what stands for a gap, as a file spells it
 
     @property
@@ -162,7 +165,14 @@ def _column(name: str, said: Any) -> Column:
             raise ValueError(f'{name}: outside = {outside!r} is neither "move" nor "refuse"')
         if gap is not None and not (type(gap) in (int, float) and low <= gap <= high):
             raise ValueError(f"{name}: missing = {gap!r} is no number in its range")
-        return Column(kind, low, high, strict=outside == "refuse", missing=None if gap is None else repr(gap))
+        return Column(
+            kind,
+            low,
+            high,
+            strict=outside == "refuse",
+            moved="outside" in said,
+            missing=None if gap is None else repr(gap),
+        )
     if kind == "text":
         return _text_column(name, said)
     if kind == "boolean":

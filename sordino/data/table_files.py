@@ -6,6 +6,7 @@ hold is not, and one row must not change how another is read. A setting override
 
 from __future__ import annotations
 
+import codecs
 import glob
 import gzip
 from bisect import bisect_right
@@ -220,6 +221,7 @@ def _read_one(
             table = pq.read_table(file)
         else:
             dialect = written.dialect(file, _first_line(file))
+            _check_encoding(file, dialect)
             table = _read_text(file, dialect, as_text)
         names = table.column_names  # which may hold bytes that are no letters
     except (pa.ArrowException, OSError, EOFError, UnicodeError) as error:
@@ -261,6 +263,30 @@ def _first_line(file: Path) -> bytes:
         return opened.readline(HEAD)
 
 
+def _check_encoding(file: Path, dialect: Dialect) -> None:
+    """Refuses to read UTF-8 in an encoding in which any bytes are letters: that is noticed nowhere else."""
+    if dialect.encoding.lower().replace("_", "-").startswith(("utf-", "utf8")):
+        return
+    decoder, plain = codecs.getincrementaldecoder("utf-8")(), True
+    with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as opened:
+        try:
+            while block := opened.read(HEAD):
+                plain &= block.isascii()
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return
+    if not plain:
+        raise DataError(
+            f"{file} is written in utf-8, and would be read in {dialect.encoding}",
+            why="its letters would become others, so levels and names would be unknown; one encoding holds for all "
+            "files that are read together",
+            fix="leave the encoding out, and write files that are not in utf-8 anew: "
+            f"iconv -f {dialect.encoding} -t utf-8 OLD > NEW",
+            code="wrong-encoding",
+        )
+
+
 def _read_text(file: Path, dialect: Dialect, as_text: Sequence[str]) -> pa.Table:
     read_ = csv.ReadOptions(encoding=dialect.encoding)
     parse = csv.ParseOptions(delimiter=dialect.separator)
@@ -292,7 +318,8 @@ def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
                     f"{file}: {name} = {cell.decode('cp1252', 'replace')!r} is not written in {dialect.encoding} "
                     f"(row {at + 1} after the header)",
                     why="the encoding is seen in the first line alone, so that no row changes how another is read",
-                    fix='say how the file is written: data.encoding = "cp1252" or "latin-1", for example',
+                    fix='say how all files are written: data.encoding = "cp1252", for example (`predict`: --encoding '
+                    "cp1252); or write this one anew: iconv -f cp1252 -t utf-8 OLD > NEW",
                     code="wrong-encoding",
                 ) from None
 

@@ -25,6 +25,7 @@ from sordino.data.dataset import Array, Dataset, Split, apart, check_split
 from sordino.data.declared_columns import declared
 from sordino.data.learned_columns import learned
 from sordino.data.outcome import LabelKind
+from sordino.data.outside import Owners, misfit, remarks
 from sordino.data.schema import TableSchema
 from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
@@ -79,6 +80,7 @@ def load(
         mean = np.where(numbers, train.x.mean(0, dtype=np.float64), mean)
         std = np.where(numbers, train.x.std(0, dtype=np.float64), std)
         std[std == 0] = 1.0
+    owners = _owners(rows, found)
     return Dataset(
         stem_of(rows.files[0].path) if rows.alone else rows.files[0].path.parent.name or "tables",
         "table",
@@ -93,7 +95,16 @@ def load(
         groups=found.groups,
         groups_declared=found.groups_declared,
         columns=found.said,
+        remarks=remarks(found.unknown, owners),
+        misfit=misfit(found.unknown, owners),
     )
+
+
+def _owners(rows: TableRows, found: Columns) -> Owners:
+    """Who is said to have written a value: the client, or where there is one alone the file."""
+    if found.group is not None:
+        return Owners(found.group, found.groups, found.groups_declared)
+    return Owners(np.zeros(len(found.kept), np.int64), (rows.files[0].path.name,), True)
 
 
 def check_roles(roles: Mapping[str, str | None]) -> None:

@@ -100,6 +100,12 @@ class Proposed:
     def whole(self) -> Whole:
         return Whole(self.experiment, self.invitation.agreement.public)
 
+    @cached_property
+    def data(self) -> OwnData:
+        """This site's rows."""
+        key = data_key(self.asked.identity)
+        return OwnData(self.experiment, self.asked.data, key, self.invitation.declared)
+
     @property
     def folder(self) -> Path:
         return self.asked.folder or Path("runs") / f"{self.invitation.told.run}-{self.asked.name}"
@@ -174,7 +180,7 @@ def join(
         _check_same(asked)
     elif not consent(asked):
         return None
-    data = _own_data(asked)
+    data = asked.data
     data.check(asked.invitation.agreement, asked.client)
     whole = asked.whole
     if not known:
@@ -207,11 +213,6 @@ def join(
 def data_key(identity: Ed25519PrivateKey) -> bytes:
     """The key of the digest that stands for a site's data: whoever has not the identity cannot try out rows."""
     return hmac.digest(identity.private_bytes_raw(), b"sordino data", "sha256")
-
-
-def _own_data(asked: Proposed) -> OwnData:
-    schema = asked.invitation.declared
-    return OwnData(asked.experiment, asked.asked.data, data_key(asked.asked.identity), schema)
 
 
 def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:

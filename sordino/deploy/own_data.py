@@ -49,6 +49,7 @@ class OwnData:
             tested=len(self.tested.y),
             commitment=self.commitment,
         )
+        self._population.check()
         public = self._population.public
         # all rows here are one client's, so nobody deals them out
         assumed = tuple(said for said in public.assumed if said not in (DEALT, PARTITION))
@@ -60,6 +61,11 @@ class OwnData:
     def declared(self) -> str:
         schema = self._population.declared
         return "" if schema is None else schema.digest
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What their owner should know of these rows, and nobody else may."""
+        return self._population.remarks
 
     @cached_property
     def commitment(self) -> str:

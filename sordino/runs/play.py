@@ -101,7 +101,7 @@ def play(
         ]
         for phase in setup.preparation:
             notes += phase.algorithm.warns(half.home)
-        warned = (*half.left_out, *notes)
+        warned = (*half.remarks, *notes)
         evaluate, interrupted, told = half.evaluation(), False, callbacks.named(experiment.callbacks)
         if not begun.done:
             return _ended(half, folder, federation, None, notes, interrupted=True)
@@ -171,12 +171,12 @@ def _ended(
     own = RunFolder(mine.private) if real else mine
     # a remark names a client that was asked, which a hidden cohort does not tell
     asked = own if setup.cohort.hidden else mine
-    for place, told in ((asked, remarks), (own, half.left_out), (mine, notes)):
+    for place, told in ((asked, remarks), (own, half.remarks), (mine, notes)):
         if place is own is not mine and not told:
             continue
         with open(place.log_file, "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in told)
-    return Ended(folder, mine.metrics(), made, [*remarks, *half.left_out, *notes], interrupted)
+    return Ended(folder, mine.metrics(), made, [*remarks, *half.remarks, *notes], interrupted)
 
 
 def _due(t: int, experiment: Experiment) -> bool:

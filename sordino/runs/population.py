@@ -93,6 +93,11 @@ class Population:
             clients=self.clients,
         )
 
+    def check(self) -> None:
+        """Refuses to begin with rows that are written in another way than was declared."""
+        if self._loaded.misfit is not None:
+            raise self._loaded.misfit
+
     @property
     def clients(self) -> tuple[str, ...]:
         """The names of the clients. With real noise only those that somebody has declared: a group may be a person."""
@@ -104,6 +109,11 @@ class Population:
     @property
     def _tells_names(self) -> bool:
         return bool(self.dataset.groups) and (self.dataset.groups_declared or not self._real)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What whoever holds the data should know, and nobody else may."""
+        return (*self.left_out, *self._loaded.remarks)
 
     @property
     def left_out(self) -> tuple[str, ...]:

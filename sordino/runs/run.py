@@ -78,6 +78,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
         _log.info("%s", line)
     simulation = simulated(experiment, private.new_key())
     setup = simulation.setup
+    simulation.population.check()
     _ = setup.plan, simulation.evaluation()
     for phase in setup.preparation:
         _ = phase.plan

@@ -50,8 +50,10 @@ class ServersHalf(ABC):
         """What the features of a table hold, for whoever uses the model."""
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """What to tell, and only whoever holds the data, of clients that take no part. Between sites each knows it."""
+    def remarks(self) -> tuple[str, ...]:
+        """What to tell whoever holds the data, and nobody else: it is read off the rows. Between sites each is told its
+        own.
+        """
         return ()
 
     @abstractmethod

@@ -72,8 +72,8 @@ class Simulation(ServersHalf):
         return self.population.dataset.columns
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        return self.population.left_out
+    def remarks(self) -> tuple[str, ...]:
+        return self.population.remarks
 
     def site(
         self,

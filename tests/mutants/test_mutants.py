@@ -23,10 +23,11 @@ from tests.mutants.receipts import RECEIPTS
 from tests.mutants.secret_rows import SECRET_ROWS
 from tests.mutants.sums import SUMS
 from tests.mutants.together import TOGETHER
+from tests.mutants.told import TOLD
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent
-MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *RECEIPTS, *SUMS, *KEPT, *SECRET_ROWS]
+MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *RECEIPTS, *SUMS, *KEPT, *SECRET_ROWS, *TOLD]
 IDS = [mutant.name for mutant in MUTANTS]
 FAILED = 1  # pytest's exit code for tests that ran and failed
 

@@ -101,9 +101,9 @@ def test_a_clinic_without_a_row_to_train_on_is_told_to_those_who_hold_the_data(
     assert held(kept).left_out == (absent,)
     (tmp_path / "s.toml").write_text(DECLARED)
     words = [f"data.{name}={value}" for name, value in read.items()]
-    assert json.loads(cli("data", "partition", *words, f"seed={lost}", "--json").out)["left_out"] == [said]
+    assert json.loads(cli("data", "partition", *words, f"seed={lost}", "--json").out)["remarks"] == [said]
     dry = cli("run", *words, f"seed={lost}", "algorithm=fedavg", "rounds=1", "--dry-run", "--json").out
-    assert json.loads(dry)["left_out"] == [said]
+    assert json.loads(dry)["remarks"] == [said]
     for noise, place in (("counter", ""), ("system", "private")):
         folder, privacy = tmp_path / noise, {"epsilon": 1.0, "delta": 1e-3, "noise": noise}
         asked = {"data": read, "seed": lost, "rounds": 1, "algorithm": {"name": "gaussian_gdp"}, "privacy": privacy}
