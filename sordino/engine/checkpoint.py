@@ -13,15 +13,17 @@ for those of 17 clients, and let the template function answer by name.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -37,16 +39,43 @@ if TYPE_CHECKING:
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
 
+P, T = ParamSpec("P"), TypeVar("T")
+
 _FORMAT = 1
 _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
+_NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
+_WAITS, _LOOK = 60.0, 0.1  # seconds: how long for a file that may be opened, and between two tries
 _CODES = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "disk-full", errno.EIO: "disk-error"}
+_CODES |= dict.fromkeys(_NO_FILE_LEFT, "no-file-left")
 _FIXES = {
     "disk-full": "free some space, then resume; the previous checkpoint is intact",
     "disk-error": "the disk failed, nothing that was written before is lost: try again, and look at the disk if it "
     "comes back",
+    "no-file-left": "nothing is wrong with the folder: allow the process more open files (`ulimit -n`, or LimitNOFILE= "
+    "in a unit), and end what holds so many; then give the same command again",
     "not-writable": "check that the folder is a folder and may be written",
     "not-readable": "check that the folder is a folder and may be read",
 }
+
+
+def _waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
+    """Where this process or the machine may open no further file, it waits for one: what a run has paid for is not
+    lost to a crowd of connections.
+    """
+
+    @functools.wraps(do)
+    def tried(*args: P.args, **kwargs: P.kwargs) -> T:
+        until = time.monotonic() + _WAITS
+        while True:
+            try:
+                return do(*args, **kwargs)
+            except (OSError, RunError) as error:
+                cause = error if isinstance(error, OSError) else error.__cause__
+                if getattr(cause, "errno", None) not in _NO_FILE_LEFT or time.monotonic() >= until:
+                    raise
+            time.sleep(_LOOK)
+
+    return tried
 
 
 class Loaded(NamedTuple):
@@ -137,6 +166,7 @@ def latest(directory: Path) -> int | None:
     return steps[-1] if steps else None
 
 
+@_waiting_for_files
 def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
     """Replace the file's content durably and at once: readers and crashes see all old or all new. `private`: for its
     owner alone."""
@@ -156,6 +186,7 @@ def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
         sync(path.parent)
 
 
+@_waiting_for_files
 def append_line(path: Path, line: str, mode: int = 0o644) -> None:
     """Writes a line behind those of a file; a last one that a kill or a full disk cut short goes."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
@@ -208,6 +239,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
+@_waiting_for_files
 def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
     """The verified content of the file."""
     from safetensors.torch import load
@@ -281,6 +313,7 @@ def _path(directory: Path, step: int) -> Path:
     return directory / f"round-{step:06d}.ckpt"
 
 
+@_waiting_for_files
 def _steps(directory: Path) -> list[int]:
     with _told(directory, "not-readable"):
         names = os.listdir(directory) if directory.exists() else []
@@ -303,5 +336,5 @@ def _told(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
         yield
     except OSError as error:
         code = _CODES.get(error.errno or 0, otherwise)
-        what = f"{path} is not {'readable' if code == 'not-readable' else 'written'}"
+        what = f"{path} is not {'readable' if otherwise == 'not-readable' else 'written'}"
         raise RunError(what, why=str(error), fix=_FIXES[code], code=code) from error

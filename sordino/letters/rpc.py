@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import resource
 import secrets
 import threading
 import time
@@ -31,6 +32,8 @@ from sordino.letters.grpc_line import Foreign
 
 POLL = 20.0  # seconds that a site waits for a letter before it asks again
 PULSE = 0.5  # seconds after which a waiting call looks whether its site is still allowed
+FILES = 1 << 16  # that may be open, where the machine allows so many
+CALLERS = 1000  # connections beside those of sites; who has no certificate loses its own after the time of a handshake
 GRACE = 10.0  # seconds that a site may take from one call to the next and still count as there
 OPTIONS = (
     *grpc_line.OPTIONS,
@@ -76,7 +79,8 @@ class Rpc(Carrier):
         self._sent = secrets.randbits(62)  # an answer to a server that has since begun anew is an answer to nothing
         calls = 3 * len(names) + 4  # each has a thread: none that is let in waits for one
         self._threads = ThreadPoolExecutor(calls)
-        self._server = grpc.server(self._threads, options=OPTIONS, maximum_concurrent_rpcs=calls)
+        options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", connections_for(len(names))))
+        self._server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=calls)
         methods = {
             # a handler of a stream is called before anything of the stream is taken in
             grpc_line.FETCH: grpc.stream_stream_rpc_method_handler(self._fetch),
@@ -254,3 +258,16 @@ class Rpc(Carrier):
         """Ends a call, and says nothing about why."""
         call.abort(self._codes.UNAUTHENTICATED, "")
         raise AssertionError("abort has raised")
+
+
+def connections_for(sites: int) -> int:
+    """How many connections may be open at once: with half of the files that the process may open, of which it first
+    takes as many as it can get. Strangers fill no more than these, and the run itself has the other half.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # it goes on with what it has
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return min((FILES if soft == resource.RLIM_INFINITY else soft) // 2, CALLERS + 4 * sites)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import shutil
@@ -190,6 +191,32 @@ def test_every_failing_call_raises_and_leaves_the_old(
         broken.setattr(checkpoint if call == "open" else os, call, failing, raising=call != "open")
         assert refusal(lambda: saved(tmp_path, 5)).code == code
     assert os.listdir(tmp_path) == ["round-000004.ckpt"]
+    assert is_state(load(tmp_path, template))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_where_no_file_may_be_opened_it_waits_and_then_names_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """What holds the files may let go of them, and a round that has drawn its noise is worth a minute."""
+    left, clock = [3.0], [0.0]
+
+    def opening(*given: object, **named: object) -> object:
+        if left[0] > 0:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number))
+        return open(*given, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(checkpoint, "open", opening, raising=False)
+    saved(tmp_path, 4)
+    assert is_state(load(tmp_path, template))
+    left[0] = math.inf
+    refused = refusal(lambda: saved(tmp_path, 5))
+    assert (refused.code, clock[0] >= 60) == ("no-file-left", True)
+    assert "Too many open files" in refused.why
+    assert "nothing is wrong with the folder" in refused.fix
     assert is_state(load(tmp_path, template))
 
 

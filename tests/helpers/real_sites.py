@@ -68,6 +68,7 @@ class Trial:
     rehearsal: bool = True
     more: list[str] = field(default_factory=list)  # for `serve`
     host: str = "localhost"  # of the server
+    files: dict[str, int] = field(default_factory=dict)  # that somebody may open
     inside: Callable[[str], list[str]] | None = None  # what starts a command on somebody's machine
     processes: dict[str, Any] = field(default_factory=dict)
 
@@ -152,7 +153,7 @@ class Trial:
         command = [sys.executable, "-m", "sordino", *map(str, words)]
         with open(self.place / f"{who}.log", "ab") as log:
             if self.inside is None:
-                self.processes[who] = warm.Process(command, stderr=log)
+                self.processes[who] = warm.Process(command, stderr=log, files=self.files.get(who))
             else:
                 self.processes[who] = subprocess.Popen([*self.inside(who), *command], stdout=log, stderr=log)
 

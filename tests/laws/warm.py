@@ -38,6 +38,7 @@ class Process:
         stderr: int | IO[bytes] | None = None,
         cwd: Path | None = None,
         limit: int | None = None,  # bytes that a file may grow to
+        files: int | None = None,  # that may be open
         env: dict[str, str] | None = None,  # what the environment says otherwise
         **_: object,
     ) -> None:
@@ -61,7 +62,7 @@ class Process:
                 given[place] = stream.fileno()
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(os.environ[PLACE])
-        where = {"cwd": str(cwd or Path.cwd()), "limit": limit, "env": env or {}}
+        where = {"cwd": str(cwd or Path.cwd()), "limit": limit, "files": files, "env": env or {}}
         command = {"module": arguments[2], "arguments": arguments[3:], **where}
         socket.send_fds(self._line, [json.dumps(command).encode()], given)
         for descriptor in ours:
@@ -225,6 +226,8 @@ def _attend(line: socket.socket, entries: dict[str, Callable[[list[str]], None]]
         os.environ.update(command["env"])
         if command["limit"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (command["limit"], command["limit"]))
+        if command["files"] is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (command["files"], command["files"]))
         code = 1
         try:
             entries[command["module"]](command["arguments"])

@@ -36,6 +36,20 @@ DEPLOYED = [
         f"{REMOTE}::test_everybody_is_told_the_end_and_nobody_is_waited_for_without_end",
     ),
     one(
+        "strangers may open all files that the server may open",
+        "letters/rpc.py",
+        "else soft) // 2,",
+        "else soft),",
+        "tests/deploy/test_crowds.py::test_connections_leave_half_of_the_files_to_the_run",
+    ),
+    one(
+        "a run ends where no further file may be opened at this moment",
+        "engine/checkpoint.py",
+        "not in _NO_FILE_LEFT or",
+        "not in () or",
+        "tests/engine/test_damaged_checkpoints.py::test_where_no_file_may_be_opened_it_waits_and_then_names_the_cause",
+    ),
+    one(
         "a round that was reserved is played by whoever is there now",
         "round.py",
         "if others := run.reserved_for_others(t, prices):",
