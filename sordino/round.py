@@ -9,8 +9,8 @@ digest is stored, and no round has two releases.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from sordino.engine.executor import Clients
 from sordino.engine.server import Federation
@@ -29,6 +29,14 @@ class Outcome(NamedTuple):
     payload: int  # bytes of one upload that are numbers
     secure: Json  # what an encrypted or masked sum cost
     lost: bool = False  # its noise was drawn in an attempt that was cut short: it is not drawn again
+
+
+def _begun_behind(run: Federation, t: int, answers: Any) -> Iterator[Any]:
+    """Clients that keep books and answers of their own send the same once more: until all has come, and the server
+    draws its own noise, a round that is cut short can be played again.
+    """
+    yield from answers
+    run.begin(t)
 
 
 Keep = Callable[[Outcome, bytes], None]
@@ -51,12 +59,16 @@ def one_round(
     granted = run.reserve(t, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)
-    if not run.begin(t):  # durable, before anything leaves a client
+    if run.was_begun(t):
         outcome = Outcome(server, None, crew.active, [], 0, 0, 0, {}, lost=True)
         keep(outcome, b"")
         return outcome
+    if not execute.repeats:
+        run.begin(t)  # durable, before anything leaves a client
     terms = {k: run.terms(k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}
     answers = execute(t, down, terms)  # at the clients: local(), then uplink.encode()
+    if execute.repeats:
+        answers = _begun_behind(run, t, answers)
 
     received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
     if not mail.secure.get("aborted"):  # a sum that was not opened changes nothing

@@ -95,7 +95,8 @@ class ServersSide(ServersHalf):
     def executor(
         self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
     ) -> Executor:
-        setup, post = self.setup, self.post
+        setup, post, offer = self.setup, self.post, self.setup.promising.offer
+        by_name = not (setup.cohort.hidden or (offer is not None and offer.everyone_pays))
         prelude: list[tuple[Command, Sequence[bytes]]] = [(Begin(), ())]
         if handed is not None:
             prelude.append((Hand(), [save({name: value.contiguous() for name, value in handed.items()})]))
@@ -109,6 +110,7 @@ class ServersSide(ServersHalf):
             setup.algorithm.told if setup.algorithm.tells_each else None,
             post.patience,
             secure=setup.algorithm.uplink.secure,
+            repeats=setup.algorithm.uplink.secure is None and by_name,
             note=lambda event: post.note(event.beside(phase=setup.phase)),
             ledger=lambda: post.ledger(),
             called=setup.public.called,

@@ -204,26 +204,26 @@ class Accounts:
                 if charge is not None:
                     self._charge(k, charge)
 
-    def begin(self, t: int) -> bool:
-        """Durable before anything leaves a client: from here on noise may have been drawn. False where it was, in an
-        attempt that was cut short.
+    def was_begun(self, t: int) -> bool:
+        """Was noise drawn for this round that is drawn once only, in an attempt that was cut short?
 
         Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round
-        would be one that nobody has
-        paid for, so the round is lost, and what it cost stays spent. Where nothing was promised there is nothing to
-        lose, and it is done again.
+        would be one that nobody has paid for, so the round is lost, and what it cost stays spent. Where nothing was
+        promised there is nothing to lose, and it is done again.
         """
-        if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or not self._draws:
-            return True
-        if self.ledger.state(self.op(t)) is not State.DRAWN:
-            raise LedgerError(
-                f"round {t + 1} has already been released elsewhere",
-                why="this folder, or its ledger, is a copy of a run that went on elsewhere: here the same round would "
-                "be released again, with fresh noise",
-                fix="continue in the folder that holds the newest checkpoint",
-                code="released-elsewhere",
-            )
-        return False
+        state = self.ledger.state(self.op(t))
+        if self.noise != SYSTEM or not self._draws or state is State.RESERVED:
+            return False
+        if state is not State.DRAWN:
+            raise _elsewhere(t)
+        return True
+
+    def begin(self, t: int) -> None:
+        """Durable before anything leaves a client, or before the server draws: from here on noise may have been
+        drawn, and another process with the same books finds that out.
+        """
+        if self.noise == SYSTEM and not self.ledger.drawn(self.op(t)) and self._draws:
+            raise _elsewhere(t)
 
     def store(self, t: int, release: bytes) -> None:
         """Fix the one content this release will ever have."""
@@ -320,4 +320,14 @@ def _exhausted(t: int) -> BudgetExhausted:
         f"the budget is already spent before round {t + 1}",
         why="in a hidden cohort every client pays for every round, so no client can pay any more",
         fix="run fewer rounds, or set a larger epsilon in a new run folder with a ledger of its own",
+    )
+
+
+def _elsewhere(t: int) -> LedgerError:
+    return LedgerError(
+        f"round {t + 1} has already been released elsewhere",
+        why="this folder, or its ledger, is a copy of a run that went on elsewhere: here the same round would "
+        "be released again, with fresh noise",
+        fix="continue in the folder that holds the newest checkpoint",
+        code="released-elsewhere",
     )

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _FORMAT = 1
 _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")

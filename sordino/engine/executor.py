@@ -19,6 +19,8 @@ Scores = dict[int, list[float]]  # of each client: the means of its metrics, way
 class Clients(ABC):
     """Whoever answers in a round: all that a round needs of the clients."""
 
+    repeats = False  # asked for a round again, do they send what they have sent, and pay no second time?
+
     @abstractmethod
     def __call__(
         self, t: int, down: Tree, terms: Mapping[int, Terms]

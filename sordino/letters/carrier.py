@@ -49,6 +49,10 @@ class Carrier(ABC):
     def who(self) -> Sequence[str]:
         """The names of all sites, whether they can be reached or not."""
 
+    def shut_out(self) -> frozenset[str]:
+        """The sites that are not let in: on no list, or revoked."""
+        return frozenset()
+
     def given_up(self, peer: str, seconds: float) -> SordinoError | None:
         """The error of a run whose site has been silent for so long; None where one waits on."""
         return None

@@ -19,7 +19,8 @@ from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
 from sordino.letters.events import Event
 from sordino.letters.letter import Letter
-from sordino.letters.remote_sites import SOON, RemoteSites
+from sordino.letters.remote_sites import RemoteSites
+from sordino.letters.sites import SOON
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.secure.layout import Ints
 from sordino.tree import Tree

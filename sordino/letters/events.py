@@ -21,6 +21,7 @@ What: TypeAlias = Literal[
     "answered",
     "waiting",
     "deadline",
+    "closing",
     "dropped",
     "missing",
 ]
@@ -38,6 +39,7 @@ class Event(Fact):
     event: What
     site: str = ""  # whom it is about; nothing: the one who writes this
     sites: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()  # of these sites, those that are not let in any more
     phase: str = ""  # of a preparation
     round: int | None = None
     count: int | None = None  # sites that take part, or clients that have answered
@@ -64,12 +66,24 @@ class Event(Fact):
             "gathering": f"{self.count} of {self.of} sites are there",
             "asked": f"{where}: asked {', '.join(self.sites) or 'nobody'}",
             "answered": f"{where}: {self.site + ' has ' if self.site else ''}answered",
-            "waiting": f"{where} waits: {few}, {self.needed} are needed{_without(self.sites)}",
+            "waiting": f"{where} waits: {few}, {self.needed} are needed{_without(self.sites)}{_revoked(self.revoked)}",
             "dropped": f"{where}{why or f': a client of {who} drops out'}",
             "missing": f"waits for the {self.site}",
+            "closing": f"{where} ends, to stop: {few}{_without(self.sites)}",
             "deadline": f"{where}: the deadline has passed, {few}; it goes on{_without(self.sites)}",
         }[self.event]
 
 
 def _without(sites: tuple[str, ...]) -> str:
     return f"; no answer from {', '.join(sites)}" if sites else ""
+
+
+def _revoked(sites: tuple[str, ...]) -> str:
+    """What an operator can do where a round waits for somebody who cannot come."""
+    if not sites:
+        return ""
+    who = ", ".join(sites)
+    return (
+        f"; {who} {'is' if len(sites) == 1 else 'are'} revoked: the round needs another site that was drawn for it, "
+        "or stop here and give the same command with a smaller --minimum"
+    )

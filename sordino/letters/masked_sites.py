@@ -86,17 +86,27 @@ class MaskedSum(SumAtSites):
         t, terms, sites, server = self._t, self._terms, self._sites, self._server
         self._there = sites.asked(terms)
         sites.have_been_asked(t, self._there)
-        first: dict[str, tuple[Command, Sequence[bytes]]] = {
-            peer: (Round(t, {k: terms[k] for k in who}, among=len(terms)), [self._message])
-            for peer, who in self._there.items()
-        }
-        self._take(MessageKind.ADVERT, sites.exchange(first, self._enough))
+        first = self._first_letters(self._there)
+        self._take(MessageKind.ADVERT, sites.exchange(first, self._enough, others=self._latecomers))
         roster = server.roster()
         self._ask(Mask(t, "roster", []), MessageKind.SHARES, lambda who: [roster])
         boxes = server.inboxes()
         self._ask(Mask(t, "inbox", []), MessageKind.MASKED, lambda who: [boxes[k] for k in who])
         request = server.request()
         self._ask(Mask(t, "request", []), MessageKind.ANSWER, lambda who: [request])
+
+    def _first_letters(self, there: Mapping[str, Sequence[int]]) -> dict[str, tuple[Command, Sequence[bytes]]]:
+        return {
+            peer: (Round(self._t, {k: self._terms[k] for k in who}, among=len(self._terms)), [self._message])
+            for peer, who in there.items()
+        }
+
+    def _latecomers(self) -> dict[str, tuple[Command, Sequence[bytes]]]:
+        found = self._sites.latecomers(self._terms, self._there)
+        self._there |= found
+        if found:
+            self._sites.have_been_asked(self._t, found)
+        return self._first_letters(found)
 
     def _ask(self, step: Mask, kind: MessageKind, messages: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
         letters: dict[str, tuple[Command, Sequence[bytes]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +13,14 @@ from sordino.engine.commands import Command, End, Score
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.letters.answers import Accepted, heard
 from sordino.letters.attending import LONGEST
-from sordino.letters.events import Event
+from sordino.letters.events import Event, What
 from sordino.letters.letter import Letter
-from sordino.letters.sites import FOREVER, Sites
+from sordino.letters.sites import FOREVER, SOON, Sites
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.tree import Tree
 from sordino.types import Terms
 
-SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
+LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
 AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
 PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to find each other again
 
@@ -36,12 +36,16 @@ class RemoteSites(Sites):
     prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # what a site is asked before it is asked for a round
     accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
     stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
+    repeats: bool = False  # can a round that is cut short be played again? Then nothing is lost by a stop in it
     _gathered: bool = False  # have all been waited for, before the first round?
     _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
     _refusing: dict[str, float] = field(default_factory=dict)  # those that have refused it, and when
     _rounds: dict[int, int] = field(default_factory=dict)  # the round of each letter that asks for one, not refused
-    _asked: Mapping[int, int] = field(default_factory=dict)  # the ticket of each client of a round
+    _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
+    _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
+    _told: tuple[str, float] = ("", 0.0)  # what was last said of a round that waits, and when
+    _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
     _idle: bool = False  # is there nothing to do but wait, beyond the deadline or at the end? Then a stop is at once
 
     def gather(self) -> None:
@@ -136,10 +140,44 @@ class RemoteSites(Sites):
         self._idle = not enough
         if self.stopped() and not enough:
             raise KeyboardInterrupt
-        late = tuple(sorted({out.peer for out in self._out.values()}))
-        told = Event(event="waiting", sites=late, round=t + 1, count=there, of=asked)
-        self.note(told.beside(event="deadline") if enough else told.beside(needed=self.patience.minimum))
+        how: What = "waiting" if not enough else "closing" if self._stop < FOREVER else "deadline"
+        if self._told[0] == how and time.monotonic() < self._told[1] + self.patience.timeout:
+            return enough
+        self._told = how, time.monotonic()
+        late = tuple(sorted({out.peer for out in self._out.values() if out.peer in self._ready}))
+        gone = tuple(peer for peer in late if peer in self.carrier.shut_out())
+        told = Event(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked)
+        self.note(told if enough else told.beside(needed=self.patience.minimum))
         return enough
+
+    def _due(self, until: float) -> float:
+        """A stop waits a moment for those at work, and no longer where nothing is lost by it."""
+        if self.repeats and self.stopped():
+            self._stop = min(self._stop, time.monotonic() + LEAVE)
+        return min(until, self._stop)
+
+    def latecomers(self, terms: Mapping[int, Terms], asked: Collection[str] = ()) -> dict[str, list[int]]:
+        """Sites that can answer now, and have not: who came when the round had begun, or has refused before."""
+        for peer in self.members:
+            self._introduce(peer)
+        done = {*asked, *(self._site_of[k] for k, ticket in self._asked.items() if ticket in self._rounds)}
+        now = time.monotonic()
+        came = {
+            peer
+            for peer in self._ready - done
+            if self._free(peer) and now >= self._asked_at.get(peer, -FOREVER) + AGAIN
+        }
+        found = self._at(came, terms)
+        self._asked_at |= dict.fromkeys(found, now)
+        return found
+
+    def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
+        of = self._ask_these(t, down, terms, found := self.latecomers(terms))
+        self._asked |= of
+        self._rounds |= dict.fromkeys(of.values(), t)
+        if found:
+            self.have_been_asked(t, found)
+        return of
 
     def have_been_asked(self, t: int, peers: Iterable[str]) -> None:
         self.note(Event(event="asked", sites=tuple(sorted(peers)), round=t + 1))
@@ -156,7 +194,7 @@ class RemoteSites(Sites):
         self._tickets.clear()
         self._out.clear()
         self._rounds.clear()
-        self._asked, self._idle = {}, False
+        self._asked, self._asked_at, self._told, self._idle = {}, {}, ("", 0.0), False
 
     def named(self, peer: str) -> str:
         return peer
@@ -173,8 +211,10 @@ class RemoteSites(Sites):
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
         of = super()._ask_round(t, down, terms)
-        self._asked, self._rounds = of, dict.fromkeys(of.values(), t)
-        self.have_been_asked(t, {self._site_of[k] for k in of})
+        self._asked, self._rounds = dict(of), dict.fromkeys(of.values(), t)
+        asked = {self._site_of[k] for k in of}
+        self._asked_at = dict.fromkeys(asked, time.monotonic())
+        self.have_been_asked(t, asked)
         return of
 
     def _introduce(self, peer: str) -> None:

@@ -127,6 +127,9 @@ class Rpc(Carrier):
             there = [hole for hole in self._holes.values() if hole.fetching is not None or hole.left > late]
         return frozenset(hole.name for hole in there if self._may(hole))
 
+    def shut_out(self) -> frozenset[str]:
+        return frozenset(hole.name for hole in self._holes.values() if not self._may(hole))
+
     def send(self, to: str, letter: Writes) -> int:
         hole = self._holes[to]
         with self._lock:

@@ -4,10 +4,11 @@ those who were in time.
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from sordino.types import Params, Terms
 _SCORES: TypeAdapter[Scores] = TypeAdapter(dict[int, list[float]])
 Answers: TypeAlias = Mapping[str, Letter]  # by site
 FOREVER = math.inf
+SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,17 @@ class Sites(Executor):
         """The messages of a round, one client after another; of who is silent at the deadline there is none."""
         of = self._ask_round(t, down, terms)
         until, answers = time.monotonic() + self.patience.timeout, dict[int, memoryview]()
-        for k in sorted(of):
+        left = collections.deque(sorted(of))
+        while left:
+            k = left.popleft()
             while of[k] in self._out:
-                if time.monotonic() >= until:
+                if time.monotonic() >= self._due(until):
                     if self._enough(t, of):
                         break
-                    until = time.monotonic() + self.patience.timeout
+                    others = self._ask_others(t, down, terms)
+                    of |= others
+                    left.extend(sorted(others))
+                    until = time.monotonic() + SOON
                 self._wait(until)
             if of[k] in self._came:
                 answers |= self._uploads(of[k], [c for c, ticket in of.items() if ticket == of[k]])
@@ -135,9 +142,10 @@ class Sites(Executor):
         letters: Mapping[str, tuple[Command, Sequence[bytes]]],
         enough: Callable[[Answers], bool] = lambda answers: True,
         seconds: float = FOREVER,
+        others: Callable[[], Mapping[str, tuple[Command, Sequence[bytes]]]] = dict,
     ) -> Answers:
         """Sends each of these sites its letter, and waits for the answers, no longer than so many seconds; beyond the
-        deadline while they are not `enough`.
+        deadline while they are not `enough`, and then of `others` too.
         """
         tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
         until = time.monotonic() + min(seconds, self._patience_of_all)
@@ -147,10 +155,11 @@ class Sites(Executor):
             return {peer: letter for peer, letter in found.items() if isinstance(letter, Letter)}
 
         while any(ticket in self._out for ticket in tickets.values()):
-            if time.monotonic() >= until:
+            if time.monotonic() >= self._due(until):
                 if enough(came()):
                     break
-                until = time.monotonic() + self._patience_of_all
+                tickets |= {peer: self._send(peer, *letter) for peer, letter in others().items()}
+                until = time.monotonic() + SOON
             self._wait(until)
         found = came()
         self._close()
@@ -179,6 +188,14 @@ class Sites(Executor):
         """Is the letter sent once more that a site has refused?"""
         return False
 
+    def _due(self, until: float) -> float:
+        """When the deadline is that was until this moment."""
+        return until
+
+    def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
+        """Asks those who can answer only now, where too few have; the ticket of each client's answer."""
+        return {}
+
     def _enough(self, t: int, of: Mapping[int, int]) -> bool:
         """May a round go on without those who are silent?"""
         return True
@@ -193,9 +210,14 @@ class Sites(Executor):
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
         """Sends the letters of a round; the ticket of each client's answer."""
+        return self._ask_these(t, down, terms, self.asked(terms))
+
+    def _ask_these(
+        self, t: int, down: Tree, terms: Mapping[int, Terms], asked: Mapping[str, Sequence[int]]
+    ) -> dict[int, int]:
         shared = None if self.told is not None else wire.encode(self.header(t), down)
         of: dict[int, int] = {}
-        for peer, clients in self.asked(terms).items():
+        for peer, clients in asked.items():
             for some in _parts(clients, self.most):
                 parts = self._parts_of(t, down, some) if shared is None else [shared]
                 command = Round(t, {k: terms[k] for k in some}, shared is None, self._among(terms))
@@ -204,10 +226,13 @@ class Sites(Executor):
 
     def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
         """Whom each site is asked for, but for sites that would not answer."""
+        return self._at(self._expected(), terms)
+
+    def _at(self, peers: Collection[str], terms: Mapping[int, Terms]) -> dict[str, list[int]]:
+        """Which of these clients each of these sites has."""
         found: dict[str, list[int]] = {}
-        expected = self._expected()
         for k in sorted(terms):
-            if (peer := self._site_of[k]) in expected:
+            if (peer := self._site_of[k]) in peers:
                 found.setdefault(peer, []).append(k)
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -285,3 +286,44 @@ def test_a_round_with_too_few_waits_and_says_so(tmp_path: Path) -> None:
     ended = between.play()
     assert [row.answered for row in ended.metrics] == [5] * 4
     assert [note for note in between.notes if "waits" in note and "5 are needed" in note]
+
+
+# noise that is drawn once ---------------------------------------------------------------------------------------------
+
+
+class Dying(InProcess):
+    """The server dies when this many answers to rounds have come."""
+
+    left = 5
+
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        found = super().came(seconds)
+        self.left -= len(found)
+        if self.left < 0:
+            self.left = 10**9
+            raise Killed
+        return found
+
+
+@pytest.mark.parametrize("moment", ["half of the answers are there", "computed"])
+def test_a_round_of_real_noise_is_lost_only_after_all_answers_have_come(moment: str, tmp_path: Path) -> None:
+    """Sites send what they have sent: until the server draws its own noise, nothing is drawn twice by going on."""
+    everyone, real = {"cohort": {"name": "everyone"}}, {**BY_NAME[PRIVATE].privacy, "noise": "system"}
+    between = Federated(BY_NAME[PRIVATE].experiment(privacy=real, rounds=3, **everyone), tmp_path)
+    if moment == "computed":
+        with killed_at_server("computed", 1):
+            between.play()
+    else:
+        sites = len(between.agreed.sites)
+        between.carried = lambda desks: Dying(desks)
+        Dying.left = 2 * sites + sites + sites // 2  # the prelude has a letter or two for each
+        with pytest.raises(Killed):
+            between.play()
+        between.carried = InProcess
+    between.play()
+    rows = [json.loads(line) for line in (between.folder / "metrics.jsonl").read_text().splitlines()]
+    lost = [row["round"] for row in rows if row.get("lost")]
+    assert lost == ([2] if moment == "computed" else [])
+    assert verify(between.folder) == []
+    for site in between.agreed.sites:  # one answer, one payment
+        assert len([entry for entry in ledger_of(tmp_path / site) if entry.charges]) == 3

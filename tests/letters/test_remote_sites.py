@@ -22,13 +22,15 @@ from sordino.engine.mail import Mail
 from sordino.engine.server import Federation
 from sordino.letters import remote_sites
 from sordino.letters.answers import Answered, Done
-from sordino.letters.carrier import Carrier
+from sordino.letters.carrier import Arrived, Carrier, Writes
+from sordino.letters.events import Event
 from sordino.letters.in_process import InProcess
 from sordino.letters.letter import Letterhead
 from sordino.letters.remote_sites import RemoteSites
 from sordino.letters.sites import Patience
 from sordino.runs.simulation import Simulation, simulated
 from sordino.tree import Tree
+from tests.helpers.scripted_letters import stopped_clock
 from tests.laws.cases import BY_NAME
 
 KEYS = {name: Ed25519PrivateKey.generate() for name in ("server", "good", "bad", "stranger")}
@@ -251,3 +253,103 @@ def test_who_waits_too_long_stops_at_once_when_asked(once: Round) -> None:
     sites.stopped = lambda: True
     with pytest.raises(KeyboardInterrupt):
         sites._wait(time.monotonic() + 600)
+
+
+class Silent(Leaving):
+    """A road that loses what is sent to some."""
+
+    lost: frozenset[str] = frozenset()
+
+    def send(self, to: str, letter: Writes) -> int:
+        ticket = super().send(to, letter)
+        if to in self.lost:
+            self.cancel(ticket)
+        return ticket
+
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        time.sleep(0 if self._waiting else min(seconds, 0.01))
+        return super().came(seconds)
+
+
+def test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline(once: Round) -> None:
+    """Whoever was away when a round began was never asked in it, and the round waited for ever for those who had gone
+    since. The control: before the deadline, and with enough answers, nobody else is asked.
+    """
+    whole = once.letterhead("bad").write("server", 0, asdict(Answered([2])), [once.bodies[2]])
+    for lost, minimum, who in (({"good"}, 1, [2]), ((), 2, [0, 1])):
+        road = Silent({"good": once.good, "bad": lambda letter: whole})
+        road.unseen, road.lost = frozenset({"bad"}), frozenset(lost)
+        sites, notes = once.sites(road, Patience(timeout=0.1, minimum=2)), list[Event]()
+        sites.note, sites.stopped = notes.append, iter([False] * 99 + [True] * 9).__next__
+        sites.gather()
+        sites.patience, road.unseen = Patience(timeout=0.1, minimum=minimum), frozenset()  # one has come back
+        assert sorted(k for k, _ in sites.collected(0, once.down, once.terms)) == who
+        asked = [event.sites for event in notes if event.event == "asked"]
+        assert asked == [("good",), ("bad",)][: 1 + (2 in who)]
+
+
+def test_who_has_refused_once_is_asked_again_when_others_are_gone(once: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_sites, "AGAIN", 0.0)
+    own, asked = once.letterhead("bad"), list[bytes]()
+
+    def bad(letter: bytes) -> bytes:
+        asked.append(letter)
+        if len(asked) == 1:
+            return own.write("server", 0, {"do": "refused", "what": "the disk is full", "own": True}, [])
+        return own.write("server", 0, asdict(Answered([2])), [once.bodies[2]])
+
+    road = Silent({"good": once.good, "bad": bad})
+    sites = once.sites(road, Patience(timeout=0.1, minimum=1))
+    road.lost, sites.stopped = frozenset({"good"}), iter([False] * 99 + [True] * 9).__next__
+    sites.gather()
+    assert [k for k, _ in sites.collected(0, once.down, once.terms)] == [2]
+    assert len(asked) == 2
+
+
+def test_what_a_round_waits_for_says_who_is_revoked_and_what_to_do(once: Round) -> None:
+    road = Silent({"good": once.good, "bad": lambda letter: b""})
+    road.shut_out = lambda: frozenset({"bad"})  # type: ignore[method-assign]
+    sites, notes = once.sites(road, Patience(timeout=0.05, minimum=3)), list[Event]()
+    road.lost, sites.note, sites.stopped = frozenset({"bad"}), notes.append, iter([False] * 9 + [True] * 9).__next__
+    sites.gather()
+    with pytest.raises(KeyboardInterrupt):
+        list(sites.collected(0, once.down, once.terms))
+    told = next(event.words for event in notes if event.event == "waiting")
+    assert told.startswith(
+        "round 1 waits: 2 of 3 clients have answered, 3 are needed; no answer from bad; bad is revoked"
+    )
+    assert "a smaller --minimum" in told
+
+
+@pytest.mark.parametrize(
+    ("repeats", "minimum", "ends"),
+    [(True, 2, "closes"), (True, 3, "stops"), (False, 2, "waits"), (False, 3, "waits")],
+)
+def test_a_stop_leaves_a_silent_site_a_moment_and_no_deadline(
+    once: Round, repeats: bool, minimum: int, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With enough answers the round ends; without them it is left as it is, where it can be played again. Where it
+    cannot, it is waited for as before.
+    """
+    clock = stopped_clock(monkeypatch)
+
+    class Slow(Silent):
+        def came(self, seconds: float) -> Sequence[Arrived]:
+            clock[0] += 0 if self._waiting else seconds
+            return super().came(0.0)
+
+    road = Slow({"good": once.good, "bad": lambda letter: b""})
+    sites, notes = once.sites(road, Patience(timeout=600.0, minimum=minimum)), list[Event]()
+    sites.gather()
+    road.lost, sites.repeats, sites.note, sites.stopped = frozenset({"bad"}), repeats, notes.append, lambda: True
+    if minimum == 3:
+        with pytest.raises(KeyboardInterrupt):
+            list(sites.collected(0, once.down, once.terms))
+    else:
+        assert [k for k, _ in sites.collected(0, once.down, once.terms)] == [0, 1]
+    assert (clock[0] < 15) == (ends != "waits")
+    assert ([event.event for event in notes if event.event in ("closing", "deadline")]) == {
+        "closes": ["closing"],
+        "stops": [],
+        "waits": ["deadline"] * (minimum == 2),
+    }[ends]

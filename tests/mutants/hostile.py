@@ -112,8 +112,8 @@ HOSTILE = [
     one(
         "a drawn round drawn again",
         "engine/accounts.py",
-        "if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or not self._draws:",
-        "if self.noise != SYSTEM or self.ledger.drawn(self.op(t)) or True:",
+        "if self.noise != SYSTEM or not self._draws or state is State.RESERVED:",
+        "if True:",
         f"{RESUME}::test_kills_do_not_average_the_noise_away",
     ),
     one(
