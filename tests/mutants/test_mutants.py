@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import sordino
+from tests.mutants.counted import COUNTED_OR_NOT
 from tests.mutants.deployed import DEPLOYED
 from tests.mutants.hostile import HOSTILE
 from tests.mutants.kept import KEPT
@@ -27,7 +28,7 @@ from tests.mutants.told import TOLD
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent
-MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *RECEIPTS, *SUMS, *KEPT, *SECRET_ROWS, *TOLD]
+MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *RECEIPTS, *SUMS, *KEPT, *SECRET_ROWS, *TOLD, *COUNTED_OR_NOT]
 IDS = [mutant.name for mutant in MUTANTS]
 FAILED = 1  # pytest's exit code for tests that ran and failed
 

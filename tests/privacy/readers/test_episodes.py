@@ -47,9 +47,10 @@ def read(
     loss: Callable[..., Tensor] = added,
     client: int = 0,
     batch: int | None = None,
+    size: int = N,
 ) -> Tensor:
     """One noisy gradient a step."""
-    grant = Grant(client, len(examples.y), len(examples.y), source, None, reads=steps)
+    grant = Grant(client, size, size, source, None, reads=steps)
     zero = {"w": torch.zeros(examples.x.shape[1], dtype=torch.float64)}
     episodes = reader.open(examples, grant, NET).episodes(Work(None, steps, batch), keys.root(key))
     return torch.stack([episode.grad(loss, zero)["w"] for episode in episodes])
@@ -78,6 +79,18 @@ def test_cells_are_disjoint_and_the_same_in_every_round() -> None:
     assert not torch.equal(rounds[0], rounds[1])  # which of them come is drawn afresh
     assert len({tuple(step) for step in rounds[0].tolist()}) > 10
     assert groups(read(READER, ONES, Still(0), steps=40, client=7) > 0) != each[0]
+
+
+def test_an_example_that_is_not_there_leaves_the_others_in_their_cells() -> None:
+    """The number that they are dealt by is public. The twin deals by the rows at hand, and moves those behind it."""
+    fewer, moved = Examples(ONES.x[:-1], ONES.y[:-1]), False
+    for client in range(5):
+        dealt = groups(read(READER, ONES, Still(0), steps=40, client=client) > 0)
+        others = {cell for cell in dealt if N - 1 not in cell}
+        assert len(others) == CELLS - 1
+        assert others <= groups(read(READER, fewer, Still(0), steps=40, client=client) > 0)
+        moved |= not others <= groups(read(READER, fewer, Still(0), steps=40, client=client, size=N - 1) > 0)
+    assert moved
 
 
 def test_fresh_episodes_are_dealt_for_every_step() -> None:

@@ -1,0 +1,47 @@
+"""Bugs of what is counted or not, of public numbers, and of what follows from a claim."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import one
+
+COUNTED = "tests/laws/test_counted_or_not.py"
+READERS = "tests/privacy/readers"
+
+
+COUNTED_OR_NOT = [
+    one(
+        "a site divides by the rows at hand",
+        "engine/site.py",
+        "size = len(own.y) if site.sizes is None else site.sizes[k]",
+        "size = len(own.y)",
+        f"{COUNTED}::test_noise_that_is_scaled_by_the_rows_at_hand_is_found_out",
+    ),
+    one(
+        "batches of the rows at hand",
+        "privacy/readers/noisy_gradient.py",
+        "n, reader = self.size, self._reader",
+        "n, reader = len(self._examples.y), self._reader",
+        f"{READERS}/test_sensitivity.py::test_a_reader_moves_by_its_sensitivity_and_never_further",
+    ),
+    one(
+        "cells of the rows at hand",
+        "privacy/readers/episodes.py",
+        "reader, n = self._reader, self.size",
+        "reader, n = self._reader, len(self._examples.y)",
+        f"{READERS}/test_episodes.py::test_an_example_that_is_not_there_leaves_the_others_in_their_cells",
+    ),
+    one(
+        "a sample is amplified for a unit that is replaced",
+        "ledger/accountants.py",
+        'if neighbours != "zero_out":',
+        "if False:",
+        "tests/ledger/test_accountants.py::test_refusals",
+    ),
+    one(
+        "replaced in one step",
+        "ledger/covering.py",
+        'return 2 if how == "zero_out" else None',
+        'return 1 if how == "zero_out" else None',
+        "tests/ledger/test_covering.py::test_a_claim_covers_what_so_many_of_its_changes_reach",
+    ),
+]
