@@ -17,10 +17,8 @@ from sordino.ledger.events import Gaussian, Json, Poisson, Repeat, check_multipl
 from sordino.ledger.facts import Epsilon, Fact, Number
 from sordino.ledger.gaussian_dp import epsilon_of
 
-LOUD, QUIET = (
-    1.0,
-    0.3,
-)  # noise / largest signal: above the first it drowns what is learned, below the second training is worth a try
+# noise / largest signal of one round: above the first it mostly shows noise, below the second a signal is plain
+LOUD, QUIET = 1.0, 0.3
 MANKIND = 10**10  # a plan that needs more clients needs another idea
 BYTES = 4  # of a float32 parameter on the wire
 
@@ -323,12 +321,12 @@ def marks(search: Callable[[float], Enough | None], ratio: float) -> list[Enough
 
 
 def warning(ratio: float, ways: list[str]) -> str | None:
-    """A warning where privacy would drown the signal, with ways out of it; None where it would not."""
+    """A warning where the noise of a round is louder than any signal, with ways out of it; None where it is not."""
     if ratio <= LOUD:
         return None
     loud = (
-        f"The noise in one round's mean is {ratio:.3g} times the largest possible signal: it drowns what is to "
-        f"be learned."
+        f"The noise in one round's mean is {ratio:.3g} times the largest possible signal: a single round "
+        "then shows mostly noise, and many rounds may still learn."
     )
     return " ".join([loud, *ways])
 

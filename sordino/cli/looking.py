@@ -102,7 +102,7 @@ def report(
         facts = gather(folder, evaluator)
         written = [write(folder, facts=facts, evaluator=evaluator)]
         if figures is not None:
-            written += of_run(facts, folder / "figures", figures)
+            written += of_run(facts, written[0].parent / "figures", figures)
         for path in written:
             Screen().print(str(path), highlight=False, soft_wrap=True, markup=False)
         if open_:

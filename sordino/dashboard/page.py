@@ -14,13 +14,15 @@ from sordino.evaluate.measures import last_scored
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import standing
 from sordino.ledger.events import Json
+from sordino.ledger.statement import Guarantee
 from sordino.letters.events import OF_ROUNDS, Event
 from sordino.report import palette
+from sordino.report.belief import subject
 from sordino.report.markup import Html, joined, table, tag
 from sordino.report.run_page import SCRIPTS, STYLES, in_script, together
 from sordino.report.still import promises
 from sordino.report.tables import bytes_text
-from sordino.report.words import described
+from sordino.report.words import described, merged
 from sordino.runs.listing import strongest
 from sordino.runs.shapes import OfClient, Spending
 from sordino.runs.watched import SiteNow
@@ -39,7 +41,9 @@ def page(run: Watched, now: Now, cursor: str) -> str:
     experiment = run.run.experiment
     algorithm, clients = experiment.algorithm["name"], len(run.whole.public.sizes)
     site = run.run.environment.site
-    where = f"{site}, one site of it" if run.of_site else "between sites, as its server has it" if site else "simulated"
+    where = (
+        f"{site}, one site of it" if run.of_site else "between sites, as its server has it" if site else "in one place"
+    )
     parts, training = regions(run, now), run.whole.phases[-1]
     facts = {
         "model": measured_by(now.rows, training.algorithm, training.ways),
@@ -163,7 +167,7 @@ def _cards(run: Watched, now: Now) -> Html:
             cards.append(("epsilon", "∞", "nothing is promised"))
         else:
             price = f"{standing(row.status, now.spending.simulated)}, {_after(now.spending)}"
-            cards.append((f"ε per {row.unit}, against {row.adversary}", f"{row.epsilon:.3g}", price))
+            cards.append((f"ε per {row.unit}, against {_by(row, now.spending)}", f"{row.epsilon:.3g}", price))
     if now.rows and all(row.bytes_up is not None for row in now.rows):
         down, up = sum(row.bytes_down or 0 for row in now.rows), sum(row.bytes_up or 0 for row in now.rows)
         cards.append(("sent down", bytes_text(down), f"{bytes_text(up)} up"))
@@ -174,6 +178,11 @@ def _cards(run: Watched, now: Now) -> Html:
         tag("div", tag("dt", name), tag("dd", value, tag("small", small) if small else ""))
         for name, value, small in cards
     )
+
+
+def _by(row: Guarantee, spending: Spending) -> str:
+    """Everybody against whom this promise holds, as the report names them."""
+    return next(subject(by) for one, by in merged(spending.guarantees) if one.subject == row.subject)
 
 
 def _sites(run: Watched, sites: Mapping[str, SiteNow] | None) -> Html:

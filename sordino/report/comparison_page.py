@@ -36,6 +36,10 @@ SIMULATIONS = (
     "Simulations: the noise came from seeds. The numbers describe what the same runs promise with real noise; these "
     "runs themselves protect nobody."
 )
+EVALUATORS = (
+    "EVALUATOR ONLY: not to be shared. Some of these runs protect somebody, and no epsilon covers the scores on this "
+    "page."
+)
 UNSAID = ("name", "seed", "engine")  # how a run is done, or told apart
 
 
@@ -135,7 +139,11 @@ def gather(
         lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(equal['rounds'], 'round')} on {data}. "
         + ("Accuracies are" if metric == "accuracy" else f"{HEADLINES[metric].full.capitalize()} is")
         + " on test data, at the end of the runs.",
-        notice=SIMULATIONS if any(side.simulated and strongest(side.promise) for side in sides) else "",
+        notice=EVALUATORS
+        if any(not side.simulated for side in sides)
+        else SIMULATIONS
+        if any(strongest(side.promise) for side in sides)
+        else "",
         metric=metric,
         seeds=seeds,
         caption=caption(table),
@@ -169,9 +177,8 @@ def gather(
 
 def write(facts: ComparisonFacts, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(
-        out, assemble(f"sordino: {facts.title}", facts, still.of_comparison(facts), "web/comparison.js").encode()
-    )
+    text = assemble(f"sordino: {facts.title}", facts, still.of_comparison(facts), "web/comparison.js")
+    atomic_write(out, text.encode(), private=facts.notice == EVALUATORS)
     return out
 
 

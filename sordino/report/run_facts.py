@@ -106,6 +106,11 @@ HELD_BACK = (
     "This page holds what may be shown of this run. Accuracies, and who holds what, are for its evaluator only "
     "(sordino report --evaluator)."
 )
+EVALUATOR = "EVALUATOR ONLY"
+EVALUATORS = (
+    f"{EVALUATOR}: not to be shared. No epsilon covers the scores and the counts of rows on this page; what may be "
+    "shown is report.html in the run folder."
+)
 SIMULATED = (
     "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this "
     "run itself protects nobody."
@@ -139,7 +144,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
             f"examples, {setup.coordinates} parameters, {len(metrics)} rounds. {public.note}"
             + (f" Candidates: {candidates}." if candidates else "")
         ),
-        notice=(SIMULATED if noised(notes) else NO_NOISE) if spent.simulated else "" if all_ else HELD_BACK,
+        notice=(SIMULATED if noised(notes) else NO_NOISE) if spent.simulated else EVALUATORS if all_ else HELD_BACK,
         names=public.clients,
         evaluated=all_,
         partition=counts,

@@ -18,7 +18,7 @@ from sordino.evaluate.headlines import in_words
 from sordino.ledger.facts import Fact
 from sordino.report import palette, still
 from sordino.report.markup import Html
-from sordino.report.run_facts import RunFacts, gather
+from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import bind_page
 
@@ -35,7 +35,7 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
     told = gather(folder, evaluator) if facts is None else facts
     run = RunFolder(folder)
     own = evaluator and run.private.is_dir()
-    target = out if out is not None else (RunFolder(run.private) if own else run).page_file
+    target = out if out is not None else RunFolder(run.private).evaluators_page if own else run.page_file
     atomic_write(target, page(told).encode(), private=own)
     if out is None and not own:
         try:
@@ -49,8 +49,9 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
 def page(facts: RunFacts) -> str:
     """The page of one run."""
     told = facts.beside(audit=None, attackers=None)  # their sections are taken over as they stand, without a script
+    mark = f"{EVALUATOR}: " if facts.notice == EVALUATORS else ""
     return assemble(
-        f"sordino: {facts.name}", told, still.of_run(facts), "web/curves.js", "web/prepared.js", "web/run.js"
+        f"{mark}sordino: {facts.name}", told, still.of_run(facts), "web/curves.js", "web/prepared.js", "web/run.js"
     )
 
 

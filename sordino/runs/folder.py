@@ -62,6 +62,7 @@ class RunFolder:
     attack_file = _Named("attack.json")  # what attackers reached, with images of the training data
     audit_file = _Named("audit.json")  # what an audit of the trained run found
     page_file = _Named("report.html")
+    evaluators_page = _Named("evaluator-only.html")  # in the private folder
     lock_file = _Named(".lock")
     own_ledger = _Named("ledger.sqlite")
     checkpoints = _Named("checkpoints")  # old or new, never half

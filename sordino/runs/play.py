@@ -135,11 +135,11 @@ def play(
 
         def played(now: Standing, outcome: Outcome) -> None:
             nonlocal at
-            at = now
+            before, at = at.server, now
             if outcome.lost:
                 notes.append(f"round {now.t} {LOST}")
             elif not outcome.answered and not federation.everyone_pays:
-                notes.append(f"round {now.t}: nobody could take part, the model stays as it was")
+                notes.append(f"round {now.t}: nobody could take part, {_moved(setup, before, now.server)}")
             if experiment.engine.network != Network():
                 note_cost(RoundCost(round=now.t, seconds=round(played_by.seconds, 3)))
             for callback in told:
@@ -177,6 +177,14 @@ def _ended(
         with open(place.log_file, "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in told)
     return Ended(folder, mine.metrics(), made, [*remarks, *half.remarks, *notes], interrupted)
+
+
+def _moved(setup: Setup, before: Tree, now: Tree) -> str:
+    """What became of the model in a round that nobody took part in: a server with a momentum goes on."""
+    was, is_ = (tree.leaves(next(iter(setup.algorithm.models(server).values()))) for server in (before, now))
+    if all(map(torch.equal, was, is_)):
+        return "the model stays as it was"
+    return "and what the server keeps of earlier rounds moved the model on"
 
 
 def _due(t: int, experiment: Experiment) -> bool:

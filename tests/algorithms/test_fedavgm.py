@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import sordino
 from sordino import tree
 from sordino.algorithms.fedavg import FedAvg, Up
 from sordino.algorithms.fedavgm import FedAvgM, Server
@@ -79,3 +81,19 @@ def test_a_momentum_lies_below_1(beta: float) -> None:
     with pytest.raises(ConfigError) as refusal:
         FedAvgM(lr=LR, server_momentum=beta)
     assert refusal.value.code == "momentum-out-of-range"
+
+
+def test_a_round_that_nobody_took_part_in_says_what_became_of_the_model(tmp_path: Path) -> None:
+    small = ("rounds=6", "partition.clients=2", "data.train=80", "data.test=40", "chaos.drop=0.7", "privacy={}")
+    told: dict[str, list[str]] = {}
+    for name in ("fedavg", "fedavgm"):
+        run = sordino.run(None, *small, f"algorithm={name}", out=tmp_path / name)
+        told[name] = [note for note in run.notes if "nobody could take part" in note]
+        norms = [row.model_norm for row in run.metrics]
+        for note in told[name]:
+            t = int(note.split()[1].rstrip(":"))
+            still = t > 1 and norms[t - 1] == norms[t - 2]
+            assert ("stays as it was" in note) == (still or t == 1)
+    assert len(told["fedavg"]) >= 2
+    assert all("stays as it was" in note for note in told["fedavg"])
+    assert any("moved the model on" in note for note in told["fedavgm"])

@@ -36,7 +36,7 @@ def test_json_is_the_whole_conversation(cli: Callable[..., Said]) -> None:
     assert back["question"]["noise_multiplier"] == z
     for said in (there, back):
         assert set(said) == {"question", "answer", "alternatives", "warning", "enough"}
-        assert "drowns" in said["warning"]
+        assert "many rounds may still learn" in said["warning"]
         assert [way["below"] for way in said["enough"]] == [1.0, 0.3]
         assert all(row["run"] and row["bytes"] > 0 for row in (said["answer"], *said["alternatives"]))
 

@@ -1,0 +1,60 @@
+"""The page that must not be shared says so: by its name, in its title, on its top; the one that may be has none of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sordino
+from tests.helpers.command_line import Said
+
+REAL = ("rounds=1", "partition.clients=3", "data.train=120", "data.test=60", "privacy.noise=system")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sordino.run(None, *REAL, out=tmp_path_factory.mktemp("evaluated") / "run").folder
+
+
+def test_the_page_of_an_evaluator_is_stamped(run: Path, cli: Callable[..., Said]) -> None:
+    said = cli("report", run, "--evaluator").out.strip()
+    assert said == str(run / "private" / "evaluator-only.html")
+    text = Path(said).read_text()
+    assert "<title>EVALUATOR ONLY: sordino:" in text
+    assert '<p class="notice">EVALUATOR ONLY: not to be shared.' in text
+    assert Path(said).stat().st_mode & 0o077 == 0
+    assert cli("report", run).code == 0
+    assert "EVALUATOR ONLY" not in (run / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_figures_of_an_evaluator_lie_beside_that_page(run: Path, cli: Callable[..., Said]) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli("report", run, "--evaluator", "--figures", "svg").code == 0
+    assert (run / "private" / "figures" / "accuracy.svg").is_file()
+    assert not (run / "figures").exists()
+
+
+def test_a_comparison_of_runs_that_protect_somebody_is_stamped_too(tmp_path: Path) -> None:
+    both = sordino.compare({"name": "a"}, {"name": "b"}, *REAL, "privacy.epsilon=8", seeds=1, out=tmp_path / "real")
+    page = both.report()
+    assert "EVALUATOR ONLY: not to be shared" in page.read_text()
+    assert page.stat().st_mode & 0o077 == 0
+
+
+def test_the_dashboard_calls_no_run_with_real_noise_simulated(run: Path) -> None:
+    from sordino.dashboard.facts import Watched
+    from sordino.dashboard.page import page
+
+    watched = Watched(run)
+    until = time.monotonic() + 30
+    while (now := watched.look()).spending is None and time.monotonic() < until:
+        time.sleep(0.2)  # a thread of its own works it out
+    text = page(watched, now, "0.0.00000000")
+    lead = text.partition('class="lead">')[2].partition("</p>")[0]
+    assert lead.endswith("3 clients; in one place.")
+    assert "against anyone" in text
+    assert "against server<" not in text
