@@ -218,7 +218,11 @@ class Range:
 
     def __str__(self) -> str:
         ends = {"above": self.above, "at least": self.least, "below": self.below, "at most": self.most}
-        said = " and ".join(f"{words} {end:g}" for words, end in ends.items() if end is not None)
+        said = " and ".join(
+            f"{words} {f'{end:,}' if isinstance(end, Integral) else f'{end:g}'}"
+            for words, end in ends.items()
+            if end is not None
+        )
         return f"a {'whole' if self.whole else 'finite'} number, {said}"
 
 

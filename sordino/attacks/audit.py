@@ -197,7 +197,7 @@ def experiment_of(
     path = Path(word)
     if path.is_dir():
         RunFolder(path).check()
-        return config.load(RunFolder(path).experiment_file, changes, settings)
+        return RunFolder(path).changed(changes, settings)
     if path.is_file() or path.suffix == ".toml":
         return config.load(path, changes, settings)
     name = str(word)

@@ -55,6 +55,12 @@ def _status(do: Callable[[], None]) -> int:
         if str(error.name).startswith("sordino"):
             raise
         return _tell(_missing(str(error.name).partition(".")[0]))
+    except (MemoryError, RecursionError) as error:
+        return _tell(_too_large(error))
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # torch has no error of its own for it
+            raise
+        return _tell(_too_large(error))
     except OSError as error:
         at = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         if not PRINTERS & {*at.parts}:
@@ -99,6 +105,19 @@ def _failed(error: OSError) -> RunError:
         why=error.strerror or str(error),
         fix="check that the file exists, is of the right kind, and that you may read or write it; then try again",
         code="file-unusable",
+    )
+
+
+def _too_large(error: Exception) -> RunError:
+    deep = isinstance(error, RecursionError)
+    return RunError(
+        "something is nested too deeply" if deep else "there is not enough memory",
+        why=str(error).partition("\n")[0] or "the system gave no more",
+        fix="look for a file or a folder with too many levels"
+        if deep
+        else "take a smaller model, fewer clients in a round or fewer engine.workers, or a machine with more memory; a "
+        "run that has begun goes on with `sordino resume RUN`",
+        code="nested-too-deeply" if deep else "out-of-memory",
     )
 
 

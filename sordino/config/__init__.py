@@ -3,6 +3,7 @@
 Its tables and keys, the gates it may name, and what is said of a wrong one.
 """
 
+from sordino.config.began import led
 from sordino.config.data_section import Data
 from sordino.config.experiment import (
     CHOOSERS,
@@ -37,6 +38,7 @@ __all__ = [
     "Table",
     "build",
     "filled",
+    "led",
     "load",
     "parameters",
     "places",

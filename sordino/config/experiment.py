@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
 
 from sordino import user_code
 from sordino.config import data_sources
@@ -24,7 +25,7 @@ from sordino.config.digest import SINCE, digest_of
 from sordino.config.reading import parsed, read
 from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
-from sordino.errors import NOT_NEGATIVE, POSITIVE, ConfigError, Range, UnsoundGuarantee, check_range
+from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, ConfigError, Range, UnsoundGuarantee, check_range
 from sordino.ledger.claims import check_neighbours
 
 T = TypeVar("T")
@@ -134,6 +135,7 @@ class Experiment(Section):
     # what is told of each round, and of the end: module:Class of your own, or tables with a name and its arguments
     callbacks: list[str | Table] = Field(default=[], json_schema_extra=SINCE)
     engine: Engine = Engine()  # how a run is computed, which changes no promise
+    _began: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `began`)
 
     def digest(self) -> str:
         return digest_of(self)
@@ -142,14 +144,17 @@ class Experiment(Section):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
 
-LOWEST = {
-    "rounds": 1,
-    "seed": 0,
-    "evaluation.every": 1,
-    "evaluation.final": 0,
-    "engine.workers": 1,
-    "engine.threads": 1,
-    "engine.checkpoint_every": 1,
+RANGES = {  # of numbers that anybody may set; of those that follow from data and method, whoever knows these says more
+    "rounds": Range(least=1, most=10**5, whole=True),
+    "seed": Range(least=0, below=2**63, whole=True),
+    "data.clients": Range(least=1, most=10**6, whole=True),
+    "data.side": Range(least=1, most=4096, whole=True),
+    "data.dim": Range(least=1, most=10**6, whole=True),
+    "evaluation.every": COUNT,
+    "evaluation.final": Range(least=0, whole=True),
+    "engine.workers": Range(least=1, most=1024, whole=True),
+    "engine.threads": Range(least=1, most=256, whole=True),
+    "engine.checkpoint_every": COUNT,
 }
 CHOOSERS = {
     "partition": "scheme",
@@ -202,12 +207,10 @@ def validate(table: Table) -> Experiment:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
         raise wrong(error, "the experiment", {place: _fields(place) for place in Experiment.model_fields}) from None
-    for place, low in LOWEST.items():
-        value: Any = experiment
-        for part in place.split("."):
-            value = getattr(value, part)
-        if value != "auto":
-            check_range(place, value, Range(least=low), "out-of-range")
+    for place, allowed in RANGES.items():
+        value: Any = operator.attrgetter(place)(experiment)
+        if value is not None and value != "auto":
+            check_range(place, value, allowed, "out-of-range")
     data_sources.check(experiment.data.model_dump(exclude_defaults=True))
     _check_network(experiment.engine.network)
     _check_device(experiment.engine)

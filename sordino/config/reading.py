@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import tomllib
 from collections.abc import Container
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 from sordino.config.wording import sweep
 from sordino.errors import ConfigError
 
+LARGEST = 1 << 24  # bytes of an experiment file
+DEEPEST = 20  # tables and lists inside each other
+TOO_DEEP = f"tables or lists lie more than {DEEPEST} deep inside each other"
 SWEEP = "one run has one value of everything; a sweep is a comparison of several runs"
 
 
 def read(path: Path, settings: Container[str]) -> dict[str, Any]:
     """The table of an experiment file. `settings`: words that somebody may have taken for files."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if stat.S_ISCHR(path.stat().st_mode) or path.stat().st_size > LARGEST:
+            raise OSError(f"it is a device, or larger than {LARGEST:,} bytes")
+        return _table(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"there is no experiment file {path}",
@@ -45,6 +51,25 @@ def read(path: Path, settings: Container[str]) -> dict[str, Any]:
         ) from None
 
 
+def _table(text: str) -> dict[str, Any]:
+    """The table of a text in TOML, as deep as an experiment can be."""
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(TOO_DEEP) from None
+    inside: list[Any] = [found]
+    for _ in range(DEEPEST):
+        inside = [
+            value
+            for one in inside
+            for value in (one.values() if isinstance(one, dict) else one)
+            if isinstance(value, dict | list)
+        ]
+    if inside:
+        raise tomllib.TOMLDecodeError(TOO_DEEP)
+    return found
+
+
 def parsed(override: str) -> tuple[str, Any]:
     """The key and the value of `key=value`."""
     path, equals, text = override.partition("=")
@@ -53,7 +78,7 @@ def parsed(override: str) -> tuple[str, Any]:
             f"{override!r} is not key=value", fix="write it like rounds=20 or algorithm.lr=0.05", code="bad-override"
         )
     try:
-        return path, tomllib.loads(f"v = {text}")["v"]
+        return path, _table(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return path, _word(override, text)
 
@@ -68,7 +93,7 @@ def _word(override: str, text: str) -> str:
             code="bad-override",
         )
     try:
-        several = len(tomllib.loads(f"v = [{text}]")["v"]) > 1
+        several = len(_table(f"v = [{text}]")["v"]) > 1
     except tomllib.TOMLDecodeError:
         return text
     if several:

@@ -121,7 +121,7 @@ def read(path: str | Path) -> TableSchema:
         ) from None
     try:
         return parsed(text)
-    except (ValueError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"{file} is not a valid schema",
             why=str(error),

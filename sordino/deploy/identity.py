@@ -178,7 +178,7 @@ def _opened(path: Path) -> tuple[KeysFile, dict[str, Ed25519PublicKey]]:
     try:
         listed = _FILE.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
         return listed, listed.keys_of_sites()
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError, ValidationError, RecursionError) as error:
         raise _unreadable(path, str(error)) from None
 
 

@@ -97,7 +97,7 @@ def read(path: Path, with_code: bool = False) -> Invitation:
         found = Invitation(told)
         _check_text(path, tomllib.loads(told.experiment), told, with_code)
         _ = found.server_key, found.experiment, found.declared, found.agreement
-    except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is no invitation",
             why=str(error)[:300],

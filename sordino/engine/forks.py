@@ -15,12 +15,13 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
@@ -33,6 +34,7 @@ from sordino.tree import Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 WORDS = 1 << 10  # bytes that are enough to name a client or a tensor
 
 
@@ -116,7 +118,8 @@ class Fork:
 def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
     """A fork's life. It has nothing open but its pipes, and leaves without the asker's farewells."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks decides when it is over
+        for number in ENDING:  # who asks decides when it is over
+            signal.signal(number, signal.SIG_IGN)
         for number in map(int, os.listdir("/proc/self/fd")):
             if number not in (0, 1, 2, *ends.open):
                 with contextlib.suppress(OSError):  # that of the listing itself is closed
@@ -125,6 +128,23 @@ def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
             serve(ends)
     finally:
         os._exit(0)
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals that end a run wait: in a hook of a library at a fork whatever they raise would be lost, and a fork would
+    obey them, too.
+    """
+    came, before = list[int](), dict[int, Any]()
+    try:
+        if threading.current_thread() is threading.main_thread():  # no other thread handles signals
+            before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in ENDING}
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+        for number in came:
+            signal.raise_signal(number)
 
 
 @dataclass
@@ -162,7 +182,8 @@ class Forks:
     def begin(self, serve: Callable[[Ends], None], pace: float = 0.0) -> bool:
         """True where there is help. `pace`: what was found of it so far."""
         if self._many > 1 and possible():
-            with contextlib.suppress(OSError):  # the machine gives no more: fewer help
+            # where the machine gives no more, fewer help
+            with _held_back(), contextlib.suppress(OSError):
                 for _ in range(self._many - 1):
                     self._forks.append(Fork(serve))
             self._many, self.pace = 1, SpeedSoFar(pace)  # who died or was sent away is not replaced

@@ -285,8 +285,9 @@ def damaged(what: str) -> LedgerError:
 def missing(place: Path) -> LedgerError:
     return LedgerError(
         f"there is no ledger {place}",
-        why="without the ledger nothing can be verified",
-        fix="put the file back where it was",
+        why="without the ledger nothing can be verified, and a run goes on from it",
+        fix="put the file back where it was; a run names a relative path from the folder where it began, and in its "
+        "experiment.toml privacy.ledger may be changed",
         code="ledger-missing",
     )
 

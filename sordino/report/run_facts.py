@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from sordino import config
 from sordino.attacks import audited
 from sordino.attacks.audited import TrainedAudit
 from sordino.attacks.findings import Assault
@@ -174,7 +175,9 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         currency=spent.currency,
         assumptions=spent.assumptions,
         simulated=spent.simulated,
-        experiment=experiment.toml(),
+        experiment=config.load(
+            run.experiment_file
+        ).toml(),  # as written: it tells nobody where this machine keeps files
         commands=(
             f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
             f"sordino privacy verify {shlex.quote(folder.name)}",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from sordino import user_code
 from sordino.device import CPU
+from sordino.engine.choose_executor import cores
 from sordino.engine.client_states import States
 from sordino.engine.forks import Forks
 from sordino.engine.shards import PreparedShards
@@ -16,6 +18,8 @@ from sordino.privacy.noise.sources import for_run
 from sordino.runs.setup import Setup
 from sordino.tasks.hands import Hands
 from sordino.types import Examples, NoiseSource, Params
+
+PER_CORE = 4  # more of them only wait for each other
 
 
 def clients_of(
@@ -62,7 +66,9 @@ def forks_of(setup: Setup) -> Forks | None:
     """Helpers that begin where it is possible, and worth it. What somebody else wrote may keep something that a fork
     would not see; and what a dead fork owes is computed again, which real noise must never be.
     """
-    many, real = threads(setup), setup.experiment.privacy.noise == SYSTEM
+    people, real = len(setup.public.sizes), setup.experiment.privacy.noise == SYSTEM
+    of_a_round = people if setup.cohort.hidden else math.ceil(setup.cohort.expected(people))
+    many = min(threads(setup), of_a_round)  # who has no client has nothing to do
     return Forks(many) if many > 1 and not real and not owned(setup) else None
 
 
@@ -72,7 +78,8 @@ def threads(setup: Setup) -> int:
     """
     if setup.engine.executor in ("processes", "ranks") or setup.engine.device != CPU:
         return 1
-    return 1 if setup.experiment.engine.workers == "auto" and owned(setup) else int(setup.engine.workers)
+    alone = setup.experiment.engine.workers == "auto" and owned(setup)
+    return 1 if alone else min(int(setup.engine.workers), PER_CORE * cores())
 
 
 def owned(setup: Setup) -> bool:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from sordino import config
-from sordino.config import Experiment
+from sordino.config import Experiment, began
 from sordino.errors import RunError, damaged
 from sordino.evaluate.rows import PreparedRow, RoundCost, RoundRow
 from sordino.ledger.facts import Fact
@@ -77,7 +77,12 @@ class RunFolder:
 
     @cached_property
     def experiment(self) -> Experiment:
-        return config.load(self.experiment_file)
+        return self.changed()
+
+    def changed(self, changes: Sequence[str] = (), settings: Mapping[str, object] | None = None) -> Experiment:
+        """The experiment of the run, or a changed one; relative paths lead from where the run began."""
+        given = config.load(self.experiment_file, changes, settings)
+        return began.based(given, self.path, self.environment.began if self.environment_file.exists() else "")
 
     @cached_property
     def environment(self) -> Environment:
@@ -90,7 +95,7 @@ class RunFolder:
     def ledger(self) -> Path:
         """Where the run keeps its books: in its folder, or on a ledger that it shares."""
         shared = self.experiment.privacy.ledger
-        return Path(shared) if shared else self.own_ledger
+        return Path(os.path.abspath(shared)) if shared else self.own_ledger
 
     def metrics(self) -> list[RoundRow]:
         """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from sordino.config import Experiment
+from sordino.config import Experiment, began
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
@@ -44,6 +44,7 @@ def found(
         young.mkdir(parents=True)
         mine = RunFolder(young)
         atomic_write(mine.experiment_file, experiment.toml().encode())
+        environment = environment.beside(began=began.told(folder))
         atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
         if story is not None:
             atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())

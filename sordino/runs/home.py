@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sordino import keys
-from sordino.config import Experiment, build, filled, parameters
+from sordino.config import Experiment, build, filled, led, parameters
 from sordino.config.wording import check_keys
 from sordino.data import Split
 from sordino.device import CPU, here, on
@@ -120,7 +120,8 @@ def source_of(experiment: Experiment) -> CandidateSource | None:
     if asked_for(experiment) is None:
         return None
     assert experiment.candidates is not None
-    own = {name: value for name, value in experiment.candidates.items() if name not in CandidateSettings._fields}
+    table = led(experiment, experiment.candidates)
+    own = {name: value for name, value in table.items() if name not in CandidateSettings._fields}
     return build(own, SOURCES, "candidates", "source")
 
 

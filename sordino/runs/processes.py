@@ -24,7 +24,8 @@ MANY = 1000  # clients in one letter
 def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
     """The clients of a phase; `place` is where it keeps their states."""
     engine, header = setup.engine, setup.header(run)
-    network, algorithm, workers = engine.network, setup.algorithm, int(engine.workers)
+    network, algorithm = engine.network, setup.algorithm
+    workers = min(int(engine.workers), len(setup.public.sizes))  # who has no client has nothing to do
     command = [sys.executable, "-m", "sordino.runs.site_process", str(folder), str(place), run, str(setup.stage)]
     upload = wire.payload_bytes(wire.schema(algorithm.zero(setup.task, algorithm.broadcast(setup.state("server")))))
     return Sites(

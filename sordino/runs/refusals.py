@@ -18,6 +18,7 @@ from sordino.privacy.uplink.stages import Weigh
 from sordino.types import Offer, Task
 
 PURE = "pure"  # the price of Laplace noise, whose promise holds with delta 0
+LEAST_DELTA = 1e-100  # what is rarer is 0, and its reciprocal no number that can be told
 RARELY = 0.01  # of delta: what a round that is broken off may cost, in all rounds together
 
 
@@ -59,10 +60,11 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) 
     protected = population if offer.unit == "client" else examples
     if privacy.delta == 0 and offer.mechanism.calibration == PURE:
         return
-    if not 0 < privacy.delta < 1:
+    if not LEAST_DELTA <= privacy.delta < 1:
         raise InvalidBudget(
             f"privacy.delta is {privacy.delta}",
-            why="delta is a probability: it must be above 0 and below 1; only Laplace noise keeps a promise at 0",
+            why=f"delta is a probability: it must be at least {LEAST_DELTA:g} and below 1; only Laplace noise keeps a "
+            "promise at 0",
             fix="set for example privacy.delta = 1e-5",
             code="delta-out-of-range",
         )

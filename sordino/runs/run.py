@@ -33,6 +33,7 @@ from sordino.runs.shared_ledger import joined
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import check_source
 
+DEEPEST = 100  # folders of a path
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +70,13 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     """A run that may begin in this folder: every refusal happens here, before anything exists but, last of all, a new
     ledger that it shares. `dry`: not even that.
     """
+    if len(folder.parts) > DEEPEST:
+        raise RunError(
+            f"--out has {len(folder.parts)} folders inside each other",
+            why=f"more than {DEEPEST} are no place that anybody would find again",
+            fix="choose another --out",
+            code="out-too-deep",
+        )
     device_of(experiment.engine.device)
     given = settle(experiment)
     engine = decided(given.engine, Methods(given).training)

@@ -21,7 +21,7 @@ from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.cohorts.by_budget import COHORTS
 from sordino.cohorts.kinds import Cohort, Everyone, check_promises
 from sordino.cohorts.stragglers import Stragglers
-from sordino.config import Engine, Experiment, build, filled
+from sordino.config import Engine, Experiment, build, filled, led
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.server import Federation
 from sordino.engine.wire import Header
@@ -146,7 +146,7 @@ class Whole:
         if not isinstance(privacy.epsilon, dict):
             return Budget(privacy.epsilon, privacy.delta, schedule)
         people, key = len(self.public.sizes), keys.root(self.experiment.seed)
-        each = client_budgets.personal(privacy.epsilon, people, key, self.public.clients).tolist()
+        each = client_budgets.personal(led(self.experiment, privacy.epsilon), people, key, self.public.clients).tolist()
         return Budget(max(each), privacy.delta, schedule, each)
 
     @cached_property

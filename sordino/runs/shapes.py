@@ -33,6 +33,7 @@ class Environment(Fact):
     processor: str = ""
     cores: int = 0
     started: str = ""
+    began: str = ""  # from the run's folder to where relative paths lead from
     prepared: str = ""  # the run whose preparation was taken over
     site: str = ""  # whose folder this is, in a run between sites; "server" for the server's
     clients: tuple[int, ...] | None = None  # of a site: its own, by their numbers

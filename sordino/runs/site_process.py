@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -17,11 +18,12 @@ from typing import IO
 
 import torch
 
-from sordino import config, user_code
+from sordino import user_code
 from sordino.config import Experiment
 from sordino.device import here, on
 from sordino.engine import checkpoint
 from sordino.engine.choose_executor import device_of
+from sordino.engine.forks import ENDING
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.slow_network import Emulated
 from sordino.errors import SordinoError
@@ -35,6 +37,8 @@ from sordino.runs.simulation import simulated
 
 
 def main(arguments: list[str]) -> None:
+    for number in ENDING:  # a signal to all processes of a run is for the server, which ends the others
+        signal.signal(number, signal.SIG_IGN)
     letters, answers = _private_streams()
     threading.Thread(target=_end_with_server, args=(letters.fileno(),), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):  # the server is gone: nobody is left to answer
@@ -47,7 +51,7 @@ def main(arguments: list[str]) -> None:
 
 def _begin(arguments: list[str], letters: IO[bytes], answers: IO[bytes]) -> None:
     folder, _, _, _, first, _ = arguments
-    experiment = config.load(Path(folder) / "experiment.toml")
+    experiment = RunFolder(Path(folder)).experiment
     with on(device_of(experiment.engine.device, int(first))):
         _serve(experiment, arguments, letters, answers)
 

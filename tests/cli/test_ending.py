@@ -19,6 +19,7 @@ import pytest
 
 import sordino
 from sordino import config
+from sordino.cli.ending import ended as ended_by
 from sordino.cli.progress import progress
 from sordino.config import experiment
 from sordino.errors import ConfigError
@@ -367,3 +368,28 @@ def test_what_is_no_experiment_cannot_be_compared_and_is_told_so() -> None:
     with pytest.raises(ConfigError) as refusal:
         sordino.compare(3, "a.toml")  # type: ignore[arg-type]
     assert refusal.value.code == "not-an-experiment-file"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (MemoryError(), "out-of-memory"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "out-of-memory"),
+        (RecursionError("maximum recursion depth exceeded"), "nested-too-deeply"),
+    ],
+)
+def test_what_is_too_large_is_said_in_words(
+    raised: Exception, code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise raised
+
+    monkeypatch.setenv("COLUMNS", "200")
+    assert ended_by(fails) == 6
+    assert f"({code})" in capsys.readouterr().err
+
+
+def test_a_run_is_not_put_where_nobody_finds_it(cli: Cli, tmp_path: Path) -> None:
+    found = cli("run", "rounds=1", "--out", tmp_path.joinpath(*["deep"] * 1200), "-q")
+    assert (found.code, "out-too-deep" in found.err) == (6, True), found
+    assert not any(tmp_path.iterdir())

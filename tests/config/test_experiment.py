@@ -7,6 +7,7 @@ fits a screen, says why or what to do, shows no traceback, and no run folder exi
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,11 @@ def module(text: str = MODULES) -> Callable[[Path], Any]:
     return lambda here: (here / "mine.py").write_text(text)
 
 
+def _made(file: Path) -> Path:
+    file.touch()
+    return file
+
+
 WRONG: dict[str, Wrong] = {
     # words
     "unknown key": Wrong(("round=3",), 2, "unknown-key", "did you mean 'rounds'"),
@@ -147,6 +153,22 @@ WRONG: dict[str, Wrong] = {
     "no workers": Wrong(("engine.workers=0",), 2, "out-of-range"),
     "never evaluated": Wrong(("evaluation.every=0",), 2, "out-of-range"),
     "negative epochs of evaluation": Wrong(("evaluation.final=-1",), 2, "out-of-range"),
+    "rounds without end": Wrong(("rounds=9223372036854775807",), 2, "out-of-range", "at most 100,000"),
+    "rounds of the memory": Wrong(("rounds=1000000000",), 2, "out-of-range", "at most 100,000"),
+    "clients without end": Wrong(("data=synthetic", "data.clients=2147483648"), 2, "out-of-range", "at most 1,000,000"),
+    "dimensions without end": Wrong(("data=quadratic", "data.dim=1000000000"), 2, "out-of-range", "at most"),
+    "an image of a wall": Wrong(("data.side=1000000",), 2, "out-of-range", "at most 4,096"),
+    "a seed of more than 64 bits": Wrong(("seed=99999999999999999999",), 2, "out-of-range"),
+    "workers without end": Wrong(("engine.workers=1000000",), 2, "out-of-range", "at most 1,024"),
+    "threads without end": Wrong(("engine.threads=20000",), 2, "out-of-range", "at most 256"),
+    "a delta below every number": Wrong((GDP, "privacy.delta=1e-320"), 4, "delta-out-of-range", "at least 1e-100"),
+    "brackets without end": Wrong(("e.toml",), 2, "bad-toml", "deep", toml("a = " + "[" * 3000 + "]" * 3000)),
+    "tables without end": Wrong(("e.toml",), 2, "bad-toml", "deep", toml(f"{'a.' * 3000}b = 1")),
+    "a word of brackets": Wrong(("partition.alpha=" + "[" * 3000,), 2, "bad-override"),
+    "a device": Wrong(("/dev/zero",), 2, "unreadable-file", "a device"),
+    "a file without end": Wrong(
+        ("e.toml",), 2, "unreadable-file", "larger", lambda here: os.truncate(_made(here / "e.toml"), 1 << 40)
+    ),
     "unknown executor": Wrong(("engine.executor=threads",), 2, "wrong-type"),
     "text for a step": Wrong(('algorithm.lr="big"',), 2, "wrong-type", "lr"),
     "infinite step": Wrong(("algorithm.lr=inf",), 2, "wrong-type", "lr"),

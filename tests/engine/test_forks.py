@@ -21,6 +21,7 @@ from sordino.engine.common_memory import Ends, Spoken, apart, whole
 from sordino.engine.forks import Answers, Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit
 from sordino.lazy import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
+from sordino.runs import clients as clients_module
 from sordino.runs.clients import forks_of
 from sordino.runs.simulation import simulated
 from sordino.types import NoiseSource
@@ -172,6 +173,63 @@ def test_where_the_machine_gives_no_more_fewer_help(monkeypatch: pytest.MonkeyPa
     assert len(helpers._forks) == 1
     assert numbers(found) == list(range(12))
     helpers.close()
+
+
+def test_a_signal_at_a_fork_is_the_askers_and_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes where a library's hook would swallow what is raised; then it ends the asker, and no fork is left."""
+    heard, fork, made = list[int](), os.fork, list[int]()
+
+    def handler(number: int, frame: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    def struck() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                pass
+        except KeyboardInterrupt:  # as the interpreter does with what a hook raises
+            heard.clear()
+        if pid := fork():
+            made.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", struck)
+    before = signal.signal(signal.SIGTERM, handler)
+    helpers = Forks(3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            helpers.begin(serve, SECONDS)
+        ignored = [ignores(pid, signal.SIGTERM) for pid in made]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        helpers.close()
+    assert heard == [signal.SIGTERM]
+    assert ignored == [True, True]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in made)
+
+
+def ignores(pid: int, number: int) -> bool:
+    for _ in range(1000):  # a fork begins with it, and may not have begun
+        line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn"))
+        if int(line.split()[1], 16) >> (number - 1) & 1:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_no_more_help_than_a_round_has_clients_and_the_machine_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand forks for twenty clients would only take the machine's memory."""
+
+    def many(clients: int, cores: int) -> int:
+        made = config.load(None, [f"partition.clients={clients}", "engine.workers=1000", "algorithm=fedavg"])
+        monkeypatch.setattr(clients_module, "cores", lambda: cores)
+        found = forks_of(simulated(made).setup)
+        assert found is not None
+        return found._many
+
+    assert many(20, 2) == 4 * 2
+    assert many(5, 2) == 5
 
 
 def test_a_fork_ends_with_its_asker_and_holds_nothing_open(tmp_path: Path) -> None:

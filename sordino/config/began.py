@@ -1,0 +1,59 @@
+"""Relative paths of an experiment lead from the folder where its run began, whoever looks at the run and from where.
+
+The folder of a run keeps that folder relative to itself: both can be moved together, and neither tells where it lies.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sordino import user_code
+from sordino.config.experiment import Experiment
+
+PATHS = ("path", "file", "schema", "ledger", "cache")  # keys that name a file or a folder, in whatever table
+
+
+def told(folder: Path) -> str:
+    """Where a run begins, as its folder keeps it."""
+    return os.path.relpath(Path.cwd(), Path(os.path.realpath(folder.parent), folder.name))
+
+
+def based(experiment: Experiment, folder: Path, began: str) -> Experiment:
+    """The experiment of a run, as whoever is elsewhere must read it. Its digest is the same."""
+    place = Path(os.path.realpath(Path(os.path.realpath(folder), began)))
+    if not began or place == Path.cwd():
+        return experiment
+    changed: dict[str, Any] = {}
+    for name in ("data", "privacy", "engine"):
+        section = getattr(experiment, name)
+        paths = {key: getattr(section, key) for key in PATHS if getattr(section, key, None) is not None}
+        if name == "data" and section.download and not Path(place, str(section.path)).exists():
+            paths.pop("path", None)  # the name of a data set on the hub
+        if paths:
+            changed[name] = section.model_copy(update=_led(paths, place))
+    found = experiment.model_copy(update=changed)
+    found._began = place
+    return found
+
+
+def led(experiment: Experiment, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of an experiment, with its paths as whoever is elsewhere must read them."""
+    return dict(table) if experiment._began is None else _led(table, experiment._began)
+
+
+def _led(table: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    return {
+        key: _path(value, place) if key in PATHS else _led(value, place) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+    }
+
+
+def _path(value: Any, place: Path) -> Any:
+    if isinstance(value, list | tuple):
+        return [_path(one, place) for one in value]
+    if not isinstance(value, str) or value in ("", "learned") or value.startswith("~") or user_code.is_lent(value):
+        return value
+    return os.path.normpath(place / value)
