@@ -27,12 +27,16 @@ from typing import Any, NamedTuple, TypeAlias
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # also where this file is started by its path: other packages have a `benchmarks`
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: E402
+
 from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.deploy.certificates import make, of_server, of_site  # noqa: E402
 from sordino.letters.attending import attend  # noqa: E402
+from sordino.letters.grpc_line import claim  # noqa: E402
 from sordino.letters.rpc import Rpc  # noqa: E402
 
-HOST, NAME, MOST = "127.0.0.1", "site", 1 << 30
+HOST, NAME, RUN, MOST = "127.0.0.1", "site", "run", 1 << 30
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))  # nobody listens in on a benchmark
 SIZES = (0.001, 3.2, 32, 100, 400)  # MB
 FRESH, PEAK = b"fresh", b"peak"  # what a site answers about itself
 LENGTH = struct.Struct("<Q")
@@ -68,7 +72,7 @@ def answer(letter: Body) -> Body:
 def grpc_line(folder: Path) -> Iterator[Line]:
     make(folder, [HOST], [NAME], 1)
     with (
-        Rpc(f"{HOST}:0", [NAME], MOST, lambda name: True, of_server(folder)) as server,
+        Rpc(f"{HOST}:0", RUN, [NAME], MOST, {NAME: KEY.public_key()}, of_server(folder)) as server,
         site("grpc", server.port, folder),
     ):
 
@@ -127,6 +131,7 @@ def be_a_site(kind: str, port: int, folder: Path) -> None:
             lambda: False,
             of_site(folder / NAME, NAME),
             MOST,
+            lambda it: KEY.sign(claim(RUN, NAME, it)),
         )
     with closing(socket.create_connection((HOST, port))) as line, suppress(struct.error):  # the server has gone
         while True:

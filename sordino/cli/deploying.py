@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -118,7 +119,7 @@ def serve(
     from sordino.deploy.certificates import of_server
     from sordino.deploy.serving import Serving
     from sordino.deploy.serving import serve as serving
-    from sordino.letters.events import ROUTINE
+    from sordino.letters.events import ROUTINE, WARNINGS
     from sordino.letters.sites import Patience
     from sordino.runs.signature import private_key
 
@@ -143,7 +144,7 @@ def serve(
 
     def hears(event: Event) -> None:
         if event.event not in ROUTINE:
-            say(event.words)
+            say(f"{'warning: ' if event.event in WARNINGS else ''}{event.words}")
 
     def go(watch: Callable[[Progress], None]) -> Ended:
         return serving(asked, watch, hears, lambda invitation: say(f"sites join with {invitation}"))
@@ -267,15 +268,16 @@ def _remark(console: Console, remarks: Sequence[str]) -> None:
 def _noting(console: Console) -> Callable[[str], None]:
     def say(text: str) -> None:
         with contextlib.suppress(OSError):  # with the terminal went whoever could read it; the run goes on
-            console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+            now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+            console.print(f"[dim]{now} {escape(text)}[/dim]", highlight=False, soft_wrap=True)
 
     return say
 
 
 def _failures(console: Console) -> Callable[[Event], None]:
-    """Says what went wrong at this site, which the server is not told."""
+    """Says what went wrong at this site, and what it did not do for the server."""
     say = _noting(console)
-    return lambda event: say(event.words) if event.event == "failed" else None
+    return lambda event: say(f"warning: {event.words}") if event.event in ("failed", "declined") else None
 
 
 def _standing(console: Console) -> Callable[[Standing, str], None]:

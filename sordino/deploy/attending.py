@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from sordino.deploy.certificates import of_site
 from sordino.deploy.invitation import Invitation
 from sordino.letters.attending import Says, Standing, attend
+from sordino.letters.grpc_line import claim
 from sordino.letters.remote_sites import PARTING
 
 
@@ -44,6 +47,8 @@ class Reaches(Protocol):
     """Where the server is, and how one is known to it."""
 
     @property
+    def identity(self) -> Ed25519PrivateKey: ...
+    @property
     def address(self) -> str: ...
     @property
     def certificates(self) -> Path | None: ...
@@ -61,4 +66,6 @@ def attend_for(
     bytes.
     """
     tls = None if own.certificates is None else of_site(own.certificates, name)
-    attend(own.address or invitation.told.server, name, answer, leave, tls, most, leave.heard)
+    run = invitation.told.run
+    address = own.address or invitation.told.server
+    attend(address, name, answer, leave, tls, most, lambda it: own.identity.sign(claim(run, name, it)), leave.heard)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,11 +21,12 @@ from sordino.errors import SordinoError
 from sordino.ledger.notes import SYSTEM
 from sordino.letters.attending import Says, Standing
 from sordino.letters.carrier import Carrier
-from sordino.letters.events import OF_NOBODY, Event, What
+from sordino.letters.events import OF_NOBODY, OF_OTHERS, Event, What
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Whole
 
 LOOK = 0.5  # seconds between two looks at who is there
+FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until there may be one more
 
 
 @dataclass
@@ -38,6 +40,9 @@ class Diary:
     hidden: bool
     hears: Callable[[Event], None] = lambda event: None
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lines: float = FEW
+    _since: float = field(default_factory=lambda: time.monotonic())
+    _more: int = 0
 
     @classmethod
     def of(cls, folder: Path, whole: Whole, hears: Callable[[Event], None] = lambda event: None) -> Diary:
@@ -48,13 +53,28 @@ class Diary:
         """Any thread may call it. A run does not end because its diary cannot be written."""
         run = RunFolder(self.folder)
         with self._turn:
-            event = event.beside(at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+            found = self._bounded(event) if event.event in OF_OTHERS else event
+            if found is None:
+                return
+            event = found.beside(at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"))
             with contextlib.suppress(OSError):
                 if self.real:
                     append_line(RunFolder(run.private).events_file, json.dumps(event.to_json()), 0o600)
                 if (told := shown(event, self.hidden) if self.real else event) is not None:
                     append_line(run.events_file, json.dumps(told.to_json()))
             self.hears(event)
+
+    def _bounded(self, event: Event) -> Event | None:
+        """What others can cause as often as they like fills no disk: some lines at once, then one a minute."""
+        now = time.monotonic()
+        self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
+        self._since = now
+        if self._lines < 1:
+            self._more += 1
+            return None
+        self._lines -= 1
+        more, self._more = self._more, 0
+        return event.beside(more=more)
 
     @contextmanager
     def kept(self, sites: Iterable[str] = ()) -> Iterator[None]:

@@ -52,6 +52,7 @@ from sordino.types import Examples
 
 # what a message of the server or of another client is refused for: it follows from no row
 OF_MESSAGES = (WireError, LedgerError, SecAggAborted, RoundMismatch, MalformedCiphertext, KeyMismatch)
+FAILED = "failed-at-site"
 
 
 @dataclass
@@ -116,6 +117,11 @@ class Membership(Porter):
     def pay(self, asked: Operation, command: Round) -> Round:
         return self.purse.pay(asked, command)
 
+    def declined(self, error: SordinoError) -> None:
+        """Its owner is told, too: a forged plan, a full disk."""
+        if error.code != FAILED:  # which has been told in full
+            self.note(Event(event="declined", why=f"{error.what} {error.why}".strip()))
+
     def failed(self, error: SordinoError) -> SordinoError:
         """The words of an error may repeat what stands in a row: they stay here, unless a message was at fault."""
         if isinstance(error, OF_MESSAGES):
@@ -125,7 +131,7 @@ class Membership(Porter):
             "the work failed at this site",
             why="what went wrong may tell something of its data, so only the site itself is told",
             fix="ask the site what its own terminal and events.jsonl say",
-            code="failed-at-site",
+            code=FAILED,
         )
 
     def secure(self, stage: int) -> SecureStage | None:

@@ -81,9 +81,9 @@ def serve(
     peers = peers_of(whole, agreed)
     if asked.folder.exists() and experiment.privacy.noise == SYSTEM:
         private.check_place(asked.folder, asked.moved)
-    carrier = Rpc(asked.bind, peers, longest(whole, agreed), known.__contains__, asked.tls)
-    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
     diary = Diary.of(asked.folder, whole, hears)
+    carrier = Rpc(asked.bind, environment.run, peers, longest(whole, agreed), known, asked.tls, diary)
+    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
     rows = ServersRows() if asked.own is None else servers_rows(experiment, asked.own)
     if asked.folder.exists():
         invitation = invitations.read(asked.folder / INVITATION, with_code=True)  # its own

@@ -37,19 +37,20 @@ def attend(
     stop: Callable[[], bool],
     tls: Certificates | None,
     most: int,
+    sign: Callable[[bytes], bytes],
     say: Says = lambda standing, why: None,
 ) -> None:
     """Answers the letters of a server until it is told to stop. Whatever breaks, it connects again; an answer is sent
     until the server has taken it or does not want it any more. Work on a letter is never broken off: an answer that is
     not sent when the site stops is asked for again. All functions are called in the thread of the caller. `most`: the
-    longest letter that is taken in, in bytes.
+    longest letter that is taken in, in bytes; `sign` makes a signature of what the server sends to whoever fetches.
     """
     grpc = grpc_line.package()
     pems = _checked(address, name, tls)
     owed: Posted | None = None
     tries = 0
     while not stop():
-        with _Line(address, name, pems, most, stop, say) as line:
+        with _Line(address, name, pems, most, stop, sign, say) as line:
             try:
                 while not stop():
                     if owed is not None:
@@ -90,9 +91,16 @@ class _Line:
     """One connection to the server."""
 
     def __init__(
-        self, address: str, name: str, pems: Pems | None, most: int, stop: Callable[[], bool], say: Says
+        self,
+        address: str,
+        name: str,
+        pems: Pems | None,
+        most: int,
+        stop: Callable[[], bool],
+        sign: Callable[[bytes], bytes],
+        say: Says,
     ) -> None:
-        grpc, (self._most, self._stop, self._say) = grpc_line.package(), (most, stop, say)
+        grpc, (self._most, self._stop, self._sign, self._say) = grpc_line.package(), (most, stop, sign, say)
         options = (*OPTIONS, ("grpc.enable_http_proxy", int(not grpc_line.is_loopback(address))))
         if pems is None:
             self._channel = grpc.insecure_channel(address, options)
@@ -100,7 +108,7 @@ class _Line:
             made = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.chain)
             self._channel = grpc.secure_channel(address, made, options)
         self._who = ((grpc_line.NAME, name),) if pems is None else ()
-        self._fetch = self._channel.unary_stream(f"/{grpc_line.SERVICE}/{grpc_line.FETCH}")
+        self._fetch = self._channel.stream_stream(f"/{grpc_line.SERVICE}/{grpc_line.FETCH}")
         self._answer = self._channel.stream_unary(f"/{grpc_line.SERVICE}/{grpc_line.ANSWER}")
 
     def __enter__(self) -> _Line:
@@ -116,8 +124,9 @@ class _Line:
         letter, until the server has the answer: so it knows that somebody works.
         """
         heard: queue.SimpleQueue[Posted | Exception | None] = queue.SimpleQueue()
-        call = self._fetch(b"", metadata=self._who)
-        threading.Thread(target=_hear, args=(call, self._most, heard), daemon=True).start()
+        proofs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        call = self._fetch(iter(proofs.get, None), metadata=self._who)
+        threading.Thread(target=self._hear, args=(call, proofs, heard), daemon=True).start()
         connected = False
         while not self._stop():
             try:
@@ -142,19 +151,33 @@ class _Line:
                 continue
             return
 
+    def _hear(
+        self,
+        call: Iterator[bytes],
+        proofs: queue.SimpleQueue[bytes | None],
+        heard: queue.SimpleQueue[Posted | Exception | None],
+    ) -> None:
+        """Proves who this is, says that the call is connected (None), and then its letter, if there is one."""
+        try:
+            challenge = next(call, b"")
+            if len(challenge) != grpc_line.CHALLENGE:
+                raise _no_server()
+            proofs.put(self._sign(challenge))
+            if next(call, None) != b"":
+                raise _no_server()
+            heard.put(None)
+            head = grpc_line.begun(call, self._most)
+            heard.put(None if head is None else Posted(head[0], grpc_line.rest(call, head[1])))
+            for _ in call:
+                raise WireError("more came than one letter", fix="ignore it", code="no-letter")
+        except Exception as error:  # raised where somebody waits
+            heard.put(error)
+        finally:
+            proofs.put(None)
 
-def _hear(call: Iterator[bytes], most: int, heard: queue.SimpleQueue[Posted | Exception | None]) -> None:
-    """Says that the call is connected (None), and then its letter, if there is one."""
-    try:
-        if next(call, None) != b"":
-            raise WireError("this is no server of sordino", fix="check the address", code="no-server")
-        heard.put(None)
-        head = grpc_line.begun(call, most)
-        heard.put(None if head is None else Posted(head[0], grpc_line.rest(call, head[1])))
-        for _ in call:
-            raise WireError("more came than one letter", fix="ignore it", code="no-letter")
-    except Exception as error:  # raised where somebody waits
-        heard.put(error)
+
+def _no_server() -> WireError:
+    return WireError("this is no server of sordino", fix="check the address", code="no-server")
 
 
 class _Broken(NamedTuple):
@@ -171,7 +194,7 @@ def _understood(grpc: Foreign, error: Foreign) -> _Broken:
         return _Broken("cut off", str(error)[:SHOWN])
     code, codes = error.code(), grpc.StatusCode
     if code == codes.UNAUTHENTICATED:
-        return _Broken("refused", "the server does not know this name, or does not allow it any more")
+        return _Broken("refused", "the server does not know this name or its key, or does not allow it any more")
     if code in (codes.OUT_OF_RANGE, codes.INVALID_ARGUMENT):
         return _Broken("refused", "the server takes no letter of this kind or length", send_again=False)
     if code == codes.CANCELLED:

@@ -85,6 +85,9 @@ class Porter:
             code="no-key-here",
         )
 
+    def declined(self, error: SordinoError) -> None:
+        """This place does not do what it was asked."""
+
     def failed(self, error: SordinoError) -> SordinoError:
         """What the server is told of an error in the work itself."""
         return error
@@ -115,11 +118,13 @@ class Desk:
         try:
             letter = self._letterhead.read(data)
         except WireError as error:
+            self._porter.declined(error)
             return self._refuse(error, data)
         try:
             with user_code.blamed():
                 return self._answered(letter)
         except SordinoError as error:
+            self._porter.declined(error)
             return self._written(letter.head, Refused.of(error))
 
     def _answered(self, letter: Letter) -> bytes:

@@ -24,11 +24,16 @@ What: TypeAlias = Literal[
     "closing",
     "dropped",
     "missing",
+    "declined",
+    "turned away",
+    "displaced",
 ]
 # Of a hidden cohort these alone tell nobody who was drawn. Who is connected tells who cannot have answered; and the
 # time when a round begins tells how long the one before it took, which grows with the sites that were asked.
 OF_NOBODY = frozenset[What]({"started", "stopped", "over"})
 OF_ROUNDS = frozenset[What]({"asked", "answered"})  # of which there are many in every round
+OF_OTHERS = frozenset[What]({"declined", "turned away", "displaced"})  # which others can cause as often as they like
+WARNINGS = OF_OTHERS | {"refused", "failed", "waiting", "deadline", "dropped"}
 ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal has a bar for these, and says how many sites are there
 
 
@@ -45,6 +50,7 @@ class Event(Fact):
     count: int | None = None  # sites that take part, or clients that have answered
     of: int | None = None
     needed: int | None = None
+    more: int = 0  # of what others have caused: how often since the line before, without one
     why: str = ""
 
     @property
@@ -69,9 +75,16 @@ class Event(Fact):
             "waiting": f"{where} waits: {few}, {self.needed} are needed{_without(self.sites)}{_revoked(self.revoked)}",
             "dropped": f"{where}{why or f': a client of {who} drops out'}",
             "missing": f"waits for the {self.site}",
+            "declined": f"this site does not do what the server asks{why}",
+            "turned away": f"not let in{' as ' + self.site if self.site else ''}{why}{_more(self.more)}",
+            "displaced": f"{who} connects anew{why}{_more(self.more)}",
             "closing": f"{where} ends, to stop: {few}{_without(self.sites)}",
             "deadline": f"{where}: the deadline has passed, {few}; it goes on{_without(self.sites)}",
         }[self.event]
+
+
+def _more(times: int) -> str:
+    return f" (and {times} more that are not listed)" if times else ""
 
 
 def _without(sites: tuple[str, ...]) -> str:

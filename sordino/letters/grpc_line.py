@@ -1,7 +1,10 @@
 """What both ends of a gRPC line agree on: two methods, and how a letter travels.
 
-    /sordino.Post/Fetch     nothing -> an empty message, and the next letter if there is one
-    /sordino.Post/Answer    a letter -> nothing
+    /sordino.Post/Fetch     <- 32 random bytes, -> a signature, <- an empty message, <- the next letter if there is one
+    /sordino.Post/Answer    -> a letter
+
+A site that fetches signs what it was sent, with the key that signs its letters: a certificate alone, which a CA may
+make out to the same name twice, fetches nothing. An answer has the ticket of its letter, which nobody else was told.
 
 A letter is a stream: its ticket and its length (16 bytes), then pieces of at most a mebibyte. So memory grows with what
 has come and not with what is claimed, and the server looks at who speaks before it takes in anything.
@@ -22,6 +25,7 @@ from sordino.errors import BackendUnavailable, ConfigError, WireError
 Foreign: TypeAlias = Any  # an object of grpc, which has no types
 
 SERVICE, FETCH, ANSWER = "sordino.Post", "Fetch", "Answer"
+CHALLENGE, FETCHES = 32, "sordino fetch 1"  # bytes; what a signature of a fetch is a signature of, and of nothing else
 NAME = "sordino-name"  # where a site says its name to a server of its own machine
 HEAD = struct.Struct("<qQ")
 PIECE = 1 << 20  # bytes
@@ -57,6 +61,11 @@ def package() -> Foreign:
             fix="pip install 'sordino[sites]' (in a clone: pip install -e '.[sites]')",
             code="missing-sites-extra",
         ) from None
+
+
+def claim(run: str, name: str, challenge: bytes) -> bytes:
+    """What a site signs in order to fetch: a server of another run can do nothing with it."""
+    return "\n".join((FETCHES, run, name, challenge.hex())).encode()
 
 
 def pieces(ticket: int, letter: bytes) -> Iterator[bytes]:

@@ -4,9 +4,10 @@ Each site has a pigeonhole. A letter lies there until it is answered or cancelle
 oldest one: who crashed at work gets its letter again. The call with which a site fetches a letter stays open until the
 answer is there, so a connection that breaks is noticed while a site works, too.
 
-Between machines both ends have certificates, and who speaks is whom the certificate names. On one machine a site says
-its name, and every user of that machine can say any. Whoever calls is looked at before anything that they send: they
-must be one of the sites of this run and allowed at this moment.
+Between machines both ends have certificates, and who speaks is whom the certificate names; on one machine a site says
+its name. Whoever calls is looked at before anything that they send: they must be one of the sites of this run and on
+the list at this moment. Whoever fetches signs with the key on the list, whatever the certificate says, and only then
+takes the place of another process of that name. An answer that has not the ticket of a letter disturbs nobody.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ import resource
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from sordino.errors import ConfigError, SordinoError, WireError
 from sordino.letters import grpc_line
 from sordino.letters.carrier import Arrived, Carrier, Writes
 from sordino.letters.certificates import Certificates
+from sordino.letters.events import Event
 from sordino.letters.grpc_line import Foreign
 
+SHOWN = 64  # characters of a name that a stranger says
 POLL = 20.0  # seconds that a site waits for a letter before it asks again
 PULSE = 0.5  # seconds after which a waiting call looks whether its site is still allowed
 FILES = 1 << 16  # that may be open, where the machine allows so many
@@ -50,6 +57,7 @@ class _Pigeonhole:
     def __init__(self, name: str, lock: threading.Lock) -> None:
         self.name, self.moved = name, threading.Condition(lock)
         self.letters: dict[int, Writes] = {}
+        self.proving: Foreign = None
         self.fetching: Foreign = None
         self.answering: Foreign = None
         self.answered: int | None = None  # the ticket of the last answer
@@ -57,27 +65,30 @@ class _Pigeonhole:
 
 
 class Rpc(Carrier):
-    """Carries letters to sites that fetch them. `names`: of all sites; `allowed` is asked at every call, and while one
-    waits; `most`: the longest letter that may come, in bytes.
+    """Carries letters to sites that fetch them. `names`: of all sites; `keys`: of those that are believed, looked at in
+    every call, and while one waits; `most`: the longest letter that may come, in bytes; `note` is told of those who may
+    not speak.
     """
 
     def __init__(
         self,
         bind: str,
+        run: str,
         names: Sequence[str],
         most: int,
-        allowed: Callable[[str], bool],
+        keys: Mapping[str, Ed25519PublicKey],
         tls: Certificates | None = None,
+        note: Callable[[Event], None] = lambda event: None,
     ) -> None:
         grpc = grpc_line.package()
         if tls is None:
             grpc_line.check_loopback(bind)
-        self._codes, self._tls, self._most, self._allowed = grpc.StatusCode, tls is not None, most, allowed
+        self._codes, self._tls, self._most, self._keys = grpc.StatusCode, tls is not None, most, keys
+        self._run, self._note = run, note
         self._lock, self._open = threading.Lock(), True
         self._holes = {name: _Pigeonhole(name, self._lock) for name in names}
         self._came: queue.SimpleQueue[Arrived | Exception] = queue.SimpleQueue()
-        self._sent = secrets.randbits(62)  # an answer to a server that has since begun anew is an answer to nothing
-        calls = 3 * len(names) + 4  # each has a thread: none that is let in waits for one
+        calls = 4 * len(names) + 4  # each has a thread: none that is let in waits for one
         self._threads = ThreadPoolExecutor(calls)
         options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", connections_for(len(names))))
         self._server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=calls)
@@ -133,10 +144,10 @@ class Rpc(Carrier):
     def send(self, to: str, letter: Writes) -> int:
         hole = self._holes[to]
         with self._lock:
-            self._sent += 1
-            hole.letters[self._sent] = letter
+            ticket = secrets.randbits(62)  # whom it is not told cannot guess it
+            hole.letters[ticket] = letter
             hole.moved.notify_all()
-            return self._sent
+            return ticket
 
     def came(self, seconds: float) -> Sequence[Arrived]:
         try:
@@ -154,12 +165,28 @@ class Rpc(Carrier):
 
     # calls ------------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, _: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
+    def _fetch(self, said: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
         """Gives a site its oldest letter, and stays until that is answered."""
-        hole = self._speaker(call)
+        hole, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
+        with self._lock:
+            before, hole.proving = hole.proving, call
+        if before is not None:
+            before.cancel()
+        yield challenge
+        try:
+            proof = next(said, b"")
+        except grpc_line.package().RpcError:  # it was cut off
+            return
+        finally:
+            with self._lock:
+                if hole.proving is call:
+                    hole.proving = None
+        if not self._proves(hole, challenge, proof):
+            self._refuse(call, hole.name, "it has not the key that is on the list")
         with self._lock:
             before, hole.fetching = hole.fetching, call
         if before is not None:
+            self._note(Event(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {before.peer()}"))
             before.cancel()
         if not call.add_callback(partial(self._gone, hole, call)):
             self._gone(hole, call)
@@ -174,7 +201,7 @@ class Rpc(Carrier):
                 call.abort(self._codes.UNAVAILABLE, "")
             for piece in grpc_line.pieces(ticket, letter):
                 if not self._may(hole):
-                    self._refuse(call)
+                    self._refuse(call, hole.name)
                 yield piece
             del letter
             self._wait_for_answer(hole, call, ticket)
@@ -191,7 +218,7 @@ class Rpc(Carrier):
                 if not self._goes_on(hole, call) or time.monotonic() >= until:
                     return None
                 hole.moved.wait(PULSE)
-        return self._refuse(call)
+        return self._refuse(call, hole.name)
 
     def _wait_for_answer(self, hole: _Pigeonhole, call: Foreign, ticket: int) -> None:
         while self._may(hole):
@@ -199,7 +226,7 @@ class Rpc(Carrier):
                 if hole.answered == ticket or not self._goes_on(hole, call):
                     return
                 hole.moved.wait(PULSE)
-        self._refuse(call)
+        self._refuse(call, hole.name)
 
     def _goes_on(self, hole: _Pigeonhole, call: Foreign) -> bool:
         return self._open and hole.fetching is call
@@ -214,15 +241,15 @@ class Rpc(Carrier):
     def _answer(self, pieces: Iterator[bytes], call: Foreign) -> bytes:
         """Takes the answer to a letter of this site that nobody has answered; reads no other."""
         hole = self._speaker(call)
-        with self._lock:
-            before, hole.answering = hole.answering, call
-        if before is not None:
-            before.cancel()
         try:
             if (head := grpc_line.begun(pieces, self._most)) is None:
                 raise WireError("no letter came", code="no-letter")
             ticket, length = head
             if ticket in hole.letters:
+                with self._lock:
+                    before, hole.answering = hole.answering, call
+                if before is not None:
+                    before.cancel()
                 self._take(hole, call, Arrived(ticket, grpc_line.rest(pieces, length)))
         except WireError as error:
             too_long = error.code == "too-long"
@@ -236,7 +263,7 @@ class Rpc(Carrier):
 
     def _take(self, hole: _Pigeonhole, call: Foreign, arrived: Arrived) -> None:
         if not self._may(hole):
-            self._refuse(call)
+            self._refuse(call, hole.name)
         with self._lock:
             if hole.letters.pop(arrived.ticket, None) is not None:
                 hole.left = time.monotonic()  # before anybody hears of the answer: the site is there
@@ -250,17 +277,34 @@ class Rpc(Carrier):
         else:
             names = [value for key, value in call.invocation_metadata() if key == grpc_line.NAME]
         hole = self._holes.get(names[0]) if len(names) == 1 else None
-        return hole if hole is not None and self._may(hole) else self._refuse(call)
+        if hole is None:
+            self._refuse(call, "", f"{', '.join(names)[:SHOWN]!r} is no site of this run")
+        return hole if self._may(hole) else self._refuse(call, hole.name)
 
     def _may(self, hole: _Pigeonhole) -> bool:
         with contextlib.suppress(SordinoError):  # a list that cannot be read allows nobody
-            return self._allowed(hole.name)
+            return hole.name in self._keys
         return False
 
-    def _refuse(self, call: Foreign) -> NoReturn:
-        """Ends a call, and says nothing about why."""
+    def _proves(self, hole: _Pigeonhole, challenge: bytes, proof: bytes) -> bool:
+        with contextlib.suppress(SordinoError, KeyError, InvalidSignature):
+            self._keys[hole.name].verify(proof, grpc_line.claim(self._run, hole.name, challenge))
+            return True
+        return False
+
+    def _refuse(self, call: Foreign, site: str, why: str = "it is not on the list, or revoked") -> NoReturn:
+        """Ends a call. Only the operator is told why."""
+        self._note(Event(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
         call.abort(self._codes.UNAUTHENTICATED, "")
         raise AssertionError("abort has raised")
+
+
+def _whom(call: Foreign) -> str:
+    """Who is at the other end, as far as the line knows."""
+    for pem in call.auth_context().get("x509_pem_cert", ()):
+        with contextlib.suppress(ValueError):
+            return f"{call.peer()} with certificate {x509.load_pem_x509_certificate(pem).serial_number:x}"
+    return str(call.peer())
 
 
 def connections_for(sites: int) -> int:

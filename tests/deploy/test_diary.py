@@ -157,3 +157,23 @@ def test_a_terminal_that_goes_away_ends_nothing() -> None:
 
     deploying._noting(Console(file=Gone()))("somebody came")
     deploying._standing(Console(file=Gone()))("cut off", "")
+
+
+def test_what_strangers_cause_fills_no_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty lines at once, then one a minute that says how many there were. What sites do is told in full."""
+    clock, heard = [0.0], list[Event]()
+    monkeypatch.setattr(diaries.time, "monotonic", lambda: clock[0])
+    diary = Diary(folder, real=True, hidden=False, hears=heard.append)
+    for i in range(10_000):
+        clock[0] = i / 100  # a hundred seconds
+        diary(Event(event="turned away", why=f"ipv4:192.0.2.{i % 250}: no"))
+    diary(Event(event="answered", site="a", round=1))
+    assert len(heard) == diaries.FEW + 1 + 1
+    assert sum(event.more + 1 for event in heard[:-1]) == 6001  # the rest is in the next line
+    clock[0] += 60
+    diary(Event(event="displaced", site="a"))
+    assert heard[-1].words.endswith("(and 3999 more that are not listed)")
+    assert (folder / "private" / "events.jsonl").stat().st_size < 10_000
+    assert not [
+        event for event in RunFolder(folder).public_events() if "192.0.2" in event.words
+    ]  # addresses are private

@@ -15,6 +15,7 @@ from sordino.engine.commands import Command, Hand, Keep, Restore, Round, Score
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.letters.answers import Answered, Refused
+from sordino.letters.events import Event
 from sordino.runs.folder import RunFolder
 from sordino.types import Terms
 from tests.helpers.between_sites import Federated
@@ -67,8 +68,8 @@ FORGED: dict[str, Forge] = {
 )
 def test_a_forged_round_is_refused_and_costs_nothing(name: str, tmp_path: Path) -> None:
     with serving(name, tmp_path) as server:
-        before, refused = server.spent(), 0
-        plan = server.planned()
+        before, refused, told = server.spent(), 0, list[Event]()
+        plan, server.member.note = server.planned(), told.append
         for what, forge in FORGED.items():
             forged = forge(plan)
             if forged == plan or (
@@ -80,6 +81,8 @@ def test_a_forged_round_is_refused_and_costs_nothing(name: str, tmp_path: Path) 
             assert not bodies, what
             refused += 1
         assert refused >= 15
+        assert [event.event for event in told] == ["declined"] * refused  # its owner is told, and not the forger alone
+        assert all(len(event.why) > 20 for event in told)
         assert server.spent() == before
         answer, bodies = server.says(plan)  # the control: what is planned is done
         assert isinstance(answer, Answered), answer

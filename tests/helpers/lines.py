@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +16,7 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sordino.deploy.certificates import Signed, Times, authority, make, of_server, of_site, pems, signed
 from sordino.letters import grpc_line
@@ -74,10 +77,45 @@ def channel(port: int, made: Any = None) -> Iterator[Any]:
         yield opened
 
 
-def fetched(opened: Any, name: str | None = None) -> Any:
-    """An open call that fetches; its first message has come."""
-    call = opened.unary_stream("/sordino.Post/Fetch")(b"", metadata=said(name), timeout=10)
-    assert next(call) == b""
+RUN = "run"
+
+
+def key_of(name: str) -> Ed25519PrivateKey:
+    """The key that signs a site's letters in these tests."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+class Listed(Mapping[str, Ed25519PublicKey]):
+    """The list of a server: every site that is allowed, with its own key."""
+
+    def __init__(self, allowed: Callable[[str], bool] = lambda name: True) -> None:
+        self._allowed = allowed
+
+    def __getitem__(self, name: str) -> Ed25519PublicKey:
+        if not self._allowed(name):
+            raise KeyError(name)
+        return key_of(name).public_key()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def signing(name: str, run: str = RUN) -> Callable[[bytes], bytes]:
+    return lambda challenge: key_of(name).sign(grpc_line.claim(run, name, challenge))
+
+
+def fetched(opened: Any, name: str | None = None, sign: Callable[[bytes], bytes] | None = None) -> Any:
+    """An open call that fetches; its first messages have come."""
+    proofs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    call = opened.stream_stream("/sordino.Post/Fetch")(iter(proofs.get, None), metadata=said(name), timeout=10)
+    try:
+        proofs.put((sign or signing(name or "a"))(next(call)))
+        assert next(call) == b""
+    finally:
+        proofs.put(None)
     return call
 
 
@@ -115,7 +153,7 @@ def attending(
     heard, stop = list[tuple[str, str]](), threading.Event()
     thread = threading.Thread(
         target=attend,
-        args=(f"{HOST}:{port}", name, answer, stop.is_set, tls, most, lambda *how: heard.append(how)),
+        args=(f"{HOST}:{port}", name, answer, stop.is_set, tls, most, signing(name), lambda *how: heard.append(how)),
         daemon=True,
     )
     thread.start()
@@ -137,4 +175,4 @@ def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
 
 def plain(names: Sequence[str] = ("a", "b"), port: int = 0) -> Rpc:
     """A server without certificates."""
-    return Rpc(f"{HOST}:{port}", names, MOST, lambda name: True)
+    return Rpc(f"{HOST}:{port}", RUN, names, MOST, Listed())

@@ -24,6 +24,8 @@ from sordino.letters.rpc import Rpc
 from tests.helpers.lines import (
     HOST,
     MOST,
+    RUN,
+    Listed,
     Papers,
     answered,
     attending,
@@ -33,6 +35,7 @@ from tests.helpers.lines import (
     letter_of,
     papers,
     plain,
+    signing,
     until,
 )
 
@@ -76,7 +79,7 @@ def answer_to(server: Rpc, ticket: int) -> bytes:
 def test_letters_of_every_length_come_over_as_they_are(tls: bool, trial: Papers) -> None:
     letters = [bytes(range(256)) * (n // 256) + bytes(n % 256) for n in (0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE)]
     with (
-        Rpc(f"{HOST}:0", ["a", "b"], MOST, lambda name: True, trial.server if tls else None) as server,
+        Rpc(f"{HOST}:0", RUN, ["a", "b"], MOST, Listed(), trial.server if tls else None) as server,
         attending(server.port, "a", turned, trial.of("a") if tls else None) as at_a,
         attending(server.port, "b", turned, trial.of("b") if tls else None),
     ):
@@ -212,7 +215,7 @@ def test_the_last_of_two_processes_of_one_name_is_the_site(server: Rpc) -> None:
 def test_who_is_revoked_while_connected_is_cut_off(at_work: bool, trial: Papers) -> None:
     allowed = {"a"}
     with (
-        Rpc(f"{HOST}:0", ["a"], MOST, allowed.__contains__, trial.server) as server,
+        Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(allowed.__contains__), trial.server) as server,
         channel(server.port, credentials(trial.ca, trial.another("a"))) as site,
     ):
         ticket = server.send("a", lambda: b"letter") if at_work else 0
@@ -232,7 +235,7 @@ def test_a_list_that_cannot_be_read_allows_nobody(trial: Papers) -> None:
     def unreadable(name: str) -> bool:
         raise ConfigError("no list", code="no-list")
 
-    with Rpc(f"{HOST}:0", ["a"], MOST, unreadable) as server, attending(server.port, "a", turned) as site:
+    with Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(unreadable)) as server, attending(server.port, "a", turned) as site:
         until(lambda: bool(site.said))
         assert site.said[0][0] == "refused"
         assert server.peers() == frozenset()
@@ -297,7 +300,7 @@ def test_pauses_grow_up_to_a_limit_and_differ(monkeypatch: pytest.MonkeyPatch) -
     pauses = list[float]()
     monkeypatch.setattr(attending_, "FIRST", 0.25)
     monkeypatch.setattr(attending_, "pause", lambda seconds, stop: pauses.append(seconds))
-    attend(f"{HOST}:1", "a", turned, lambda: len(pauses) > 12, None, MOST)
+    attend(f"{HOST}:1", "a", turned, lambda: len(pauses) > 12, None, MOST, signing("a"))
     assert max(pauses) <= attending_.LONGEST
     assert min(pauses[-3:]) >= attending_.LONGEST / 2
     assert pauses[0] <= 0.25
@@ -308,7 +311,7 @@ def test_pauses_grow_up_to_a_limit_and_differ(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0", "192.0.2.1:7443", "no-such-host.invalid:7443"])
-@pytest.mark.parametrize("begin", [lambda at: Rpc(at, ["a"], MOST, lambda name: True), lambda at: joined(at, None)])
+@pytest.mark.parametrize("begin", [lambda at: Rpc(at, RUN, ["a"], MOST, Listed()), lambda at: joined(at, None)])
 def test_without_certificates_nothing_leaves_this_machine(begin: Callable[[str], object], bind: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         begin(bind)
@@ -316,7 +319,7 @@ def test_without_certificates_nothing_leaves_this_machine(begin: Callable[[str],
 
 
 def joined(address: str, tls: Any, name: str = "a") -> None:
-    attend(address, name, turned, lambda: True, tls, MOST)
+    attend(address, name, turned, lambda: True, tls, MOST, signing(name))
 
 
 @pytest.mark.parametrize("address", ["", "localhost", ":7443", "localhost:", "localhost:x"])
@@ -343,12 +346,12 @@ def test_a_site_goes_on_with_its_certificate_while_it_is_renewed(trial: Papers, 
     whole = trial.of("a").chain.read_bytes()
     own.chain.write_bytes(whole)
     with ExitStack() as stack:
-        with Rpc(f"{HOST}:0", ["a"], MOST, lambda name: True, trial.server) as first:
+        with Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(), trial.server) as first:
             site = stack.enter_context(attending(first.port, "a", turned, own))
             until(lambda: bool(site.said))
         own.chain.write_bytes(whole[:100])
         until(lambda: len([how for how, _ in site.said if how == "cut off"]) > 1)
-        again = Rpc(f"{HOST}:{first.port}", ["a"], MOST, lambda name: True, trial.server)
+        again = Rpc(f"{HOST}:{first.port}", RUN, ["a"], MOST, Listed(), trial.server)
         second = stack.enter_context(again)
         assert answer_to(second, second.send("a", lambda: b"xy")) == b"yx"
 

@@ -20,6 +20,7 @@ from sordino.engine.site import Site
 from sordino.errors import WireError
 from sordino.letters.answers import Refused, heard
 from sordino.letters.desk import Desk
+from sordino.letters.events import Event
 from sordino.letters.grpc_line import HEAD, PIECE, pieces
 from sordino.letters.letter import LENGTH, SIGNATURE, Letter, Letterhead, peek
 from sordino.letters.rpc import Rpc
@@ -28,16 +29,21 @@ from tests.helpers.lines import (
     HOST,
     MOST,
     NOW,
+    RUN,
+    Listed,
     Papers,
     Times,
     answered,
     channel,
     credentials,
     fetched,
+    key_of,
     letter_of,
     papers,
     pems,
+    signing,
     stranger,
+    until,
 )
 
 # the line -------------------------------------------------------------------------------------------------------------
@@ -70,7 +76,7 @@ def place(trial: Papers) -> Iterator[Place]:
         written.append(name)
         return name.encode()
 
-    with Rpc(f"{HOST}:0", ["a", "b", "c"], MOST, allowed, trial.server) as server:
+    with Rpc(f"{HOST}:0", RUN, ["a", "b", "c"], MOST, Listed(allowed), trial.server) as server:
         tickets = {name: server.send(name, lambda name=name: writes(name)) for name in "abc"}  # type: ignore[misc]
         yield Place(trial, server, tickets, asked, written)
 
@@ -195,7 +201,7 @@ def test_a_site_speaks_to_no_server_of_another_host(host: str, trial: Papers) ->
     for path, data in zip((own / "x.pem", own / "x.key"), pems(trial.another("server", hosts=[host])), strict=True):
         path.write_bytes(data)
     files = replace(trial.server, chain=own / "x.pem", key=own / "x.key")
-    with Rpc(f"{HOST}:0", ["a"], MOST, lambda name: True, files) as server:
+    with Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(), files) as server:
         at = Place(trial, server, {"a": server.send("a", lambda: b"letter")}, [], [])
         assert with_(lambda p: credentials(p.ca, p.another("a")))(at) == NO_LINE
 
@@ -207,6 +213,51 @@ def test_a_site_of_the_run_is_heard(place: Place) -> None:
         assert answered(site, pieces(place.tickets["a"], b"answer")) == "OK"
     assert place.server.came(10) == [(place.tickets["a"], b"answer")]
     assert place.written == ["a"]
+
+
+def test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displaces_nobody(
+    trial: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CA may make out two certificates to one name; the letters are for the key on the list. The twin is turned away,
+    and the operator is told from where it came.
+    """
+    noted, own = list[Event](), credentials(trial.ca, trial.another("a"))
+    with (
+        Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(), trial.server, noted.append) as server,
+        channel(server.port, own) as site,
+        channel(server.port, own) as twin,
+    ):
+        call, ticket = fetched(site), server.send("a", lambda: b"letter")
+        assert letter_of(call) == (ticket, b"letter")
+        for sign in (
+            key_of("b").sign,
+            signing("b"),
+            signing("a", "other run"),
+            lambda challenge: b"",
+            key_of("a").sign,
+        ):
+            with pytest.raises(grpc.RpcError) as refusal:
+                fetched(twin, sign=sign)
+            assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert answered(twin, pieces(ticket ^ 1, b"garbage")) == "OK"  # the ticket is not told to it
+        assert (server.peers(), server.came(0)) == ({"a"}, [])
+        assert answered(site, pieces(ticket, b"answer")) == "OK"
+        assert server.came(10) == [(ticket, b"answer")]
+        assert {event.event for event in noted} == {"turned away"}
+        assert all("127.0.0.1" in event.why and "not the key that is on the list" in event.why for event in noted)
+        call = fetched(site)
+        fetched(twin)  # with the key it is the site, started once more; and that is told, too
+        until(lambda: noted[-1].event == "displaced")
+        # the broken twin: a server that looks at the certificate alone
+        monkeypatch.setattr(Rpc, "_proves", lambda *_: True)
+        stolen = server.send("a", lambda: b"the model")
+        assert letter_of(fetched(twin, sign=key_of("b").sign)) == (stolen, b"the model")
+
+
+def test_two_letters_have_tickets_that_do_not_follow_from_each_other(place: Place) -> None:
+    first, second, third = (place.server.send("a", lambda: b"") for _ in range(3))
+    assert abs(second - first) > 1 << 30
+    assert second - first != third - second
 
 
 @pytest.mark.parametrize(("name", "status"), [("a", "OK"), ("c", "UNAUTHENTICATED")])
@@ -221,7 +272,7 @@ def test_of_a_refused_letter_next_to_nothing_is_taken_in(name: str, status: str,
             yield bytes(PIECE)
 
     with (
-        Rpc(f"{HOST}:0", ["a", "c"], many * PIECE, lambda who: who == "a", trial.server) as server,
+        Rpc(f"{HOST}:0", RUN, ["a", "c"], many * PIECE, Listed(lambda who: who == "a"), trial.server) as server,
         channel(server.port, credentials(trial.ca, trial.another(name))) as site,
     ):
         assert answered(site, long(server.send(name, lambda: b""))) == status

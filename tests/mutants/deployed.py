@@ -64,6 +64,27 @@ DEPLOYED = [
         f"{REMOTE}::test_everybody_is_told_the_end_and_nobody_is_waited_for_without_end",
     ),
     one(
+        "who has a certificate of a site's name fetches its letters",
+        "letters/rpc.py",
+        "        if not self._proves(hole, challenge, proof):",
+        "        if False:",
+        "tests/letters/test_strangers.py::test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displaces_nobody",
+    ),
+    one(
+        "a site tells the forger alone what it refuses",
+        "letters/desk.py",
+        "        except SordinoError as error:\n            self._porter.declined(error)",
+        "        except SordinoError as error:",
+        f"{PURSE}::test_a_forged_round_is_refused_and_costs_nothing",
+    ),
+    one(
+        "a flood of strangers fills the disk",
+        "deploy/diary.py",
+        "        if self._lines < 1:",
+        "        if False:",
+        "tests/deploy/test_diary.py::test_what_strangers_cause_fills_no_disk",
+    ),
+    one(
         "strangers may open all files that the server may open",
         "letters/rpc.py",
         "else soft) // 2,",

@@ -85,7 +85,7 @@ def test_what_the_page_prints_is_what_the_programs_print() -> None:
         "What leaves this site",
         "The whole run would cost this client",
         "another process of this name has connected",
-        "the server does not know this name, or does not allow it any more",
+        "the server does not know this name or its key, or does not allow it any more",
         "clients have answered",
     ):
         assert words in PAGE.read_text(encoding="utf-8")
