@@ -49,6 +49,10 @@ def forget(outcome: Outcome, release: bytes) -> None:
 def one_round(
     run: Federation, server: Tree, t: int, execute: Clients, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
+    if (lost := run.cut_off(t)) is not None:  # its noise was drawn once, and is never drawn again
+        outcome = Outcome(server, None, lost, [], 0, 0, 0, {}, lost=True)
+        keep(outcome, b"")
+        return outcome
     execute.gather()  # between machines, until enough are there
     cohort = run.draw(t, server, execute.away)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
@@ -59,10 +63,6 @@ def one_round(
     granted = run.reserve(t, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)
-    if run.was_begun(t):
-        outcome = Outcome(server, None, crew.active, [], 0, 0, 0, {}, lost=True)
-        keep(outcome, b"")
-        return outcome
     if not execute.repeats:
         run.begin(t)  # durable, before anything leaves a client
     terms = {k: run.terms(k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}

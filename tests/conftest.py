@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,11 +33,16 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return partial(spoken, capsys, monkeypatch)
 
 
-def pytest_configure() -> None:
-    """Put the folders of tests into memory where it has room: on a disk they wait for thousands of syncs."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the folders of tests into memory where it has room: on a disk they wait for thousands of syncs. What runs
+    note in their user's state folder is not noted in the tester's.
+    """
     memory = Path("/dev/shm")
     if memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+    state = tempfile.TemporaryDirectory(prefix="sordino-state-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+    os.environ["XDG_STATE_HOME"] = state.name
+    config.add_cleanup(state.cleanup)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -100,7 +100,7 @@ def serve(
     with carrier, diary.kept(peers), diary.watching(carrier), patience() as side.post.stopped:
         if strangers := [site for site in peers if site not in known]:
             diary(Event(event="unlisted", sites=tuple(strangers)))
-        ended = play(side, asked.folder, watch)
+        ended = play(side, asked.folder, watch, moved=asked.moved)
         if not ended.interrupted:
             _end(side, asked.folder, environment.run)
         diary(Event(event="stopped" if ended.interrupted else "over"))

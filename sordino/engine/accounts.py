@@ -16,7 +16,7 @@ from sordino.algorithms.algorithm import AnyAlgorithm, Home
 from sordino.budget.plan import Plan, Price
 from sordino.cohorts.kinds import Cohort
 from sordino.errors import BudgetExhausted, LedgerError
-from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, leaves
+from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.ledger.notes import SYSTEM, named, note, parsed
 from sordino.ledger.op import Op, of_round
@@ -50,6 +50,7 @@ class Accounts:
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     only: tuple[int, ...] | None = None  # the clients whose books these are; None: all
+    witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # is told of an operation before anything leaves
     # of rounds already played, under the `payer` of a client; who never took part is not in them
     exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class Accounts:
         """
         if self.everyone_pays or self.ledger.state(self.op(t)) is None:
             return []
-        before = next(entry for entry in self.ledger.entries() if entry.op == self.op(t))
+        before = self.ledger.entry(self.op(t))
         return [] if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
 
     def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
@@ -204,26 +205,35 @@ class Accounts:
                 if charge is not None:
                     self._charge(k, charge)
 
-    def was_begun(self, t: int) -> bool:
-        """Was noise drawn for this round that is drawn once only, in an attempt that was cut short?
+    def cut_off(self, t: int) -> list[int] | None:
+        """Whom an attempt at this round has named that was cut short once its noise was drawn; None where none was.
 
         Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round
         would be one that nobody has paid for, so the round is lost, and what it cost stays spent. Where nothing was
         promised there is nothing to lose, and it is done again.
         """
         state = self.ledger.state(self.op(t))
-        if self.noise != SYSTEM or not self._draws or state is State.RESERVED:
-            return False
+        if self.noise != SYSTEM or state is None or state is State.RESERVED:
+            return None
+        note = self.ledger.entry(self.op(t)).note
+        claims = (claim for group in parsed(note).releases for claim in group["claims"])
+        if not any(_draws(from_json(claim["event"])) for claim in claims):
+            return None
         if state is not State.DRAWN:
             raise _elsewhere(t)
-        return True
+        self.replay(t + 1)
+        return named(note)
 
     def begin(self, t: int) -> None:
         """Durable before anything leaves a client, or before the server draws: from here on noise may have been
         drawn, and another process with the same books finds that out.
         """
-        if self.noise == SYSTEM and not self.ledger.drawn(self.op(t)) and self._draws:
-            raise _elsewhere(t)
+        if self.noise == SYSTEM:
+            first = self.ledger.drawn(self.op(t))
+            if self._draws and not first:
+                raise _elsewhere(t)
+            if self._draws:
+                self.witness(self.ledger, self.op(t))
 
     def store(self, t: int, release: bytes) -> None:
         """Fix the one content this release will ever have."""

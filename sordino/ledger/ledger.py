@@ -241,13 +241,16 @@ class Ledger:
     def entries(self) -> Iterator[Entry]:
         """The operations, in the order of their reservation."""
         with self._reading() as books:
-            standings = list(books.ops.items())
-        for op, (state, reserved, stored, last) in standings:
-            with self._reading():
-                record = self._record(reserved)
-                digest = None if stored is None else self._record(stored)["digest"]
-                head = self._row(last)[0].hex()
-            yield Entry(reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head)
+            names = list(books.ops)
+        yield from map(self.entry, names)
+
+    def entry(self, op: str) -> Entry:
+        with self._reading() as books:
+            state, reserved, stored, last = books.ops[op]
+            record = self._record(reserved)
+            digest = None if stored is None else self._record(stored)["digest"]
+            head = self._row(last)[0].hex()
+        return Entry(reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head)
 
     def head(self) -> str:
         """The hash of the last record, and through the chain of every record."""
@@ -260,12 +263,9 @@ class Ledger:
 
     def descends_from(self, head: str) -> bool:
         """Whether this ledger has been at `head`: False for one restored from an older copy."""
-        try:
-            digest = bytes.fromhex(head)
-        except ValueError:
-            return False
+        query = "SELECT 1 FROM record WHERE lower(hex(hash)) = ?"
         with self._reading():
-            return self._db.execute("SELECT 1 FROM record WHERE hash = ?", (digest,)).fetchone() is not None
+            return self._db.execute(query, (head,)).fetchone() is not None
 
     def check(self) -> None:
         """Reads the whole chain anew: every hash, every transition, every total against its cap."""

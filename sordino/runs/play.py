@@ -33,11 +33,17 @@ from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup
 from sordino.runs.shapes import Receipt
 from sordino.runs.taken_over import adopt
+from sordino.runs.witness import Witness, needed
 from sordino.tree import Tree
 
 LOST = (
     "was cut off after its noise was drawn: a second release would be unpaid, so it is left out, and what it cost "
     "stays spent"
+)
+
+
+MISSED = (
+    "rounds have left since the copy from which this run goes on: they are lost here, and what they cost stays spent"
 )
 
 
@@ -66,6 +72,7 @@ def play(
     watch: Callable[[Progress], None] | None = None,
     fallback: bool = False,
     crash: int | None = None,
+    moved: bool = False,
 ) -> Ended:
     setup, experiment = half.setup, half.setup.experiment
     torch.set_num_threads(experiment.engine.threads)
@@ -75,6 +82,11 @@ def play(
     with mine.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
         ledger, real = mine.ledger, experiment.privacy.noise == SYSTEM
         asked, silent = stack.enter_context(patience()), list[str]()
+        witness, missed = Witness.of(folder) if needed(setup) else None, set[str]()
+        if witness is not None:
+            with half.federation(ledger, run).ledger as books:
+                missed = witness.check(books, moved)
+                witness.begin(books)
 
         def prepared(phase: ServersHalf, rules: Federation, row: RoundRow) -> None:
             if row.active and not row.answered:
@@ -87,16 +99,18 @@ def play(
         try:
             if environment.prepared:
                 adopt(half, folder, run, ledger, Path(environment.prepared))
-            begun = prepare(half, folder, run, ledger, asked, prepared)
+            begun = prepare(half, folder, run, ledger, witness, asked, prepared)
         except KeyboardInterrupt:
             begun = Prepared(None, None, done=False)
         federation = half.federation(ledger, run)
+        federation.witness = witness or federation.witness
         stack.callback(federation.ledger.close)
         notes = [
             *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
             *drowning(setup),
             *half.home.disclosed,
             *session.remarks(experiment.model_dump()),
+            *([f"{len(missed)} {MISSED}"] if missed else []),
             *silent,
         ]
         for phase in setup.preparation:

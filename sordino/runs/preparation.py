@@ -24,6 +24,7 @@ from sordino.runs import metrics
 from sordino.runs.folder import RunFolder
 from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
 from sordino.runs.servers_half import Begun, ServersHalf
+from sordino.runs.witness import Witness
 from sordino.tree import Tree
 from sordino.types import HANDED, Params
 
@@ -41,6 +42,7 @@ def prepare(
     folder: Path,
     run: str,
     ledger: Path,
+    witness: Witness | None,
     stopped: Callable[[], bool],
     watch: Watch,
 ) -> Prepared:
@@ -58,7 +60,7 @@ def prepare(
         )
         standing = Standing(first, 0)
         if loaded is None or not mine.setup.over(loaded.trees["server"]):
-            standing = _play(mine, folder, place, run, ledger, begun, loaded, standing, stopped, watch)
+            standing = _play(mine, folder, place, run, ledger, witness, begun, loaded, standing, stopped, watch)
             if not mine.setup.over(standing.server):
                 return Prepared(None, None, done=False)
             after = checkpoint.load(place / "checkpoints", mine.setup.state)
@@ -84,6 +86,7 @@ def _play(
     place: Path,
     run: str,
     ledger: Path,
+    witness: Witness | None,
     begun: Begun | None,
     loaded: checkpoint.Loaded | None,
     standing: Standing,
@@ -93,6 +96,7 @@ def _play(
     place.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         federation = mine.federation(ledger, run)
+        federation.witness = witness or federation.witness
         stack.callback(federation.ledger.close)
         written = begun.loaded.meta if begun is not None else {}
         if loaded is not None:

@@ -85,6 +85,8 @@ def receipt(setup: Setup, federation: Federation, environment: Environment, ever
         assumptions.append(BUDGETS)
     if setup.ways and not environment.site:
         assumptions.append(OWN_MODELS)
+    if environment.unwitnessed:
+        assumptions.append(environment.unwitnessed)
     return Receipt(
         format=RECEIPT_FORMAT,
         run=federation.run,

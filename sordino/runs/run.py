@@ -156,7 +156,7 @@ def resume(
     with on(device_of(experiment.engine.device)):
         simulation = simulated(experiment, private.key_of_data(folder))
         _check_agreement(simulation, folder)
-        return play(simulation, folder, watch, fallback)
+        return play(simulation, folder, watch, fallback, moved=moved)
 
 
 def _check_agreement(simulation: Simulation, folder: Path) -> None:

@@ -38,6 +38,7 @@ class Environment(Fact):
     site: str = ""  # whose folder this is, in a run between sites; "server" for the server's
     clients: tuple[int, ...] | None = None  # of a site: its own, by their numbers
     shares_scores: bool | None = None  # of a site: does it tell the server how well models meet its examples?
+    unwitnessed: str = ""  # why nobody would have noticed that an older copy of the ledger was put in its place
 
 
 class Agreed(Fact):

@@ -13,8 +13,9 @@ only their owner can read.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,17 +29,20 @@ from sordino.cohorts import draws
 from sordino.config import Experiment
 from sordino.data import SOURCES, Dataset
 from sordino.engine.site import Site
+from sordino.errors import LedgerError
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.statement import statement
 from sordino.privacy.noise.sources import System
 from sordino.report.run_facts import gather
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened
-from sordino.runs.run import start
+from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trackers import TRACKERS, tracked
 from sordino.runs.verify import verify
 from sordino.types import Terms
+from tests.helpers.put_back import put_back
+from tests.laws.traces import Killed, die_after
 
 VICTIM = 1  # the client whose data, or whose coin, differs
 
@@ -215,6 +219,33 @@ def raw(one: Seen, again: Seen, other: Seen) -> list[tuple[str, int]]:
         if any(a == b and a != c for a, b, c in zip(mine, fresh, theirs, strict=True)):
             found.append((t, k))
     return found
+
+
+def draws_of_each_round(experiment: Experiment, folder: Path, times: int) -> list[int]:
+    """How many different uploads of client 0 a server gets of each round that puts the folder back, in its place, as it
+    was after the first one, as often as it likes.
+    """
+    sent: dict[int, set[bytes]] = {}
+    whole = Site.__call__
+
+    def called(self: Site, t: int, *given: Any) -> Iterator[tuple[int, Any]]:
+        for client, upload in whole(self, t, *given):
+            if client == 0:
+                sent.setdefault(t, set()).add(b"".join(leaf.numpy().tobytes() for leaf in tree.leaves(upload)))
+            yield client, upload
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Site, "__call__", called)
+        with pytest.raises(Killed):
+            start(experiment, folder, die_after(1))
+        copy = shutil.copytree(folder, folder.with_name(f"{folder.name}, as it was"))
+        resume(folder)
+        for _ in range(times):
+            put_back(copy, folder)
+            with suppress(LedgerError):
+                resume(folder)
+            resume(folder, moved=True)
+    return [len(sent[t]) for t in sorted(sent)]
 
 
 # neighbours -----------------------------------------------------------------------------------------------------------

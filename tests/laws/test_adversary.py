@@ -28,8 +28,9 @@ from sordino.ledger.notes import read_notes
 from sordino.runs import metrics
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
+from sordino.runs.witness import Witness
 from tests.laws import adversary
-from tests.laws.adversary import Seen, guessed, other_example, play, raw, tells_apart
+from tests.laws.adversary import Seen, draws_of_each_round, guessed, other_example, play, raw, tells_apart
 from tests.laws.cases import CASES, CENTRAL, Case
 
 FAST = ("gaussian_gdp", "ldp_fl")  # of the others the slow tier
@@ -289,3 +290,13 @@ def test_a_split_that_looks_at_outcomes_is_found_out(tmp_path: Path, monkeypatch
     monkeypatch.setattr(tabular, "apart", by_outcome)
     one, other = seen("first", False), seen("second", True)
     assert tells_apart(one, other) or len(others(one, other)) > 1
+
+
+def test_a_folder_that_is_put_back_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its place, three times, by somebody who says that it has moved: one draw of each round. In the program as it
+    was each restore draws again what was left of the run, and many draws would average the noise away.
+    """
+    made = real(BY_NAME["gaussian_gdp"], cohort={"name": "everyone"}, rounds=3)
+    assert draws_of_each_round(made, tmp_path / "run", 3) == [1, 1, 1]
+    monkeypatch.setattr(Witness, "check", lambda self, ledger, moved: set())
+    assert draws_of_each_round(made, tmp_path / "twin", 3) == [1, 4, 4]

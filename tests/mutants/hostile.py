@@ -3,12 +3,13 @@ row is."""
 
 from __future__ import annotations
 
-from tests.mutants.mutant import one
+from tests.mutants.mutant import Mutant, one
 
 ADVERSARY = "tests/laws/test_adversary.py"
 BINDING = "tests/runs/test_binding.py"
 COVERING = "tests/ledger/test_covering.py"
 RESUME = "tests/runs/test_resume.py"
+WITNESS = "tests/runs/test_witness.py"
 ABSENT = "tests/privacy/test_absent.py"
 APART = "tests/privacy/readers/test_apart.py"
 CONVEX = "tests/privacy/readers/test_convex_stable.py"
@@ -110,11 +111,41 @@ HOSTILE = [
     ),
     # replays
     one(
+        "an older copy that is put back goes on",
+        "runs/witness.py",
+        "if behind and not moved:",
+        "if False:",
+        f"{WITNESS}::test_an_older_copy_that_is_put_back_releases_no_round_again",
+    ),
+    one(
+        "what an older copy has forgotten is not spent",
+        "runs/witness.py",
+        "if line.op in behind and not line.spend(ledger):",
+        "if False:",
+        f"{WITNESS}::test_an_older_copy_that_is_put_back_releases_no_round_again",
+    ),
+    one(
+        "a round leaves before it is noted",
+        "engine/accounts.py",
+        "        self.witness(self.ledger, self.op(t))",
+        "        pass",
+        f"{WITNESS}::test_an_older_copy_that_is_put_back_releases_no_round_again",
+    ),
+    one(
+        "nobody says that the notes were gone",
+        "runs/witness.py",
+        "            if left:\n",
+        "            if False:\n",
+        f"{WITNESS}::test_a_receipt_says_where_nobody_would_notice",
+    ),
+    Mutant(
         "a drawn round drawn again",
         "engine/accounts.py",
-        "if self.noise != SYSTEM or not self._draws or state is State.RESERVED:",
-        "if True:",
-        f"{RESUME}::test_kills_do_not_average_the_noise_away",
+        (
+            ('        if not any(_draws(from_json(claim["event"])) for claim in claims):', "        if True:"),
+            ("            if self._draws and not first:", "            if False:"),
+        ),
+        (f"{RESUME}::test_kills_do_not_average_the_noise_away",),
     ),
     one(
         "whoever comes second draws, too",

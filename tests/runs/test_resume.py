@@ -236,7 +236,7 @@ def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest
     shows it another one every time."""
     assert len(set(draws_of_round_two(tmp_path / "run", 3))) == 1
 
-    monkeypatch.setattr(Federation, "was_begun", lambda self, t: False)
+    monkeypatch.setattr(Federation, "cut_off", lambda self, t: None)
     monkeypatch.setattr(Federation, "begin", lambda self, t: self.ledger.drawn(self.op(t)))
     assert len(set(draws_of_round_two(tmp_path / "twin", 3))) == 4
 

@@ -1,0 +1,184 @@
+"""What has left a run, noted where its folder is not: so an older copy of a ledger that is put back is noticed.
+
+No ledger can see from inside that it is an older copy, and a folder that is restored in place (by a snapshot, by
+`rsync`, by `cp -a`) looks as it did. So whatever drew noise is noted in the user's state folder, too
+($XDG_STATE_HOME/sordino, else ~/.local/state/sordino), after the ledger has it and before anything leaves: a kill
+between the two loses a round, and never hides one. Where the ledger is behind, the run stops. With `moved`, what is
+missing is written into the ledger again, as spent, and its rounds count as lost.
+
+Each run has a file of lines there, in a folder for its ledger. A snapshot of a whole machine puts both back: that is
+noticed nowhere on that machine. Noise from a seed needs no witness, since it comes again as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sordino.engine.checkpoint import append_line, atomic_write, sync
+from sordino.errors import LedgerError, damaged
+from sordino.ledger.books import grouped
+from sordino.ledger.currency import Amount
+from sordino.ledger.facts import Fact
+from sordino.ledger.ledger import Ledger, State, of_run
+from sordino.runs.agreement import Agreement
+from sordino.runs.folder import RunFolder
+from sordino.runs.setup import Setup
+from sordino.runs.shapes import parsed
+
+WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"
+LEFT = (State.DRAWN, State.STORED, State.PUBLISHED)
+MISSING = (
+    "when this run went on, the user's state folder knew nothing of it: had an older copy of its ledger been put back "
+    "before, nobody would have noticed"
+)
+UNWRITABLE = (
+    "what left this run could not be noted in the user's state folder: if an older copy of its ledger is put back, "
+    "nobody notices"
+)
+
+
+class Departure(Fact):
+    """One operation as it was when it left: what a ledger that does not know it any more is told."""
+
+    op: str
+    state: State
+    charges: tuple[tuple[Amount, tuple[str, ...]], ...]
+    plan: str
+    note: str
+    place: str  # of the ledger
+
+    @classmethod
+    def of(cls, ledger: Ledger, op: str) -> Departure:
+        entry = ledger.entry(op)
+        charges = tuple((tuple(charge), tuple(names)) for charge, names in grouped(entry.charges))
+        return cls(op=op, state=entry.state, charges=charges, plan=entry.plan, note=entry.note, place=ledger.place())
+
+    def spend(self, ledger: Ledger) -> bool:
+        """Writes it into a ledger again; False where it does not take all of the charges."""
+        charges = {name: charge for charge, names in self.charges for name in names}
+        granted = ledger.reserve(self.op, charges, bytes.fromhex(self.plan), self.note)
+        if self.state is not State.RESERVED:
+            ledger.drawn(self.op)
+        return granted == charges.keys()
+
+
+def _drew(ledger: Ledger, op: str) -> bool:
+    return ledger.state(op) in LEFT
+
+
+@dataclass
+class Witness:
+    """What has left one run, or all runs on a shared ledger."""
+
+    folder: Path  # of the run
+    place: Path  # where it is noted
+    knows: Callable[[Ledger, str], bool] = _drew  # does a ledger know that this operation has left?
+    noted: dict[str, str] = field(default_factory=dict)  # where the ledger stood when an operation left
+
+    @classmethod
+    def of(cls, folder: Path, knows: Callable[[Ledger, str], bool] = _drew) -> Witness:
+        found = cls(folder, place_of(folder), knows)
+        found.noted = {line.op: line.place for line in found._lines()}
+        return found
+
+    def __call__(self, ledger: Ledger, op: str) -> None:
+        """Notes that an operation is about to leave."""
+        if op not in self.noted:
+            self._note([Departure.of(ledger, op)])
+
+    def check(self, ledger: Ledger, moved: bool) -> set[str]:
+        """The operations that have left and that the ledger knew nothing of: it is an older copy. They are refused or,
+        where the folder has taken the place of the newest one, spent.
+        """
+        behind = {op for op in self.noted if not self.knows(ledger, op)}
+        if behind and not moved:
+            raise _rolled_back(self.folder, len(behind))
+        for line in self._lines() if behind else ():
+            if line.op in behind and not line.spend(ledger):
+                raise _rolled_back(self.folder, len(behind))
+        return behind
+
+    def begin(self, ledger: Ledger) -> None:
+        """Notes what left before there was a witness here. Whether that is all, nobody can tell."""
+        if not self.place.exists():
+            before = of_run(ledger, RunFolder(self.folder).environment.run)
+            left = [Departure.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)]
+            if left:
+                _tell(self.folder, MISSING)
+            self._note(left)
+
+    def has_seen(self, head: str) -> bool:
+        """Did the ledger stand there when something left?"""
+        return any(place.partition(":")[2] == head for place in self.noted.values())
+
+    def _note(self, lines: Sequence[Departure]) -> None:
+        try:
+            new = not self.place.exists()
+            if new:
+                self.place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.place.touch(0o600)
+            for line in lines:
+                append_line(self.place, json.dumps(line.to_json()), 0o600)
+            sync(self.place)
+            if new:
+                sync(self.place.parent)
+        except OSError:
+            _tell(self.folder, UNWRITABLE)
+        self.noted |= {line.op: line.place for line in lines}
+
+    def _lines(self) -> Iterator[Departure]:
+        """Those of all runs on this ledger. What a kill cut short is no line: nothing has left with it."""
+        for file in sorted(self.place.parent.glob("*.jsonl")):
+            try:
+                with open(file, encoding="utf-8") as text:
+                    yield from (parsed(file, line, Departure, WITHOUT_IT) for line in text if line.endswith("\n"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise damaged(file, str(error), WITHOUT_IT) from None
+
+
+def place_of(folder: Path) -> Path:
+    """Where it is noted what leaves this run: under the name of the run, beside the other runs on its ledger."""
+    mine = RunFolder(folder)
+    environment = mine.environment
+    run = f"{environment.run} {environment.site}"
+    shared = f"shared {Agreement.read(folder).dataset}" if mine.experiment.privacy.ledger else run
+    return _state() / _digest(shared) / f"{_digest(run)}.jsonl"
+
+
+def needed(setup: Setup) -> bool:
+    """Is there noise that is drawn once only?"""
+    return setup.experiment.privacy.noise == "system" and setup.promising.offer is not None
+
+
+def _state() -> Path:
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sordino" / "ledgers"
+    except RuntimeError:  # nobody's home
+        return Path("/nonexistent")
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def _rolled_back(folder: Path, many: int) -> LedgerError:
+    return LedgerError(
+        f"the ledger of {folder} is an older copy: it does not know of {many} rounds that have left since",
+        why="going on from it would draw their noise again, and give back what they cost",
+        fix="put the newest folder and ledger back; where they are lost, go on with --moved: these rounds then count "
+        "as lost, and stay paid for",
+        code="ledger-rolled-back",
+    )
+
+
+def _tell(folder: Path, why: str) -> None:
+    """For the receipt."""
+    mine = RunFolder(folder)
+    if mine.environment.unwitnessed != why:
+        told = mine.environment.beside(unwitnessed=why)
+        atomic_write(mine.environment_file, json.dumps(told.to_json(), indent=2).encode())
