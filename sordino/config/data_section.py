@@ -46,6 +46,11 @@ class Data(Section):
     encoding: Encoding | None = Field(default=None, json_schema_extra=SINCE)
     # of a table: what becomes of a row that lacks a value; fill: it gets what the schema declares for the column
     missing: Literal["refuse", "drop", "fill"] = Field(default="refuse", json_schema_extra=SINCE)
+    # of images: the names of all classes, in the order of their numbers; none: learned from all images, which claims
+    # nothing about a row where the noise is real
+    classes: list[str] | None = Field(default=None, min_length=2, json_schema_extra=SINCE)
+    # of images: have they colours? Each is made so; none: as the images show, which claims nothing either
+    colours: bool | None = Field(default=None, json_schema_extra=SINCE)
     download: bool = False  # allow downloads from the hub (needs the extra `hub`)
     # the share of examples held back for testing where the source has no test set: 0.2, of synthetic devices 0.1
     test_fraction: float | None = None

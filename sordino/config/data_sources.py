@@ -38,14 +38,14 @@ SOURCES = {
     "folder": DataSource(
         "images in one folder per class, as photographs are kept",
         ("path",),
-        ("test_fraction", "fraction", "at_least", "side"),
+        ("test_fraction", "fraction", "at_least", "side", "classes", "colours"),
         IMAGES,
         draws=DATA,
     ),
     "images": DataSource(
         "images in the parquet format of the Hugging Face hub: a folder, or a hub id",
         ("path",),
-        ("label", "download", "merge", "standardise"),
+        ("label", "download", "merge", "standardise", "classes", "colours"),
         ("test_fraction", *IMAGES),
     ),
     "tabular": DataSource(

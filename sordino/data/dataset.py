@@ -39,7 +39,8 @@ class Dataset:
     std: tuple[float, ...]  # never 0: a constant channel or feature has 1
     note: str = ""  # said beside every result, for instance that the images are a JPEG copy
     names: tuple[str, ...] = ()  # of the classes, where they are known
-    taken_as_public: tuple[str, ...] = ()  # sentences: what was decided from all examples together, and how
+    taken_as_public: tuple[str, ...] = ()  # sentences: what was chosen with all examples in view, and how
+    learned: tuple[str, ...] = ()  # sentences: what of a model's shape was read off the rows
     declared: str = ""  # a digest of what was said of the columns before any row was read
     columns: Mapping[str, Column] = field(default_factory=dict)  # of a table: the features, in the order of x
     groups: tuple[str, ...] = ()  # names of the natural clients, by their codes, where they are known
@@ -102,6 +103,9 @@ def each_pixel_stats(pixels: Array) -> Stats:
     return tuple((mean / 255).reshape(-1).tolist()), tuple((std / 255).reshape(-1).tolist())
 
 
+CLASSES = "the classes were read off all images: one that a single image has changes the model's shape"
+COLOURS = "whether images have colours was read off the images: a single one can change the model's shape"
+DRAWN = "which images of a class are used was drawn from how many every class has: the choice is taken as public"
 STRATIFIED = "which examples are held back for tests was drawn from all labels: the split is taken as public"
 
 
@@ -160,6 +164,17 @@ def _parted(in_test: Array, test_fraction: float, how: str) -> tuple[Array, Arra
 
 
 BY_A_COIN = "every row is held back by a coin of its own"
+
+
+def check_classes(classes: Sequence[str]) -> None:
+    """Refuses declared names of which two are the same."""
+    if twice := next((name for name in classes if classes.count(name) > 1), ""):
+        raise DataError(
+            f"data.classes lists {twice!r} twice",
+            why="a class has one number",
+            fix="list every class once",
+            code="class-listed-twice",
+        )
 
 
 def check_split(train: int, test: int, test_fraction: float, how: str = BY_A_COIN) -> None:

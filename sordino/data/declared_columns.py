@@ -119,9 +119,7 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
             at = int(np.argmax(beyond))
             raise held.unfit(name, float(values[at]), at, f"is not in the declared range [{said.low:g}, {said.high:g}]")
         values = np.clip(values, said.low, said.high).astype(np.float32)
-        return Feature(
-            values[:, None], (said.low + said.high) / 2, (said.high - said.low) / 2, numbers=True, unknown=beyond
-        )
+        return Feature(values[:, None], *said.scale, numbers=True, unknown=beyond)
     words = texts(held.columns[name])
     if isinstance(said, TextColumn):
         return Feature(tokens(words, said))
@@ -129,7 +127,7 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
         truths = [BOOLEANS.get(text.strip().lower()) for text in words]
         if None in truths:
             raise held.unfit(name, words[at := truths.index(None)], at, "is neither true, false, 1 nor 0")
-        return Feature(np.array(truths, np.float32)[:, None], 0.5, 0.5, numbers=True)
+        return Feature(np.array(truths, np.float32)[:, None], *said.scale, numbers=True)
     place = {level: at for at, level in enumerate(said.words)}
     nothing = len(said.words) if said.other is None else place[said.other]
     rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last one is empty

@@ -25,6 +25,7 @@ MODES = {
     "CMYK": "RGB",
     "YCbCr": "RGB",
 }
+MODE = {True: "RGB", False: "L"}  # where it is declared whether images have colours
 LARGEST = 50_000_000  # pixels; a few bytes may claim any number of them
 JPEG = b"\xff\xd8\xff"  # how such a file begins
 

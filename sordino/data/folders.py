@@ -5,6 +5,9 @@
 Where no test images are labelled, as in MIO-TCD (Luo et al., IEEE Transactions on Image Processing 2018: 11 classes of
 traffic, a test set whose labels are withheld), a stratified part of the training images is held back. Classes are
 numbered in the order of their names.
+
+Where the classes are declared, no image has a say in them: they are numbered as declared, a folder of another name is
+refused, a class may be without images, and which images are held back follows from their names alone.
 """
 
 from __future__ import annotations
@@ -22,16 +25,26 @@ import numpy as np
 
 from sordino.data import pixels
 from sordino.data.area import area
-from sordino.data.dataset import STRATIFIED, Array, Dataset, Split, pixel_stats, stratified
-from sordino.data.decoding import JPEG, channels_last, opened
+from sordino.data.dataset import (
+    CLASSES,
+    COLOURS,
+    DRAWN,
+    STRATIFIED,
+    Array,
+    Dataset,
+    Split,
+    apart,
+    check_classes,
+    pixel_stats,
+    stratified,
+)
+from sordino.data.decoding import JPEG, MODE, channels_last, opened
 from sordino.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # other files are not looked at
 SPLITS = {"train", "test", "val", "valid", "validation"}  # what holds class folders is no class
 LARGEST_SIDE = 1024
 _BATCH = 512
-SHAPE = "the classes, and whether images have colours, were read off all images: both are taken as public"
-DRAWN = "which images of a class are used was drawn from how many every class has: the choice is taken as public"
 
 
 class LabelledFiles(NamedTuple):
@@ -53,12 +66,14 @@ def load(
     test_fraction: float = 0.2,
     cache: Path | None = None,
     verify: bool = False,
+    classes: Sequence[str] | None = None,
+    colours: bool | None = None,
 ) -> Dataset:
     """Images in one folder per class. `fraction` of each class (and of each split) is drawn by `seed`, rounded up,
     but `at_least` as many images as asked for where the class has them.
 
     `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels
-    before use.
+    before use; `classes` and `colours` are declared, else learned from all images.
     """
     if not (0 < fraction <= 1 and at_least >= 1 and 1 <= side <= LARGEST_SIDE):
         raise DataError(
@@ -76,22 +91,45 @@ def load(
             code="missing-image-folder",
         )
     trained = _folders(root / "train")
-    classes, tests = (trained, _folders(root / "test")) if trained else (_folders(root), {})
-    _check(root, classes)
-    rng = np.random.default_rng(seed)
-    train = _listed(classes, fraction, at_least, rng)
-    if tests:
-        _check_test(root, classes, tests)
-        test = _listed(tests, fraction, at_least, rng)
+    found, tested = (trained, _folders(root / "test")) if trained else (_folders(root), {})
+    _check(root, found)
+    known: Mapping[str, Path | None] = found
+    tests: Mapping[str, Path | None] = tested
+    if classes is None:
+        _check_several(found)
     else:
-        kept, held = stratified(train.labels, test_fraction, seed)
+        check_classes(classes)
+        known, tests = (_as_declared(folders, classes) for folders in (found, tested))
+    rng = np.random.default_rng(seed)
+    train = _listed(known, fraction, at_least, rng, classes is not None)
+    if tests:
+        _check_test(root, known, tests)
+        test = _listed(tests, fraction, at_least, rng, classes is not None)
+    else:
+        names = [file.name for file in train.files]
+        kept, held = (
+            stratified(train.labels, test_fraction, seed)
+            if classes is None
+            else apart([len(names)], names, test_fraction, seed)
+        )
         train, test = train.at(kept), train.at(held)
-    first, second = _open(root.name, {"train": train, "test": test}, side, pixels.place(cache), verify)
+    first, second = _open(root.name, {"train": train, "test": test}, side, colours, pixels.place(cache), verify)
     note = f"images resized to {side}x{side}" + (f"; {fraction:g} of each class" if fraction < 1 else "")
     stats = pixel_stats(first.x)
-    public = (SHAPE, *([DRAWN] if fraction < 1 else []), *([] if tests else [STRATIFIED]))
-    names = tuple(classes)
-    return Dataset(root.name, "image", len(names), first, second, *stats, note, names=names, taken_as_public=public)
+    public = (*([DRAWN] if fraction < 1 else []), *([] if tests or classes is not None else [STRATIFIED]))
+    learned = (*([CLASSES] if classes is None else []), *([COLOURS] if colours is None else []))
+    return Dataset(
+        root.name,
+        "image",
+        len(known),
+        first,
+        second,
+        *stats,
+        note,
+        names=tuple(known),
+        taken_as_public=public,
+        learned=learned,
+    )
 
 
 # ---- which files
@@ -113,6 +151,22 @@ def _check(root: Path, classes: Mapping[str, Path]) -> None:
             fix="put the images of each class into a folder of their own: ROOT/train/CLASS/*.jpg or ROOT/CLASS/*.jpg",
             code="no-class-folders",
         )
+
+
+def _as_declared(folders: Mapping[str, Path], classes: Sequence[str]) -> dict[str, Path | None]:
+    """The folder of each declared class, in their order; none where a class has no images here."""
+    if strange := next((name for name in folders if name not in classes), ""):
+        raise DataError(
+            f"{folders[strange]} is no class that data.classes lists",
+            why=f"the declared classes are {', '.join(classes)}; a class that some image brings along would change the "
+            "model's shape",
+            fix="move or remove the folder, or add the class to data.classes (between sites: everywhere)",
+            code="undeclared-class",
+        )
+    return {name: folders.get(name) for name in classes} if folders else {}
+
+
+def _check_several(classes: Mapping[str, Path]) -> None:
     if len(classes) == 1:
         (folder,) = classes.values()
         raise DataError(
@@ -123,7 +177,7 @@ def _check(root: Path, classes: Mapping[str, Path]) -> None:
         )
 
 
-def _check_test(root: Path, train: Mapping[str, Path], test: Mapping[str, Path]) -> None:
+def _check_test(root: Path, train: Mapping[str, Path | None], test: Mapping[str, Path | None]) -> None:
     if differing := sorted(set(train) ^ set(test)):
         raise DataError(
             f"train/ and test/ of {root} hold different classes: {', '.join(differing)}",
@@ -133,12 +187,15 @@ def _check_test(root: Path, train: Mapping[str, Path], test: Mapping[str, Path])
         )
 
 
-def _listed(classes: Mapping[str, Path], fraction: float, at_least: int, rng: np.random.Generator) -> LabelledFiles:
+def _listed(
+    classes: Mapping[str, Path | None], fraction: float, at_least: int, rng: np.random.Generator, by_name: bool
+) -> LabelledFiles:
+    """The files that are used, class by class, or in the order of their names: then no label decides a place."""
     files: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(classes.values()):
-        found = sorted(file for file in folder.iterdir() if _is_image(file))
-        if not found:
+        found = [] if folder is None else sorted(file for file in folder.iterdir() if _is_image(file))
+        if not found and not by_name:
             raise DataError(
                 f"{folder} holds no images",
                 why=f"each class needs at least one image; image files end in {', '.join(SUFFIXES)}",
@@ -149,7 +206,9 @@ def _listed(classes: Mapping[str, Path], fraction: float, at_least: int, rng: np
         drawn = np.sort(rng.permutation(len(found))[:wanted])
         files += [found[row] for row in drawn]
         labels += [label] * len(drawn)
-    return LabelledFiles(tuple(files), np.array(labels, np.int64))
+    listed = LabelledFiles(tuple(files), np.array(labels, np.int64))
+    order = sorted(range(len(files)), key=lambda row: (files[row].name, labels[row]))
+    return listed.at(np.array(order, np.int64)) if by_name else listed
 
 
 def _is_image(file: Path) -> bool:
@@ -181,13 +240,18 @@ def _mode(files: Iterable[Path]) -> str:
     return "RGB" if any(coloured(file) for file in files) else "L"
 
 
-def _open(name: str, splits: Mapping[str, LabelledFiles], side: int, place: Path, verify: bool) -> Iterator[Split]:
+def _open(
+    name: str, splits: Mapping[str, LabelledFiles], side: int, colours: bool | None, place: Path, verify: bool
+) -> Iterator[Split]:
     files = [file for listed in splits.values() for file in listed.files]
     source = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    mode = lru_cache(lambda: _mode(files))  # of all images together; asked for only where they are decoded
+    # of all images together; asked for only where they are decoded
+    mode = lru_cache(lambda: _mode(files) if colours is None else MODE[colours])
+    declared = () if colours is None else (colours,)
 
     def one(split: str, listed: LabelledFiles) -> Split:
-        key = hashlib.sha256(repr((source, split, listed.labels.tolist(), side)).encode()).hexdigest()[:16]
+        told = (source, split, listed.labels.tolist(), side, *declared)
+        key = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
         stored = place / f"{name}-{split}-{key}.u8"
         found = pixels.kept(stored, verify, lambda: listed.labels, lambda: _decoded(listed.files, side, mode()))
         return Split(found.pixels, found.labels)

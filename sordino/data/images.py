@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sordino.data import layout, pixels
-from sordino.data.dataset import Array, Dataset, Split, Stats, each_pixel_stats, pixel_stats
-from sordino.data.decoding import JPEG, channels_last, opened
+from sordino.data.dataset import (
+    CLASSES,
+    COLOURS,
+    Array,
+    Dataset,
+    Split,
+    Stats,
+    check_classes,
+    each_pixel_stats,
+    pixel_stats,
+)
+from sordino.data.decoding import JPEG, MODE, channels_last, opened
 from sordino.errors import DataError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "y")
@@ -33,7 +43,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
 _BATCH = 512
-CLASSES = "how many classes there are was read off the labels of all images: the number is taken as public"
 
 
 def load(
@@ -44,18 +53,20 @@ def load(
     verify: bool = False,
     merge: bool = False,
     standardise: str = "channel",
+    classes: Sequence[str] | None = None,
+    colours: bool | None = None,
 ) -> Dataset:
     """Images in parquet files. `path` is a directory or, with download, a hub id.
 
     `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts
     training and test images into one set, for clients that hold back test examples of their own; `standardise`
-    "pixel" each pixel, else each channel.
+    "pixel" each pixel, else each channel; `classes` and `colours` are declared, else learned from all images.
     """
     name = Path(path).expanduser().resolve().name
     folder = layout.folder(path, download)
     sources = {split: layout.shards(folder, split) for split in ("train", "test")}  # both, before any decoding
     place = pixels.place(cache)
-    train, test = (_open(name, split, files, label, place, verify) for split, files in sources.items())
+    train, test = (_open(name, split, files, label, colours, place, verify) for split, files in sources.items())
 
     shape = train.pixels.shape[1:]
     if test.pixels.shape[1:] != shape:
@@ -65,10 +76,13 @@ def load(
             fix="resize or convert them before you write the parquet files",
             code="split-shapes-differ",
         )
-    classes = int(max(train.labels.max(), test.labels.max())) + 1
-    if classes > len(train.labels):
+    told = _names(sources["train"][0], label)
+    many = int(max(train.labels.max(), test.labels.max())) + 1
+    if classes is not None:
+        many = _as_declared(folder, classes, told, many)
+    elif many > len(train.labels):
         raise DataError(
-            f"the largest label of {folder} is {classes - 1}, with {len(train.labels)} training images",
+            f"the largest label of {folder} is {many - 1}, with {len(train.labels)} training images",
             why="with C classes, labels must be the numbers 0 to C-1",
             fix="name the label column with label=..., or renumber the labels",
             code="label-not-a-code",
@@ -85,17 +99,37 @@ def load(
     note = "images are a JPEG copy of the original" if train.jpegs or test.jpegs else ""
     first = Split(*train[:2])
     second = first if merge else Split(*test[:2])
-    told = _names(sources["train"][0], label) or NAMES.get(known, ())
-    names = told[:classes] if len(told) >= classes else ()
-    public = () if len(told) == classes else (CLASSES,)
-    return Dataset(name, "image", classes, first, second, *stats, note, names, public)
+    told = tuple(classes or told or NAMES.get(known, ()))
+    names = told[:many] if len(told) >= many else ()
+    learned = (*([] if len(told) == many else [CLASSES]), *([COLOURS] if colours is None else []))
+    return Dataset(name, "image", many, first, second, *stats, note, names, learned=learned)
 
 
-def _open(name: str, split: str, files: list[Path], label: str | None, cache: Path, verify: bool) -> pixels.Decoded:
+def _as_declared(folder: Path, classes: Sequence[str], told: Sequence[str], seen: int) -> int:
+    """How many classes are declared; refused where a file says other names, or a label lies beyond them."""
+    check_classes(classes)
+    if told and tuple(told) != tuple(classes):
+        why = f"the files say {', '.join(told)}"
+    elif seen > len(classes):
+        why = "a label lies beyond them"  # which one stays with whoever has the images
+    else:
+        return len(classes)
+    raise DataError(
+        f"{folder} does not hold the classes that data.classes lists: {', '.join(classes)}",
+        why=why,
+        fix="list the classes as the labels number them, or write the files anew",
+        code="undeclared-class",
+    )
+
+
+def _open(
+    name: str, split: str, files: list[Path], label: str | None, colours: bool | None, cache: Path, verify: bool
+) -> pixels.Decoded:
     source = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    key = hashlib.sha256(repr((source, label)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((source, label, *(() if colours is None else (colours,)))).encode()).hexdigest()[:16]
+    mode = None if colours is None else MODE[colours]
     return pixels.kept(
-        cache / f"{name}-{split}-{key}.u8", verify, lambda: labels_of(files, label), lambda: _decoded(files)
+        cache / f"{name}-{split}-{key}.u8", verify, lambda: labels_of(files, label), lambda: _decoded(files, mode)
     )
 
 
@@ -130,14 +164,14 @@ def labels_of(files: list[Path], label: str | None) -> Array:
     return labels
 
 
-def _decoded(files: list[Path]) -> Iterator[pixels.PixelBatch]:
+def _decoded(files: list[Path], declared: str | None = None) -> Iterator[pixels.PixelBatch]:
     first: tuple[tuple[int, int], str] | None = None  # the size and mode that every image must have
     for file in files:
         row = 0
         for encoded in encoded_batches(file):
             images = []
             for data in encoded:
-                image, size_and_mode = _decode(data, f"{file}, row {row}", first)
+                image, size_and_mode = _decode(data, f"{file}, row {row}", first, declared)
                 first = first or size_and_mode
                 images.append(image)
                 row += 1
@@ -153,7 +187,7 @@ def encoded_batches(file: Path) -> Iterator[list[bytes | None]]:
 
 
 def _decode(
-    data: bytes | None, where: str, first: tuple[tuple[int, int], str] | None
+    data: bytes | None, where: str, first: tuple[tuple[int, int], str] | None, declared: str | None = None
 ) -> tuple[Array, tuple[tuple[int, int], str]]:
     if data is None:
         raise DataError(
@@ -164,7 +198,7 @@ def _decode(
         )
     with opened(data, where) as (image, mode):
         if first is None:
-            first = image.size, mode
+            first = image.size, declared or mode
         if image.size != first[0]:  # before decoding: a size is cheap to claim
             raise DataError(
                 f"{where}: the image is {_by(image.size)}, but the images before it are {_by(first[0])}",
@@ -172,7 +206,7 @@ def _decode(
                 fix="resize all images to one size before writing the parquet files",
                 code="mixed-image-sizes",
             )
-        if (mode, first[1]) == ("RGB", "L"):
+        if (mode, first[1]) == ("RGB", "L") and declared is None:
             raise DataError(
                 f"{where}: a colour image follows grey images",
                 why="all images of a data set must have the same number of channels",

@@ -196,10 +196,10 @@ def _scale(
     x: Array, reach: tuple[float, float] | None, standardise: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     width = x.shape[-1]
-    if x.dtype == np.uint8:
-        return each_pixel_stats(x) if standardise == "pixel" else pixel_stats(x)  # "fixed" is set by whoever loads it
     if standardise == "none":
         return (0.0,) * width, (1.0,) * width
+    if x.dtype == np.uint8:
+        return each_pixel_stats(x) if standardise == "pixel" else pixel_stats(x)  # "fixed" is set by whoever loads it
     if standardise == "fixed" and reach is not None:
         low, high = reach
         return ((low + high) / 2,) * width, ((high - low) / 2 or 1.0,) * width

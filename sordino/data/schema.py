@@ -67,6 +67,13 @@ class Column:
         """How many inputs of a model it becomes."""
         return len(self.words) if self.kind == "levels" else 1
 
+    @property
+    def scale(self) -> tuple[float, float]:
+        """The middle of what is declared, and half its width: a value is used as (value - middle) / half."""
+        if self.kind == "number":
+            return (self.low + self.high) / 2, (self.high - self.low) / 2
+        return (0.5, 0.5) if self.kind == "boolean" else (0.0, 1.0)
+
 
 @dataclass(frozen=True)
 class TextColumn(Column):

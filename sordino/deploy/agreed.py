@@ -28,9 +28,12 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
+from sordino.config import Experiment
+from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
 from sordino.ledger.facts import Fact
 from sordino.runs.agreement import PublicNumbers
+from sordino.runs.public_inputs import declared_scale
 from sordino.runs.shapes import MOST
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -46,12 +49,10 @@ class AboutData(Fact, extra="forbid"):
     classes: int = Field(ge=0, le=MOST)
     named: int = Field(ge=0, le=MOST)
     names: tuple[str, ...] = ()
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     assumed: tuple[str, ...] = ()
     void: tuple[str, ...] = ()
-    note: str = ""
     declared: str = ""  # digest of a table's schema
+    reach: tuple[float, float] | None = None  # of values of a source of somebody's own, as its class declares it
 
 
 class AgreedClient(Fact, extra="forbid"):
@@ -90,20 +91,20 @@ class SitesAgreement(Fact, extra="forbid"):
             found.setdefault(client.site, []).append(k)
         return found
 
-    @property
-    def public(self) -> PublicNumbers:
+    def public(self, experiment: Experiment, schema: TableSchema | None) -> PublicNumbers:
+        """What everybody knows. Inputs are scaled by what is declared: no number here is made of rows."""
         data = self.data
+        mean, std = declared_scale(experiment.data, data.kind, data.shape, schema, data.reach)
         return PublicNumbers(
             kind=data.kind,
             shape=data.shape,
             classes=data.classes,
             named=data.named,
             sizes=tuple(client.examples for client in self.clients),
-            mean=data.mean,
-            std=data.std,
+            mean=mean,
+            std=std,
             assumed=data.assumed,
             void=data.void,
-            note=data.note,
             names=data.names,
             clients=tuple(client.name for client in self.clients),
         )
@@ -112,29 +113,23 @@ class SitesAgreement(Fact, extra="forbid"):
         return tomli_w.dumps(self.to_json())
 
 
-def about(public: PublicNumbers, declared: str = "") -> AboutData:
-    """The part of an agreement that is the same for all clients."""
+def about(public: PublicNumbers, declared: str = "", reach: tuple[float, float] | None = None) -> AboutData:
+    """The part of an agreement that is the same for all clients. It has no place for a number that rows decide."""
     return AboutData(
         kind=public.kind,
         shape=tuple(public.shape),
         classes=public.classes,
         named=public.named,
         names=tuple(public.names),
-        mean=tuple(public.mean),
-        std=tuple(public.std),
         assumed=public.assumed,
         void=public.void,
-        note=public.note,
         declared=declared,
+        reach=reach,
     )
 
 
 def merged(parts: Sequence[SitesAgreement]) -> SitesAgreement:
-    """One agreement of all clients, who must have announced the same of everything but themselves. Where classes are
-    numbers without names, there are as many as the site that knows most of them has.
-    """
-    most = max((part.data for part in parts), key=lambda data: data.classes)
-    parts = [part.beside(data=widened(part.data, most)) for part in parts]
+    """One agreement of all clients, who must have announced the same of everything but themselves."""
     first = parts[0].data.to_json()
     for part in parts[1:]:
         if differs := [name for name, value in part.data.to_json().items() if value != first.get(name)]:
@@ -142,18 +137,10 @@ def merged(parts: Sequence[SitesAgreement]) -> SitesAgreement:
                 f"{part.clients[0].name} announces another {differs[0]} than {parts[0].clients[0].name}",
                 why=f"{part.data.to_json()[differs[0]]!r:.80} is not {first.get(differs[0])!r:.80}; one model must fit "
                 "all sites, and nothing may be learned from one site's rows",
-                fix="use the same experiment and schema everywhere, with inputs that are scaled by public numbers "
-                '(data.standardise = "fixed")',
+                fix="use the same experiment and schema everywhere",
                 code="sites-differ",
             )
     return read_toml(tomli_w.dumps({**parts[0].to_json(), "clients": [c.to_json() for p in parts for c in p.clients]}))
-
-
-def widened(data: AboutData, most: AboutData) -> AboutData:
-    """The same for more classes, where these are numbers: a site need not have an example of each."""
-    if data.names or most.names or data.classes > most.classes:
-        return data
-    return data.beside(classes=most.classes, named=most.named)
 
 
 def read(path: Path) -> SitesAgreement:

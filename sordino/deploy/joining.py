@@ -98,7 +98,8 @@ class Proposed:
 
     @cached_property
     def whole(self) -> Whole:
-        return Whole(self.experiment, self.invitation.agreement.public)
+        told = self.invitation
+        return Whole(self.experiment, told.agreement.public(self.experiment, told.declared))
 
     @cached_property
     def data(self) -> OwnData:

@@ -37,7 +37,8 @@ def hold(asked: KeyHolding, stop: Callable[[], bool], say: Says, note: Callable[
     invitation = invitations.read(asked.invitation, asked.with_code)
     agreed, told = invitation.agreement, invitation.told
     experiment = settled(invitation.experiment, asked.rehearsal)
-    whole, folder = Whole(experiment, agreed.public), asked.folder or Path("runs") / f"{told.run}-{HOLDER}"
+    whole = Whole(experiment, agreed.public(experiment, invitation.declared))
+    folder = asked.folder or Path("runs") / f"{told.run}-{HOLDER}"
     known = {SERVER: invitation.server_key}
     letterhead = Letterhead(HOLDER, told.run, experiment.digest(), agreed.digest, asked.identity, known)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -14,11 +14,11 @@ import torch
 from sordino.config import Experiment
 from sordino.data import Split
 from sordino.data.schema import TableSchema
-from sordino.deploy.agreed import FORMAT, AgreedClient, SitesAgreement, about, widened
+from sordino.deploy.agreed import FORMAT, AgreedClient, SitesAgreement, about
 from sordino.errors import DataError
 from sordino.runs.home import ServersRows
 from sordino.runs.population import Population
-from sordino.runs.public_inputs import DEALT, PARTITION
+from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
 from sordino.types import Examples
 
 
@@ -41,7 +41,11 @@ class OwnData:
         return Population(self.experiment.model_copy(update=alone), self.key, self.schema)
 
     def announced(self, name: str, site: str = "") -> SitesAgreement:
-        """What this site tells the others: the public numbers, and one client."""
+        """What this site tells the others: the public numbers, and one client. Nothing that rows decide but how many
+        they are.
+        """
+        held = self._population
+        check_announced(held.experiment.data, held.learned_from_rows)
         client = AgreedClient(
             name=name,
             site=site or name,
@@ -49,13 +53,12 @@ class OwnData:
             tested=len(self.tested.y),
             commitment=self.commitment,
         )
-        self._population.check()
-        public = self._population.public
+        held.check()
+        public, own = held.public, held.own
         # all rows here are one client's, so nobody deals them out
         assumed = tuple(said for said in public.assumed if said not in (DEALT, PARTITION))
-        return SitesAgreement(
-            format=FORMAT, data=about(replace(public, assumed=assumed), self.declared), clients=(client,)
-        )
+        told = about(replace(public, assumed=assumed), self.declared, None if own is None else own.reach)
+        return SitesAgreement(format=FORMAT, data=told, clients=(client,))
 
     @property
     def declared(self) -> str:
@@ -84,7 +87,6 @@ class OwnData:
         """Refuses data that are not those that were announced."""
         theirs = agreed.clients[client]
         mine = self.announced(theirs.name, theirs.site)
-        mine = mine.beside(data=widened(mine.data, agreed.data))
         pairs = [
             ("examples to train on", mine.clients[0].examples, theirs.examples),
             ("examples to be tested on", mine.clients[0].tested, theirs.tested),

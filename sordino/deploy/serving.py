@@ -37,6 +37,7 @@ from sordino.runs.home import ServersRows
 from sordino.runs.interrupts import patience
 from sordino.runs.phases import Methods, decided
 from sordino.runs.play import Ended, Progress, play
+from sordino.runs.public_inputs import check_announced, declared
 from sordino.runs.setup import Whole
 from sordino.runs.shapes import Environment
 from sordino.runs.simulation import settle
@@ -74,12 +75,13 @@ def serve(
     invitation is.
     """
     experiment, agreed = settled(asked.experiment, asked.rehearsal), read_agreement(asked.agreement)
-    whole = Whole(experiment, agreed.public)
+    real = experiment.privacy.noise == SYSTEM
+    whole = Whole(experiment, agreed.public(experiment, declared(experiment.data, real)))
     for phase in whole.phases:
         _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
     environment, known = _environment(asked.folder, experiment, agreed), AllowList(asked.allowed)
     peers = peers_of(whole, agreed)
-    if asked.folder.exists() and experiment.privacy.noise == SYSTEM:
+    if asked.folder.exists() and real:
         private.check_place(asked.folder, asked.moved)
     diary = Diary.of(asked.folder, whole, hears)
     carrier = Rpc(asked.bind, environment.run, peers, longest(whole, agreed), known, asked.tls, diary)
@@ -110,6 +112,7 @@ def serve(
 def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
     """The experiment as it is played between sites."""
     experiment = settle(experiment)
+    check_announced(experiment.data)
     if experiment.privacy.noise != SYSTEM and not rehearsal:
         raise UnsoundGuarantee(
             f"privacy.noise = {experiment.privacy.noise!r} between real sites",

@@ -87,8 +87,8 @@ class Population:
             mean=data.mean,
             std=data.std,
             assumed=self._assumed,
-            void=self.learned_from_rows if self._real else (),
-            note=data.note,
+            void=self._void,
+            note="" if self._real else data.note,  # it may say how the rows were written
             names=data.names,
             clients=self.clients,
         )
@@ -135,12 +135,20 @@ class Population:
     @property
     def _assumed(self) -> tuple[str, ...]:
         """What every number rests on, because of how the data were read."""
-        scaled = (public_inputs.SCALING,) if self.scaled_by_rows else ()
-        made = self.experiment
+        made, void = self.experiment, self._void
         shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, made.data.source
         code = user_code.named(shown)
         trusted = tuple(TRUSTED.format(name) for name in dict.fromkeys(code) if name != LENT_PATH)
-        return (*scaled, *self.drawn_from_labels, *(() if self._real else self.learned_from_rows), *trusted)
+        taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
+        return (*taken, *trusted)
+
+    @property
+    def _void(self) -> tuple[str, ...]:
+        """Why nothing holds that is claimed of a row: with real noise, all that secret rows decide without any."""
+        if not self._real:
+            return ()
+        chosen = () if self._shown else (said for said in self.drawn_from_labels if said in public_inputs.CHOSEN)
+        return (*self.learned_from_rows, *chosen)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -212,6 +220,11 @@ class Population:
         return self.experiment.data.source == "tabular" or self.own is not None
 
     @property
+    def _shown(self) -> bool:
+        """Can everybody look at these rows?"""
+        return self.experiment.data.source in (public_inputs.SHIPPED, *public_inputs.INVENTED)
+
+    @property
     def asked(self) -> dict[str, Any]:
         """What the loader of these data is asked for, by the names of its settings."""
         data = self.experiment.data
@@ -265,12 +278,16 @@ class Population:
 
     @property
     def learned_from_rows(self) -> tuple[str, ...]:
-        """What was read off a table's rows before any noise: why nothing may be claimed about a row."""
-        if self.own is not None:
-            counted = self.own.classes is None and self.problem.outcome is None
-            return (public_inputs.COUNTED,) if counted else ()
+        """What of the model's shape and scale was read off rows before any noise: everything that loaders learn is
+        here."""
+        if self.experiment.data.source in public_inputs.INVENTED:
+            return ()
         found = public_inputs.learned(self.experiment.data, self.declared)
-        return tuple(said for said in found if said != public_inputs.CLASSES or self.problem.outcome is None)
+        if self.own is not None and self.own.classes is None:
+            found = (public_inputs.COUNTED,)
+        counted = () if self.problem.outcome is None else (public_inputs.CLASSES, public_inputs.COUNTED)
+        scaled = (public_inputs.SCALING,) if self.scaled_by_rows else ()
+        return (*scaled, *self._loaded.learned, *(said for said in found if said not in counted))
 
     @property
     def drawn_from_labels(self) -> tuple[str, ...]:
@@ -284,7 +301,7 @@ class Population:
             asked.append(public_inputs.PLACES)
         if self.scheme.reads_labels:
             asked.append(public_inputs.PARTITION)
-        elif self._placed and not isinstance(self.scheme, Natural):
+        elif not (self._shown or isinstance(self.scheme, Natural)):
             asked.append(public_inputs.DEALT)
         if any(part is not None for part in (data.train, data.test, data.probe)) or self._reserved.pool is not None:
             asked.append(public_inputs.RESERVED)
@@ -295,11 +312,12 @@ class Population:
         """Row numbers of each client, of the training and the test examples."""
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
-        if self._real and self._placed and self.scheme.reads_labels:
+        if self._real and not self._shown and self.scheme.reads_labels:
             raise UnsoundGuarantee(
-                f"partition.scheme = {self.experiment.partition['scheme']!r} for a table, with real noise",
+                f"partition.scheme = {self.experiment.partition['scheme']!r} with real noise, for rows that are a "
+                "secret",
                 why="one changed label would move other rows to other clients, and no noise hides that",
-                fix='set partition = {scheme = "natural"} with data.group, or {scheme = "iid", clients = 8}',
+                fix='set partition = {scheme = "iid", clients = 8}, or of a table {scheme = "natural"} with data.group',
                 code="partition-from-labels",
             )
         own = type(self.scheme) not in SCHEMES.values()

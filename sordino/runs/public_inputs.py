@@ -9,6 +9,9 @@ from typing import Literal
 from sordino import user_code
 from sordino.config import Data
 from sordino.data import schema
+from sordino.data.dataset import CLASSES as CLASSES_SEEN
+from sordino.data.dataset import COLOURS as COLOURS_SEEN
+from sordino.data.dataset import DRAWN, STRATIFIED, Stats
 from sordino.data.row_source import RowSource
 from sordino.data.schema import TableSchema
 from sordino.data.table_names import is_one_file
@@ -17,6 +20,7 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 LEARNED = "learned"  # data.schema: from the rows
 COUNTED = "how many classes there are was learned from the labels of all rows"
 INVENTED = ("quadratic", "synthetic")  # nobody's data
+SHIPPED = "digits"  # rows that lie in the package
 
 COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
 CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
@@ -27,6 +31,9 @@ PARTITION = "who holds which examples was drawn from all labels: the partition i
 RESERVED = (
     "which examples are used, and which the server keeps, was drawn from all labels: the choice is taken as public"
 )
+
+# what is drawn from secret labels; that rows lie at certain places is no secret
+CHOSEN = (STRATIFIED, DRAWN, PARTITION, RESERVED)
 
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 
@@ -105,9 +112,49 @@ def scaling(data: Data, found: TableSchema | None, own: RowSource | None = None)
     return "channel"
 
 
-def of_rows(*said: tuple[str, ...]) -> bool:
-    """Did rows decide columns, classes or what inputs are scaled by, as the sentences of a receipt tell?"""
-    return any(sentence in (SCALING, COLUMNS, CLASSES, COUNTED) for sentences in said for sentence in sentences)
+def declared_scale(
+    data: Data, kind: str, shape: tuple[int, ...], found: TableSchema | None, reach: tuple[float, float] | None
+) -> Stats:
+    """What inputs are scaled by, from what is declared alone: of a table `found`, of rows of somebody's own `reach`."""
+    check_announced(data)
+    if found is not None:
+        each = [one.scale for one in found.features.values() for _ in range(one.width)]
+        return tuple(middle for middle, _ in each), tuple(half for _, half in each)
+    if data.source in INVENTED or data.standardise == "none":
+        middle, half = 0.0, 1.0
+    elif kind == "image" and (reach is not None or not user_code.is_own(data.source)):
+        middle, half = 0.5, 0.5
+    elif reach is not None:
+        middle, half = (reach[0] + reach[1]) / 2, (reach[1] - reach[0]) / 2 or 1.0
+    else:
+        raise _announces(SCALING)
+    return (middle,) * shape[-1], (half,) * shape[-1]
+
+
+def check_announced(data: Data, learned: tuple[str, ...] = ()) -> None:
+    """Refuses, before anything leaves a site, what would tell more of its rows than how many they are. `learned`: what
+    is known to have been read off rows; without it the experiment itself may say so.
+    """
+    said = list(learned)
+    if data.standardise in ("channel", "pixel"):
+        said.append(SCALING)
+    if data.source == "tabular" and data.schema in (None, LEARNED):
+        said.append(COLUMNS)
+    if data.source in ("folder", "images"):
+        said += [why for told, why in ((data.classes, CLASSES_SEEN), (data.colours, COLOURS_SEEN)) if told is None]
+    if said:
+        raise _announces("; ".join(dict.fromkeys(said)))
+
+
+def _announces(what: str) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"what sites tell each other would be made of their rows: {what}",
+        why="a site announces what is declared, and how many rows it has; the mean with a row and the mean without it "
+        "give the row back, to everybody who reads both files",
+        fix="declare it: of a table a schema, of images data.classes and data.colours, of a source of your own classes "
+        'and reach; and leave data.standardise out, or set it to "fixed"',
+        code="announces-rows",
+    )
 
 
 def check_own(data: Data, own: RowSource, classes: bool) -> None:

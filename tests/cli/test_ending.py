@@ -356,9 +356,8 @@ def test_every_key_of_data_belongs_to_some_source() -> None:
             default = config.Data.model_fields[key].default
             other: Any = {bool: not default, float: 0.25, int: 7}.get(type(default), {"standardise": "fixed", "augment": "crop_flip", "options": {"x": 1}, **OF_TABLES}.get(key))  # fmt: skip
             if other is None:
-                other = {"path": "x", "label": "x", "group": "x", "key": "x", "schema": "x"}.get(
-                    key, 0.5 if key in ("test_fraction",) else 3
-                )
+                words = {"path": "x", "label": "x", "group": "x", "key": "x", "schema": "x", "classes": ["x", "y"]}
+                other = words.get(key, {"test_fraction": 0.5, "colours": True}.get(key, 3))
             with pytest.raises(ConfigError) as refusal:
                 config.load({"data": {"source": name, key: other}})
             assert refusal.value.code == "setting-of-another-source"

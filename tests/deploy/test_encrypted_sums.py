@@ -91,7 +91,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 def holder_in(play: Play, folder: Path) -> KeyHolder:
     """The key holder, as it comes back from this folder."""
-    whole = Whole(play.between.experiment, play.between.agreed.public)
+    whole = Whole(play.between.experiment, play.between.agreed.public(play.between.experiment, None))
     return KeyHolder(folder, whole, play.between.letterhead(HOLDER))
 
 
@@ -302,7 +302,7 @@ def test_a_run_without_ciphers_needs_no_key_holder(playing: Callable[[Experiment
     with pytest.raises(RunError) as refusal:
         KeyHolder(
             tmp_path / "nobody",
-            Whole(play.between.experiment, play.between.agreed.public),
+            Whole(play.between.experiment, play.between.agreed.public(play.between.experiment, None)),
             play.between.letterhead("site-0"),
         )
     assert refusal.value.code == "no-key-needed"

@@ -66,7 +66,7 @@ class Federated:
         )
         self.agreed = SitesAgreement(format=1, data=about(population.public), clients=clients)
         self.environment = environment_of(self.experiment)
-        whole = Whole(self.experiment, self.agreed.public)
+        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.declared))
         peers = peers_of(whole, self.agreed)
         for name in (SERVER, *peers):
             self.keys.setdefault(name, Ed25519PrivateKey.generate())
@@ -87,7 +87,10 @@ class Federated:
 
     def member(self, site: str) -> Membership:
         """A site as it stands in its folder: call it again, and it has been restarted."""
-        whole, population = Whole(self.experiment, self.agreed.public), self.simulation.population
+        whole, population = (
+            Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.declared)),
+            self.simulation.population,
+        )
         which, folder = self.agreed.sites[site], self.place / site
         own = range(which[0], which[-1] + 1)
         if not folder.exists():
@@ -109,7 +112,7 @@ class Federated:
         self.members.pop(site).close()
 
     def half(self, carrier: Carrier) -> ServersSide:
-        whole = Whole(self.experiment, self.agreed.public)
+        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.declared))
         post = PostOffice(carrier, self.letterhead(SERVER), self.patience, self._note)
         population = self.simulation.population
         return ServersSide.of(whole, self.agreed, post, population.kept._replace(tested=None), population.declared)

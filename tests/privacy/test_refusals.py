@@ -70,6 +70,7 @@ NOT_IN_A_TABLE = {
     "own-data-undeclared": "test_real_noise_wants_declared_rows_and_a_partition_without_labels",
     "own-cohort-amplifies": "test_a_cohort_of_ones_own_claims_no_amplification",
     "schema-is-a-draft": "test_a_private_table_learns_nothing_from_its_rows",
+    "announces-rows": "test_no_server_and_no_site_plays_what_rows_decide",
     "partition-from-labels": "test_a_private_table_learns_nothing_from_its_rows",
     **dict.fromkeys(
         ["other-clients", "round-beyond-plan", "terms-beyond-plan"], "test_a_forged_round_is_refused_and_costs_nothing"

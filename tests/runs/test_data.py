@@ -15,7 +15,7 @@ import pytest
 
 from sordino import config
 from sordino.data import folders, images, tabular
-from sordino.data.dataset import STRATIFIED
+from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED
 from sordino.data.row_source import RowSource, SourceRows
 from sordino.deploy.own_data import OwnData
 from sordino.errors import ConfigError
@@ -52,7 +52,12 @@ def test_what_a_receipt_must_say_of_a_table(tmp_path: Path) -> None:
     ]
     for given_, reasons, scaled in cases:
         found = experiment(tmp_path, **given_)
-        assert (found.learned_from_rows, found.scaled_by_rows) == (reasons, scaled), given_
+        measured = (public_inputs.SCALING,) if scaled else ()
+        assert (found.learned_from_rows, found.scaled_by_rows) == ((*measured, *reasons), scaled), given_
+        real = given_.get("noise") == "system"
+        told = found.public.void if real else found.public.assumed
+        assert {*found.learned_from_rows} <= {*told}
+        assert (found.public.void == ()) == (not real or found.learned_from_rows == ())
         assert found.drawn_from_labels == (public_inputs.PLACES,)
         assert experiment(tmp_path, **given_, key="note").drawn_from_labels == ()
         x = found.dataset.train.x[:, 0].astype(np.float64)
@@ -139,21 +144,21 @@ def test_image_folders_and_files_say_what_was_read_off_all_images(
         (tmp_path / "with" / split / name).mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4), 10 * n).save(tmp_path / "with" / split / name / f"{n}.png")
     both = folders.load(tmp_path / "with", side=4, at_least=1)
-    assert both.taken_as_public == (folders.SHAPE,)
-    assert folders.load(
-        tmp_path / "with" / "train", side=4, at_least=1, test_fraction=0.5, fraction=0.5
-    ).taken_as_public == (
-        folders.SHAPE,
-        folders.DRAWN,
-        STRATIFIED,
-    )
+    assert (both.learned, both.taken_as_public) == ((CLASSES, COLOURS), ())
+    drawn = folders.load(tmp_path / "with" / "train", side=4, at_least=1, test_fraction=0.5, fraction=0.5)
+    assert (drawn.learned, drawn.taken_as_public) == ((CLASSES, COLOURS), (DRAWN, STRATIFIED))
+    said = {"classes": ["b", "c", "a"], "colours": True}
+    declared = folders.load(tmp_path / "with" / "train", side=4, at_least=1, test_fraction=0.5, **said)
+    assert (declared.learned, declared.taken_as_public, declared.names) == ((), (), ("b", "c", "a"))
+    assert declared.shape == (4, 4, 3)
     picture = (tmp_path / "with" / "train" / "a" / "0.png").read_bytes()
     for split in ("train", "test"):
         (tmp_path / "files").mkdir(exist_ok=True)
         pq.write_table(
             pa.table({"image": [picture] * 6, "label": [0, 1, 2] * 2}), tmp_path / "files" / f"{split}.parquet"
         )
-    assert images.load(tmp_path / "files").taken_as_public == (images.CLASSES,)
+    assert images.load(tmp_path / "files").learned == (CLASSES, COLOURS)
+    assert images.load(tmp_path / "files", classes=["a", "b", "c", "d"], colours=False).learned == ()
 
 
 def test_experiments_whose_rows_are_kept_say_how_they_scale() -> None:

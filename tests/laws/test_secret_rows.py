@@ -1,0 +1,285 @@
+"""What secret rows decide before any noise: the adversary compares what is left, sent and announced of neighbours.
+
+One row more or less, one image of another class or with colours, one value far from the others. Each cure has its twin,
+the program as it was, in which the adversary finds the row.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sordino import config
+from sordino.config import Experiment
+from sordino.data import folders
+from sordino.data.schema import TableSchema
+from sordino.deploy import own_data
+from sordino.deploy.agreed import AboutData, SitesAgreement, about
+from sordino.deploy.own_data import OwnData
+from sordino.deploy.serving import settled
+from sordino.errors import DataError, UnsoundGuarantee
+from sordino.runs import public_inputs
+from sordino.runs.agreement import PublicNumbers
+from sordino.runs.population import Population
+from tests.laws.adversary import Seen, play, tells_apart
+
+Change = dict[str, Any]
+SCHEMA = """
+[columns]
+age = { kind = "number", range = [0, 120] }
+pressure = { kind = "number", range = [50, 250] }
+clinic = { kind = "group" }
+outcome = { kind = "label", classes = ["0", "1"] }
+"""
+PRIVATE: Change = {
+    "rounds": 2,
+    "algorithm": {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5},
+    "privacy": {"epsilon": 4.0, "delta": 1e-5, "noise": "system"},
+    "engine": {"executor": "loop"},
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path / "cache"))
+
+
+def nothing_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Population, "_void", ())
+
+
+# tables ---------------------------------------------------------------------------------------------------------------
+def visits(folder: Path, rows: int = 60, age: int | None = None) -> Path:
+    """A table of two clinics; `age`: that of the first row is another one."""
+    rng = np.random.default_rng(7)
+    lines = ["age,pressure,clinic,outcome"]
+    for i in range(rows):
+        held = [int(rng.integers(20, 90)), int(rng.integers(80, 200)), "north" if i % 3 else "south", i % 2]
+        lines.append(",".join(map(str, [age, *held[1:]] if age is not None and i == 0 else held)))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "visits.csv"
+    path.write_text("\n".join(lines) + "\n")
+    (folder / "schema.toml").write_text(SCHEMA)
+    return path
+
+
+def of_table(folder: Path, **data: Any) -> Experiment:
+    source = {"source": "tabular", "path": str(folder / "visits.csv"), "label": "outcome", "group": "clinic"}
+    declared = {"schema": str(folder / "schema.toml")}
+    return config.validate(PRIVATE | {"data": source | declared | data, "partition": {"scheme": "natural"}})
+
+
+def strangers(one: Seen, other: Seen) -> set[int]:
+    """Clients whose first upload differs between two runs: a row may show in that of its own client only."""
+    pairs = zip(one.sent, other.sent, strict=True)
+    return {k for (t, k, mine), (_, _, theirs) in pairs if t == "/0" and mine != theirs}
+
+
+def test_a_scale_that_rows_decide_claims_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The age of one row moves the scale, and with it the upload of a client that does not hold it."""
+
+    def seen(name: str, **data: Any) -> tuple[Seen, Seen]:
+        made = of_table(tmp_path, **data)
+        visits(tmp_path)
+        one = play(made, tmp_path / f"{name}-one")
+        visits(tmp_path, age=119)
+        return one, play(made, tmp_path / f"{name}-other")
+
+    one, other = seen("declared")
+    assert tells_apart(one, other) == []
+    assert len(strangers(one, other)) <= 1
+    assert ("example", "server") in one.finite
+    one, other = seen("measured", standardise="channel")
+    assert len(strangers(one, other)) == 2
+    assert one.finite == other.finite == set()
+    nothing_is_void(monkeypatch)
+    one, other = seen("twin", standardise="channel")
+    assert len(strangers(one, other)) == 2
+    assert ("example", "server") in one.finite  # a number was printed all the same
+
+
+# images ---------------------------------------------------------------------------------------------------------------
+def animals(folder: Path, last: str = "cat", mode: str = "L") -> Path:
+    """24 images of two classes; the last one may be of another class, or have colours."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for n in range(24):
+        place = folder / (last if n == 23 else ("cat", "dog")[n % 2])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new(mode if n == 23 else "L", (4, 4), 10 * n).save(place / f"{n:02}.png")
+    return folder
+
+
+def of_animals(folder: Path, **data: Any) -> Experiment:
+    source = {"source": "folder", "path": str(folder), "side": 4, "at_least": 1, **data}
+    return config.validate(PRIVATE | {"data": source, "partition": {"scheme": "iid", "clients": 2}})
+
+
+OWL: Change = {"last": "owl"}
+COLOUR: Change = {"mode": "RGB"}
+DECLARED: Change = {"classes": ["cat", "dog", "owl"], "colours": True}
+
+
+def two_of(folder: Path, change: Change, data: Change, runs: Path) -> tuple[Seen, Seen]:
+    made = of_animals(folder, **data)
+    animals(folder)
+    one = play(made, runs / "one")
+    animals(folder, **change)
+    return one, play(made, runs / "other")
+
+
+@pytest.mark.parametrize("change", [OWL, COLOUR], ids=["class", "colour"])
+def test_one_image_changes_no_model_of_declared_classes(change: Change, tmp_path: Path) -> None:
+    one, other = two_of(tmp_path / "animals", change, DECLARED, tmp_path)
+    assert tells_apart(one, other) == []
+    assert ("example", "server") in one.finite
+    assert len(strangers(one, other)) == 1
+
+
+@pytest.mark.parametrize("change", [OWL, COLOUR], ids=["class", "colour"])
+def test_classes_that_images_bring_along_claim_nothing(
+    change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    less = {} if change == OWL else {"classes": DECLARED["classes"]}
+    one, other = two_of(tmp_path / "animals", change, less, tmp_path)
+    assert {"agreement.json", "size of model.safetensors"} <= {*tells_apart(one, other)}
+    assert one.finite == other.finite == set()
+    nothing_is_void(monkeypatch)
+    one, other = two_of(tmp_path / "animals", change, less, tmp_path / "twin")
+    assert {"agreement.json", "size of model.safetensors"} <= {*tells_apart(one, other)}
+    assert ("example", "server") in one.finite
+
+
+def test_a_choice_by_secret_labels_claims_nothing(tmp_path: Path) -> None:
+    """A part of every class, a probe for the server: another label would choose other images. The digits are no secret,
+    whatever is chosen of them."""
+    animals(tmp_path / "animals")
+    for more in ({"fraction": 0.5}, {"probe": 1}, {"train": 8}):
+        made = of_animals(tmp_path / "animals", **DECLARED | {"classes": ["cat", "dog"]} | more)
+        assert len(Population(made).public.void) == 1, more
+    assert Population(of_animals(tmp_path / "animals", **DECLARED | {"classes": ["cat", "dog"]})).public.void == ()
+    dealt = {"scheme": "dirichlet", "clients": 2, "alpha": 1.0, "min_size": 1}
+    digits = config.validate(PRIVATE | {"data": {"train": 100, "probe": 2}, "partition": dealt})
+    assert Population(digits).public.void == ()
+    with pytest.raises(UnsoundGuarantee) as refused:
+        _ = Population(made.model_copy(update={"partition": dealt})).shares
+    assert refused.value.code == "partition-from-labels"
+
+
+def test_an_image_of_a_class_that_nobody_declared_is_refused_where_it_lies(tmp_path: Path) -> None:
+    animals(tmp_path / "animals", last="owl")
+    made = of_animals(tmp_path / "animals", classes=["cat", "dog"], colours=False)
+    with pytest.raises(DataError) as refused:
+        play(made, tmp_path / "run")
+    assert (refused.value.code, "owl" in refused.value.what) == ("undeclared-class", True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_declared_class_without_images_moves_nobody(tmp_path: Path) -> None:
+    """The only owl is taken away: the others keep their places, their numbers and their coins."""
+    folder = animals(tmp_path / "animals", last="owl")
+    held: list[dict[str, tuple[int, bool]]] = []
+    for _ in range(2):
+        data = folders.load(folder, side=4, at_least=1, test_fraction=0.4, classes=DECLARED["classes"], colours=False)
+        parts = ((data.train, False), (data.test, True))
+        held.append({str(x[0, 0, 0]): (int(y), test) for part, test in parts for x, y in zip(part.x, part.y)})  # noqa: B905
+        assert data.classes == 3
+        for owl in folder.glob("owl/*"):
+            owl.unlink()
+    assert held[0] | held[1] == held[0]
+    assert len(held[0]) == len(held[1]) + 1
+
+
+# what is announced ----------------------------------------------------------------------------------------------------
+class Telling(AboutData):
+    """An announcement as it was: with what inputs are scaled by."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+def telling(public: PublicNumbers, *more: Any) -> AboutData:
+    return Telling(**dict(about(public, *more)), mean=public.mean, std=public.std)
+
+
+def announced(made: Experiment, path: Path) -> SitesAgreement:
+    return OwnData(made, path, b"a key of the site").announced("hospital-a")
+
+
+def the_row_between(one: SitesAgreement, other: SitesAgreement) -> Sequence[float]:
+    """What a row was, by two announcements with and without it; nothing where they hold no numbers but counts."""
+    means = [np.array(list(map(float, re.findall(r"\d+\.\d+", str(part.data.to_json()))))) for part in (one, other)]
+    many = [part.clients[0].examples for part in (one, other)]
+    return [] if not len(means[0]) else list(many[0] * means[0][:2] - many[1] * means[1][:2])
+
+
+def test_two_announcements_give_no_row_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exact means of two files anybody has the row that is in one of them; the control is such a file."""
+    long, short = (visits(tmp_path / name, rows) for name, rows in (("long", 61), ("short", 60)))
+    made = of_table(tmp_path / "long", group=None, standardise="channel")
+    made = made.model_copy(update={"partition": {"scheme": "iid", "clients": 1}})
+    schema = SCHEMA.replace('"group"', '"ignored"')
+    (tmp_path / "long" / "schema.toml").write_text(schema)
+    with pytest.raises(UnsoundGuarantee) as refused:
+        announced(made, long)
+    assert refused.value.code == "announces-rows"
+    declared = of_table(tmp_path / "long", group=None)
+    files = [announced(declared, path) for path in (long, short)]
+    assert the_row_between(*files) == []
+    assert files[0].data == files[1].data
+    monkeypatch.setattr(own_data, "check_announced", lambda *_: None)
+    monkeypatch.setattr(own_data, "about", telling)
+    last = [float(cell) for cell in long.read_text().splitlines()[-1].split(",")[:2]]
+    assert the_row_between(announced(made, long), announced(made, short)) == pytest.approx(last, abs=1e-6)
+
+
+LEARNS: dict[str, Change] = {
+    "scale of a table": {"source": "tabular", "label": "outcome", "schema": "s.toml", "standardise": "channel"},
+    "columns of a table": {"source": "tabular", "label": "outcome", "schema": "learned"},
+    "classes of images": {"source": "folder", "colours": True},
+    "colours of images": {"source": "images", "classes": ["cat", "dog"]},
+    "scale of images": {"source": "folder", **DECLARED, "standardise": "channel"},
+    "scale of pixels": {"source": "images", **DECLARED, "standardise": "pixel"},
+}
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_no_server_and_no_site_plays_what_rows_decide(name: str) -> None:
+    """`settled` is what `serve` and `join` begin with, before a row is read or a file is written."""
+    made = config.validate({"data": {"path": "data", **LEARNS[name]}, "partition": {"scheme": "iid", "clients": 1}})
+    with pytest.raises(UnsoundGuarantee) as refused:
+        settled(made, rehearsal=True)
+    assert refused.value.code == "announces-rows"
+
+
+def test_an_agreement_has_no_place_for_statistics() -> None:
+    assert not {"mean", "std", "note"} & AboutData.model_fields.keys()
+    floats = [name for name, field in AboutData.model_fields.items() if "float" in str(field.annotation)]
+    assert floats == ["reach"]  # which the class of a source declares
+
+
+@pytest.mark.parametrize("loaded", ["tabular", "folder", "own"])
+def test_what_is_declared_scales_as_the_loader_does(loaded: str, tmp_path: Path) -> None:
+    from tests.runs.test_data import Drawn
+
+    schema: TableSchema | None = None
+    reach: tuple[float, float] | None = None
+    make: dict[str, Callable[[], Experiment]] = {
+        "tabular": lambda: of_table(visits(tmp_path).parent),
+        "folder": lambda: of_animals(animals(tmp_path), **DECLARED),
+        "own": lambda: config.validate({"data": {"source": "tests.runs.test_data:Drawn", "standardise": "none"}}),
+    }
+    made = make[loaded]()
+    found = Population(made)
+    if loaded == "tabular":
+        schema = found.declared
+    if loaded == "own":
+        reach = Drawn.reach
+    data = found.dataset
+    assert public_inputs.declared_scale(made.data, data.kind, data.shape, schema, reach) == (data.mean, data.std)
