@@ -33,9 +33,13 @@ class Document(StrEnum):
     card = "card"
 
 
-class UnitChoice(StrEnum):
-    client = "client"
-    example = "example"
+def _unit(value: str | None) -> str | None:
+    if value not in (None, "client", "example"):
+        raise typer.BadParameter(
+            f"{value!r} is neither client nor example. A person with several rows is protected as a whole where each "
+            "is a client: name the column that tells whose a row is in data.group and in data.key"
+        )
+    return value
 
 
 @app.command(cls=Verb)
@@ -51,7 +55,10 @@ def plan(
         float | None, typer.Option(help="Noise / sensitivity: which epsilon does it buy?")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Below 1 / number of protected units. [default: 1e-5]")] = None,
-    unit: Annotated[UnitChoice | None, typer.Option(help="What is protected. [default: client]")] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(metavar="<client|example>", callback=_unit, help="What is protected. [default: client]"),
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="In the federation. [default: 1000]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Expected clients per round. [default: 100]")] = None,
     rounds: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
@@ -73,7 +80,7 @@ def plan(
             ("epsilon", epsilon),
             ("noise_multiplier", noise_multiplier),
             ("delta", delta),
-            ("unit", unit and unit.value),
+            ("unit", unit),
             ("clients", clients),
             ("cohort", cohort),
             ("rounds", rounds),

@@ -27,7 +27,7 @@ def declared(
     written: Written,
     outcome: LabelKind | None,
 ) -> tuple[TableRows, Columns]:
-    _check_agreement(schema, {**dict.fromkeys(label, "label"), group: "group", key: "key"})
+    _check_agreement(schema, {key: "key", group: "group", **dict.fromkeys(label, "label")})
     said = schema.columns
     check_outcome(outcome, {name: said[name] for name in label})
     numbers = [name for name, column in said.items() if column.kind == "number" or (outcome and name in label)]

@@ -43,7 +43,7 @@ def draft(
     for name in roles.values():
         if name is not None:
             find(rows, name)
-    said = {name: role for role, name in roles.items()}
+    said = {key: "key", group: "person" if group == key else "group", label: "label"}
     lines = []
     for name in rows.table.column_names:
         told, confirm = _suggested(column := rows.column(name), said.get(name))
@@ -62,6 +62,8 @@ def _suggested(column: pa.Array, role: str | None) -> tuple[str, str]:
     """What is said of a column, and what to confirm."""
     if role == "key":
         return 'kind = "key"', "names the row, and is no feature"
+    if role == "person":
+        return 'kind = "group"', "each is a client, and is no feature"
     present = (whole(column) if role else column).drop_null()
     words = _words(present) if role or is_text(column.type) else []
     if role == "label":

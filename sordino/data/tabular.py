@@ -13,6 +13,7 @@ levels. Rows are held back for tests by their place or key alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -95,8 +96,21 @@ def load(
         groups=found.groups,
         groups_declared=found.groups_declared,
         columns=found.said,
-        remarks=remarks(found.unknown, owners),
+        remarks=(*_several(found, key if key != group else None), *remarks(found.unknown, owners)),
         misfit=misfit(found.unknown, owners),
+    )
+
+
+def _several(found: Columns, key: str | None) -> tuple[str, ...]:
+    """Whose rows are several, if a key tells whose they are."""
+    rows = Counter(found.keys or ())
+    if key is None or (most := max(rows.values(), default=1)) < 2:
+        return ()
+    many = sum(count > 1 for count in rows.values())
+    return (
+        f"{key}: {many:,} of {len(rows):,} values stand in several rows, at most in {most}: a promise about one "
+        f"example protects one of these rows, and nobody as a whole. With data.group = {key!r}, too, each is a client, "
+        "which a method for clients protects",
     )
 
 
@@ -108,7 +122,10 @@ def _owners(rows: TableRows, found: Columns) -> Owners:
 
 
 def check_roles(roles: Mapping[str, str | None]) -> None:
+    """A key that is the group is allowed: each person is then a client, whose rows all train or all test."""
     given = {role: name for role, name in roles.items() if name is not None}
+    if given.get("group") == given.get("key"):
+        given.pop("key", None)
     for role, name in given.items():
         if others := [other for other in given if other != role and given[other] == name]:
             raise DataError(

@@ -140,7 +140,9 @@ class Population:
         code = user_code.named(shown)
         trusted = tuple(TRUSTED.format(name) for name in dict.fromkeys(code) if name != LENT_PATH)
         taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
-        return (*taken, *trusted)
+        data = made.data
+        several = (public_inputs.SEVERAL.format(data.key),) if data.key not in (None, data.group) else ()
+        return (*several, *taken, *trusted)
 
     @property
     def _void(self) -> tuple[str, ...]:

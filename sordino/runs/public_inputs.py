@@ -35,6 +35,8 @@ RESERVED = (
 # what is drawn from secret labels; that rows lie at certain places is no secret
 CHOSEN = (STRATIFIED, DRAWN, PARTITION, RESERVED)
 
+SEVERAL = "an example is one row: whoever has several rows ({} tells whose they are) is not protected as a whole by it"
+
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 
 Scaling = Literal["fixed", "channel", "pixel", "none"]
