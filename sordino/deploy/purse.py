@@ -16,6 +16,7 @@ from sordino.budget.plan import Price
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.commands import Begin, End, Hand, Round, Score
 from sordino.engine.server import Federation
+from sordino.engine.site import told
 from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
 from sordino.evaluate.evaluation import check_shared
 from sordino.ledger.ledger import State
@@ -38,7 +39,7 @@ class Purse:
         self, whole: Whole, clients: Sequence[int], ledger: Path, dataset: str, run: str, shares_scores: bool = False
     ) -> None:
         """`dataset`: the digest of this site's data, which its ledger is founded for."""
-        self._whole, self._clients, self._shares_scores = whole, tuple(clients), shares_scores
+        self._whole, self._clients, self._run, self._shares_scores = whole, tuple(clients), run, shares_scores
         self._books = [
             phase.federation(ServersHome(whole), dataset, ledger, run, self._clients) for phase in whole.phases
         ]
@@ -140,6 +141,7 @@ class Purse:
                 fix="the server must go on from its newest checkpoint",
                 code="answered-before",
             )
+        self._check_learned(phase, command, asked.messages)
         books.replay(t)
         # a preparation may need more rounds than others, and a server may ask one site in another's place: nobody is
         # asked more often than was accepted
@@ -152,6 +154,12 @@ class Purse:
         if not books.everyone_pays:
             books.ledger.drawn(books.op(t))
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
+
+    def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
+        """Refuses a round whose public numbers its uplink is not bounded for, before it is paid."""
+        if phase.algorithm.uplink.learns:
+            for _, down in told(phase.algorithm, phase.task, phase.header(self._run), command, messages):
+                phase.algorithm.uplink.at(command.t, down)
 
     def _phase(self, stage: int) -> tuple[Setup, Federation]:
         if not 0 <= stage < len(self._books):

@@ -219,11 +219,7 @@ class Site(Executor):
         """The answers of a round, from the broadcast as it came or from what each client is told of it."""
         if not command.terms:
             return
-        whole = self.algorithm.broadcast(self.algorithm.init(self.task, 0))
-        each = sorted(command.terms) if command.apart else [None]
-        for k, message in zip(each, messages, strict=True):
-            template = whole if k is None else self.algorithm.told(whole, k)
-            _, down = wire.decode(message, self.header(command.t, -1), template)
+        for k, down in told(self.algorithm, self.task, self.header, command, messages):
             terms = command.terms if k is None else {k: command.terms[k]}
             yield from self.each(command.t, down, terms, command.apart)
 
@@ -287,6 +283,21 @@ class Site(Executor):
             upload, state = self.algorithm.local(task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.executor == "loop" else upload), state
+
+
+def told(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    header: Callable[[int, int], wire.Header],
+    command: Round,
+    messages: Sequence[bytes | memoryview],
+) -> Iterator[tuple[int | None, Tree]]:
+    """What a round comes with: one broadcast for all (None), or what each client is told of it."""
+    whole = algorithm.broadcast(algorithm.init(task, 0))
+    each = sorted(command.terms) if command.apart else [None]
+    for k, message in zip(each, messages, strict=True):
+        template = whole if k is None else algorithm.told(whole, k)
+        yield k, wire.decode(message, header(command.t, -1), template)[1]
 
 
 class RoundHere:

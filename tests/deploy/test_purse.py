@@ -11,13 +11,16 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from sordino import tree
 from sordino.engine.commands import Command, Hand, Keep, Restore, Round, Score
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.letters.answers import Answered, Refused
 from sordino.letters.events import Event
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.runs.folder import RunFolder
-from sordino.types import Terms
+from sordino.types import Bound, Grant, Terms
 from tests.helpers.between_sites import Federated
 from tests.helpers.forged_letters import Server, serving
 from tests.laws.cases import BY_NAME
@@ -87,6 +90,41 @@ def test_a_forged_round_is_refused_and_costs_nothing(name: str, tmp_path: Path) 
         answer, bodies = server.says(plan)  # the control: what is planned is done
         assert isinstance(answer, Answered), answer
         assert len(bodies) == 1
+
+
+@pytest.mark.parametrize("kind", ["block_sum", "sensing"])
+def test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rates come with the model. In the twin a site believes them, and adds up whole layers under the same noise."""
+    clip, noise = {"name": "clip", "radius": 1.0}, {"name": "noise", "multiplier": 4.0}
+    compressed = {"name": kind, "rate": "dynamic", **({"block": 32} if kind == "sensing" else {})}
+    tables: dict[str, Any] = {"uplink": [clip, compressed, noise], "privacy": {"delta": 1e-5}}
+    with serving("fedavg", tmp_path, **tables) as server:
+        plan = server.planned()
+        down = server.phase.algorithm.broadcast(server.phase.state("server"))
+        (stage,) = (stage for stage in server.phase.algorithm.uplink.client if isinstance(stage, LayerByLayer))
+
+        def says(tenths: int) -> Any:
+            public = tuple(torch.full_like(one, tenths) if torch.is_tensor(one) else one for one in down.public)
+            return server.says(plan, down=down._replace(public=public))[0]
+
+        for tenths in (0, 1, 6, 10, 255):
+            answer = says(tenths)
+            assert isinstance(answer, Refused), tenths
+            assert answer.code == "learned-beyond-plan"
+        assert server.spent() == 0
+        with pytest.MonkeyPatch.context() as twin:
+            twin.setattr(
+                type(stage), "at", lambda self, t, told: replace(self, _each=tuple(one / 10 for one in told.tolist()))
+            )
+            layer = {"w": torch.ones(650, dtype=torch.float64) / 650**0.5}
+            believed = stage.at(0, torch.tensor([0])).encode(layer, Bound(), Grant(0, 1, 1, Counter(0)))
+            moved = float(tree.norm(believed))
+            if kind == "block_sum":  # one sum over a whole layer, where the noise is sized for runs of ten
+                assert moved > 7 * stage.bound(Bound(l1=99.0, l2=1.0), 650).l2
+            assert isinstance(says(0), Answered)
+        assert server.spent() == 1
 
 
 def test_a_budget_that_is_spent_buys_no_further_round(tmp_path: Path) -> None:

@@ -50,12 +50,14 @@ class Server:
         stage: int | None = None,
         ledger: str | None = None,
         messages: Sequence[bytes] = (),
+        down: Any = None,
         **heading: Any,
     ) -> tuple[Any, list[bytes]]:
-        """A letter to the site, and its answer."""
+        """A letter to the site, and its answer. `down`: what a round comes with, in place of the true broadcast."""
         messages = list(messages)
         if isinstance(command, Round):
-            down = self.phase.algorithm.broadcast(self.phase.state("server"))
+            if down is None:
+                down = self.phase.algorithm.broadcast(self.phase.state("server"))
             messages = [wire.encode(self.phase.header(self.between.run)(max(0, command.t), -1), down)]
         elif isinstance(command, Score):
             model = next(iter(self.phase.algorithm.models(self.phase.state("server")).values()))

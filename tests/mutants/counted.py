@@ -6,6 +6,7 @@ from tests.mutants.mutant import one
 
 COUNTED = "tests/laws/test_counted_or_not.py"
 READERS = "tests/privacy/readers"
+COMPRESSION = "tests/privacy/uplink/test_compression.py"
 
 
 COUNTED_OR_NOT = [
@@ -43,5 +44,26 @@ COUNTED_OR_NOT = [
         'return 2 if how == "zero_out" else None',
         'return 1 if how == "zero_out" else None',
         "tests/ledger/test_covering.py::test_a_claim_covers_what_so_many_of_its_changes_reach",
+    ),
+    one(
+        "a sensing bound without the least rate",
+        "privacy/uplink/sensing.py",
+        "range(round(10 * self.least), round(10 * self.most) + 1)",
+        "range(round(10 * self.least) + 1, round(10 * self.most) + 1)",
+        f"{COMPRESSION}::test_the_bound_holds_at_every_rate_that_may_come_with_a_model",
+    ),
+    one(
+        "a site believes the rates of a server",
+        "privacy/uplink/stages.py",
+        "if not all(least <= number <= most for number in told):",
+        "if False:",
+        f"{COMPRESSION}::test_the_bound_holds_at_every_rate_that_may_come_with_a_model",
+    ),
+    one(
+        "rates are looked at after the round was paid",
+        "deploy/purse.py",
+        "        self._check_learned(phase, command, asked.messages)\n",
+        "",
+        "tests/deploy/test_purse.py::test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing",
     ),
 ]

@@ -20,7 +20,7 @@ import torch
 
 from sordino import tree
 from sordino.errors import ConfigError
-from sordino.privacy.uplink.stages import Clip, Stage, clip_factor
+from sordino.privacy.uplink.stages import Clip, Stage, check_told, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params
 
@@ -91,7 +91,11 @@ class ClipLayers(Stage):
         return torch.full((len(tree.leaves(x)),), self.radius, dtype=torch.float64) if self.learns else ()
 
     def at(self, t: int, public: Tree) -> Stage:
-        return replace(self, _each=tuple(public.tolist())) if self.learns else self
+        if not self.learns:
+            return self
+        told = tuple(public.tolist())
+        check_told(t, "radii of layers", told, min(self.least, self.radius), max(self.most, self.radius))
+        return replace(self, _each=told)
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
         if self.adapt is None:

@@ -16,7 +16,7 @@ import torch
 
 from sordino import tree
 from sordino.errors import FRACTION, ConfigError, check_range
-from sordino.privacy.uplink.stages import Stage
+from sordino.privacy.uplink.stages import Stage, check_told
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params
 
@@ -70,7 +70,8 @@ class LayerByLayer(Stage, ABC):
     """The part that all compressions of layers share: their rates.
 
     rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update
-    the server rebuilt. These go down with the model, in tenths.
+    the server rebuilt. These go down with the model, in tenths. The bound holds for `least` to `most`, and others are
+    refused: whoever sends the model sends the rates.
     """
 
     rate: float | Literal["dynamic"] = 0.5
@@ -128,7 +129,11 @@ class LayerByLayer(Stage, ABC):
         return self._chosen([model.get(name.rpartition("/")[2], leaf) for name, leaf in tree.named(x)])
 
     def at(self, t: int, public: Tree) -> Self:
-        return replace(self, _each=tuple(tenths / 10 for tenths in public.tolist())) if self.learns else self
+        if not self.learns:
+            return self
+        told = tuple(tenths / 10 for tenths in public.tolist())
+        check_told(t, "compression rates", told, round(10 * self.least) / 10, round(10 * self.most) / 10)
+        return replace(self, _each=told)
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
         return self._chosen(tree.leaves(self.decode(mean, like)))

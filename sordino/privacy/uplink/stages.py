@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from sordino import tree
-from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, check_range
+from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, WireError, check_range
 from sordino.ledger.claims import check_neighbours
 from sordino.ledger.events import check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
@@ -78,6 +78,17 @@ class Stage:
         deviation of the noise in a coordinate of it.
         """
         return ()
+
+
+def check_told(t: int, what: str, told: Sequence[float], least: float, most: float) -> None:
+    """Refuses numbers that come with the model and for which the bound is not made."""
+    if not all(least <= number <= most for number in told):
+        raise WireError(
+            f"round {t + 1} comes with {what} of {', '.join(f'{number:g}' for number in told)}",
+            why=f"the bound that the noise is sized by is made for {least:g} to {most:g}",
+            fix="the server must keep to the experiment",
+            code="learned-beyond-plan",
+        )
 
 
 @dataclass(frozen=True)

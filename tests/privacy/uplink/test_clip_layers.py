@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, WireError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.clip_layers import ClipLayers
@@ -40,6 +40,17 @@ def at(stage: ClipLayers, radii: tuple[float, ...]) -> Any:
 def shares(kind: str, radii: tuple[float, ...], sizes: tuple[int, ...]) -> list[float]:
     parts = [1.0 if kind == "equal" else c * math.sqrt(m) for c, m in zip(radii, sizes, strict=True)]
     return [part / sum(parts) for part in parts]
+
+
+@pytest.mark.parametrize("radius", [math.nan, math.inf, 0.0, -1.0, 1e-4, 1e4])
+def test_radii_that_nobody_learns_are_refused(radius: float) -> None:
+    """They come with the model, whoever sends it. The first ones may lie outside the ends of later ones."""
+    stage = ClipLayers(1.0, adapt=1.0)
+    with pytest.raises(WireError) as refused:
+        at(stage, (1.0, radius))
+    assert refused.value.code == "learned-beyond-plan"
+    assert at(stage, (1e-3, 1e3))._each == (1e-3, 1e3)
+    assert at(ClipLayers(1e4, adapt=1.0), (1e4,))._each == (1e4,)
 
 
 # the bound ------------------------------------------------------------------------------------------------------------

@@ -312,6 +312,32 @@ def test_the_bound_of_sensing_holds(kind: Any) -> None:
     assert Sensing().bound(Bound(), 10).l2 == math.inf
 
 
+TENTHS = [(2, 5), (3, 3), (1, 10)]
+
+
+@pytest.mark.parametrize(("least", "most"), TENTHS)
+@pytest.mark.parametrize("kind", ["block_sum", "gaussian", "bernoulli"])
+def test_the_bound_holds_at_every_rate_that_may_come_with_a_model(kind: Any, least: int, most: int) -> None:
+    """The longest vector that a layer of any size becomes, at every rate, over the bound of dynamic rates."""
+    ends: dict[str, Any] = {"rate": "dynamic", "least": least / 10, "most": most / 10}
+    stage = BlockSum(**ends) if kind == "block_sum" else Sensing(**ends, kind=kind, block=24)
+    limit = stage.bound(Bound(l1=99.0, l2=1.0), 100).l2
+    reached = 0.0
+    for tenths in range(least, most + 1):
+        now = stage.at(0, torch.tensor([tenths], dtype=torch.uint8))
+        for size in range(1, 60):
+            rows = torch.eye(size, dtype=torch.float64)
+            whole = torch.stack([now.encode({"w": row}, Bound(), GRANT)["w"] for row in rows])
+            reached = max(reached, float(torch.linalg.matrix_norm(whole, 2)))
+    assert reached <= limit * (1 + 1e-9)
+    if kind != "block_sum":  # whose bound is the next whole number
+        assert reached > limit * (1 - 1e-6)
+    for tenths in (0, least - 1, most + 1, 255):
+        with pytest.raises(WireError) as refused:
+            stage.at(0, torch.tensor([least, tenths], dtype=torch.uint8))
+        assert refused.value.code == "learned-beyond-plan"
+
+
 def test_sensing_settings_that_are_none() -> None:
     for bad in ({"rate": 0.0}, {"rate": 2.0}, {"block": 0}):
         with pytest.raises(ConfigError):
