@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import safetensors.torch
+import torch
+
 from sordino import config
 from sordino.deploy.serving import settled
 from sordino.runs.run import start
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
-from tests.laws.cases import Case
+from tests.laws.cases import BY_NAME, Case
 from tests.laws.tried import AGAIN, tried_on
 
 
@@ -29,3 +33,23 @@ def test_between_sites_every_round_has_a_checkpoint() -> None:
     """A site keeps its last three answers: a server may never have to go further back."""
     rare = config.load(None, ["engine.checkpoint_every=7"])
     assert settled(rare, rehearsal=True).engine.checkpoint_every == 1
+
+
+@pytest.mark.parametrize("name", ["gaussian_gdp", "scaffold", "fedprox"])
+def test_with_default_executors_it_is_the_same_model_to_rounding(name: str, tmp_path: Path) -> None:
+    """A simulation computes several clients in one go, a site has its own alone: the same numbers are added in another
+    order. The books are equal to the bit, whatever computes.
+    """
+    made = BY_NAME[name].experiment(engine={"precision": "fp32"})
+    assert made.engine.executor == "auto"
+    start(made, tmp_path / "run")
+    between = Federated(made, tmp_path)
+    between.play()
+    one, other = (safetensors.torch.load(model_of(place)) for place in (between.folder, tmp_path / "run"))
+    assert one.keys() == other.keys()
+    for tensor in one:
+        torch.testing.assert_close(one[tensor], other[tensor], rtol=0, atol=1e-6)
+    charges = [
+        [(entry.op, entry.charges) for entry in ledger_of(place)] for place in (between.folder, tmp_path / "run")
+    ]
+    assert charges[0] == charges[1]
