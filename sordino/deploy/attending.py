@@ -35,6 +35,9 @@ class Leave:
 
     def heard(self, standing: Standing, why: str) -> None:
         """How it stands with the server."""
+        if standing == "late":
+            self.say(standing, why)
+            return
         cut_off = standing not in ("working", "waiting")
         self._gone = (self.over() and standing != "working") or (self.told and cut_off)
         self.say(standing, why)

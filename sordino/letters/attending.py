@@ -26,7 +26,7 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # what failed before says nothing about the next try
 )
 
-Standing: TypeAlias = Literal["waiting", "working", "cut off", "refused"]
+Standing: TypeAlias = Literal["waiting", "working", "cut off", "refused", "late"]
 Says: TypeAlias = Callable[[Standing, str], None]  # how a site stands, and why
 
 
@@ -54,7 +54,8 @@ def attend(
             try:
                 while not stop():
                     if owed is not None:
-                        line.send(owed)
+                        if line.send(owed) == grpc_line.LATE:
+                            say("late", line.times)
                         owed = None
                     elif (asked := line.letter()) is not None:
                         say("working", "")
@@ -107,6 +108,7 @@ class _Line:
         else:
             made = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.chain)
             self._channel = grpc.secure_channel(address, made, options)
+        self._came = self._went = (0, 0.0)  # bytes and seconds of the last letter, and of its answer
         self._who = ((grpc_line.NAME, name),) if pems is None else ()
         self._fetch = self._channel.stream_stream(f"/{grpc_line.SERVICE}/{grpc_line.FETCH}")
         self._answer = self._channel.stream_unary(f"/{grpc_line.SERVICE}/{grpc_line.ANSWER}")
@@ -141,15 +143,22 @@ class _Line:
             self._say("waiting", "")
         return None
 
-    def send(self, posted: Posted) -> None:
-        """Brings an answer to the server."""
+    @property
+    def times(self) -> str:
+        """How long the last letter and its answer were on their way."""
+        came, went = (f"{many / 1e6:.3g} MB in {seconds:.3g} s" for many, seconds in (self._came, self._went))
+        return f"the server waits no more for it; the letter came with {came}, the answer went with {went}"
+
+    def send(self, posted: Posted) -> bytes:
+        """Brings an answer to the server, and says what that makes of it."""
+        begin = time.monotonic()
         call = self._answer.future(grpc_line.pieces(*posted), metadata=self._who)
         while not self._stop():
-            try:
-                call.result(TICK)
-            except grpc_line.package().FutureTimeoutError:
-                continue
-            return
+            with suppress(grpc_line.package().FutureTimeoutError):
+                took = bytes(call.result(TICK))
+                self._went = len(posted.letter), time.monotonic() - begin
+                return took
+        return b""
 
     def _hear(
         self,
@@ -166,8 +175,12 @@ class _Line:
             if next(call, None) != b"":
                 raise _no_server()
             heard.put(None)
-            head = grpc_line.begun(call, self._most)
-            heard.put(None if head is None else Posted(head[0], grpc_line.rest(call, head[1])))
+            if (head := grpc_line.begun(call, self._most)) is None:
+                heard.put(None)
+            else:
+                begin, letter = time.monotonic(), grpc_line.rest(call, head[1])
+                self._came = len(letter), time.monotonic() - begin
+                heard.put(Posted(head[0], letter))
             for _ in call:
                 raise WireError("more came than one letter", fix="ignore it", code="no-letter")
         except Exception as error:  # raised where somebody waits

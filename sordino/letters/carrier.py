@@ -49,6 +49,10 @@ class Carrier(ABC):
     def who(self) -> Sequence[str]:
         """The names of all sites, whether they can be reached or not."""
 
+    def rate(self, peer: str) -> float | None:
+        """Bytes a second that the line of a site has carried; None where they were too few to tell."""
+        return None
+
     def shut_out(self) -> frozenset[str]:
         """The sites that are not let in: on no list, or revoked."""
         return frozenset()

@@ -27,13 +27,14 @@ What: TypeAlias = Literal[
     "declined",
     "turned away",
     "displaced",
+    "late",
 ]
 # Of a hidden cohort these alone tell nobody who was drawn. Who is connected tells who cannot have answered; and the
 # time when a round begins tells how long the one before it took, which grows with the sites that were asked.
 OF_NOBODY = frozenset[What]({"started", "stopped", "over"})
 OF_ROUNDS = frozenset[What]({"asked", "answered"})  # of which there are many in every round
 OF_OTHERS = frozenset[What]({"declined", "turned away", "displaced"})  # which others can cause as often as they like
-WARNINGS = OF_OTHERS | {"refused", "failed", "waiting", "deadline", "dropped"}
+WARNINGS = OF_OTHERS | {"refused", "failed", "waiting", "deadline", "dropped", "late"}
 ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal has a bar for these, and says how many sites are there
 
 
@@ -58,6 +59,7 @@ class Event(Fact):
         """The event as a person is told it."""
         who, why = self.site or "this one", f": {self.why}" if self.why else ""
         where = f"{self.phase + ', ' if self.phase else ''}round {self.round}"
+        gone = _without(self.sites) + (f"; {self.why}" if self.why else "")
         few = f"{self.count} of {self.of} clients have answered"
         return {
             "started": "started",
@@ -72,14 +74,15 @@ class Event(Fact):
             "gathering": f"{self.count} of {self.of} sites are there",
             "asked": f"{where}: asked {', '.join(self.sites) or 'nobody'}",
             "answered": f"{where}: {self.site + ' has ' if self.site else ''}answered",
-            "waiting": f"{where} waits: {few}, {self.needed} are needed{_without(self.sites)}{_revoked(self.revoked)}",
+            "waiting": f"{where} waits: {few}, {self.needed} are needed{gone}{_revoked(self.revoked)}",
             "dropped": f"{where}{why or f': a client of {who} drops out'}",
             "missing": f"waits for the {self.site}",
             "declined": f"this site does not do what the server asks{why}",
             "turned away": f"not let in{' as ' + self.site if self.site else ''}{why}{_more(self.more)}",
             "displaced": f"{who} connects anew{why}{_more(self.more)}",
             "closing": f"{where} ends, to stop: {few}{_without(self.sites)}",
-            "deadline": f"{where}: the deadline has passed, {few}; it goes on{_without(self.sites)}",
+            "late": f"an answer came too late{why}",
+            "deadline": f"{where}: the deadline has passed, {few}; it goes on{gone}",
         }[self.event]
 
 

@@ -1,7 +1,7 @@
 """What both ends of a gRPC line agree on: two methods, and how a letter travels.
 
     /sordino.Post/Fetch     <- 32 random bytes, -> a signature, <- an empty message, <- the next letter if there is one
-    /sordino.Post/Answer    -> a letter
+    /sordino.Post/Answer    -> a letter, <- an empty message, or "late" where nobody waits for it any more
 
 A site that fetches signs what it was sent, with the key that signs its letters: a certificate alone, which a CA may
 make out to the same name twice, fetches nothing. An answer has the ticket of its letter, which nobody else was told.
@@ -26,6 +26,7 @@ Foreign: TypeAlias = Any  # an object of grpc, which has no types
 
 SERVICE, FETCH, ANSWER = "sordino.Post", "Fetch", "Answer"
 CHALLENGE, FETCHES = 32, "sordino fetch 1"  # bytes; what a signature of a fetch is a signature of, and of nothing else
+LATE = b"late"
 NAME = "sordino-name"  # where a site says its name to a server of its own machine
 HEAD = struct.Struct("<qQ")
 PIECE = 1 << 20  # bytes

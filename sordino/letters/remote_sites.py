@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.engine.channels import SumAtSites
-from sordino.engine.commands import Command, End, Score
+from sordino.engine.commands import Command, End, Round, Score
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.letters.answers import Accepted, heard
 from sordino.letters.attending import LONGEST
@@ -45,6 +45,8 @@ class RemoteSites(Sites):
     _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
     _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
     _told: tuple[str, float] = ("", 0.0)  # what was last said of a round that waits, and when
+    _there: int = 0  # bytes of the messages of a round in one letter
+    _back: int = 0  # and of the longest answer
     _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
     _idle: bool = False  # is there nothing to do but wait, beyond the deadline or at the end? Then a stop is at once
 
@@ -146,9 +148,21 @@ class RemoteSites(Sites):
         self._told = how, time.monotonic()
         late = tuple(sorted({out.peer for out in self._out.values() if out.peer in self._ready}))
         gone = tuple(peer for peer in late if peer in self.carrier.shut_out())
-        told = Event(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked)
+        told = Event(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked, why=self._slow(late))
         self.note(told if enough else told.beside(needed=self.patience.minimum))
         return enough
+
+    def _slow(self, late: Sequence[str]) -> str:
+        """Whose line carries too little for this deadline, as far as one knows."""
+        told = []
+        for peer in late:
+            rate, many = self.carrier.rate(peer), self._there + self._back
+            if rate and many / rate > self.patience.timeout:
+                told.append(
+                    f"the line of {peer} carries {rate / 1e3:.3g} kB/s, and {many / 1e6:.3g} MB there and back need "
+                    f"{many / rate:.0f} s: the deadline of {self.patience.timeout:g} s is too short for it"
+                )
+        return "; ".join(told)
 
     def _due(self, until: float) -> float:
         """A stop waits a moment for those at work, and no longer where nothing is lost by it."""
@@ -200,6 +214,8 @@ class RemoteSites(Sites):
         return peer
 
     def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[int], bytes]:
+        if isinstance(command, Round):
+            self._there = sum(map(len, bodies))
         return super()._writer(peer, command, bodies, self.ledger())
 
     def away(self, client: int) -> bool:
@@ -232,6 +248,8 @@ class RemoteSites(Sites):
 
     def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
         peer = self._out[ticket].peer
+        if isinstance(found, Letter):
+            self._back = max(self._back, sum(map(len, found.bodies)))
         super()._settled(ticket, found)
         if ticket in self._rounds and isinstance(found, Letter):
             self.note(Event(event="answered", site=peer, round=self._rounds[ticket] + 1))

@@ -36,6 +36,7 @@ from sordino.letters.certificates import Certificates
 from sordino.letters.events import Event
 from sordino.letters.grpc_line import Foreign
 
+LONG = 1 << 16  # bytes from which the time of a letter says something of the line
 SHOWN = 64  # characters of a name that a stranger says
 POLL = 20.0  # seconds that a site waits for a letter before it asks again
 PULSE = 0.5  # seconds after which a waiting call looks whether its site is still allowed
@@ -62,6 +63,7 @@ class _Pigeonhole:
         self.answering: Foreign = None
         self.answered: int | None = None  # the ticket of the last answer
         self.left = -math.inf  # when the last call ended as it should
+        self.carried = (0, 0.0)  # bytes of the last long letter or answer, as far as it has come, and seconds
 
 
 class Rpc(Carrier):
@@ -138,6 +140,10 @@ class Rpc(Carrier):
             there = [hole for hole in self._holes.values() if hole.fetching is not None or hole.left > late]
         return frozenset(hole.name for hole in there if self._may(hole))
 
+    def rate(self, peer: str) -> float | None:
+        many, seconds = self._holes[peer].carried
+        return many / seconds if many and seconds else None
+
     def shut_out(self) -> frozenset[str]:
         return frozenset(hole.name for hole in self._holes.values() if not self._may(hole))
 
@@ -185,8 +191,9 @@ class Rpc(Carrier):
             self._refuse(call, hole.name, "it has not the key that is on the list")
         with self._lock:
             before, hole.fetching = hole.fetching, call
-        if before is not None:
+        if before is not None and before.peer() != call.peer():  # else the same process asks for the next letter
             self._note(Event(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {before.peer()}"))
+        if before is not None:
             before.cancel()
         if not call.add_callback(partial(self._gone, hole, call)):
             self._gone(hole, call)
@@ -199,7 +206,7 @@ class Rpc(Carrier):
             except Exception as error:  # whoever waits for the answer should know
                 self._came.put(error)
                 call.abort(self._codes.UNAVAILABLE, "")
-            for piece in grpc_line.pieces(ticket, letter):
+            for piece in _measured(hole, grpc_line.pieces(ticket, letter)):
                 if not self._may(hole):
                     self._refuse(call, hole.name)
                 yield piece
@@ -245,12 +252,13 @@ class Rpc(Carrier):
             if (head := grpc_line.begun(pieces, self._most)) is None:
                 raise WireError("no letter came", code="no-letter")
             ticket, length = head
+            late = ticket not in hole.letters and ticket != hole.answered
             if ticket in hole.letters:
                 with self._lock:
                     before, hole.answering = hole.answering, call
                 if before is not None:
                     before.cancel()
-                self._take(hole, call, Arrived(ticket, grpc_line.rest(pieces, length)))
+                self._take(hole, call, Arrived(ticket, grpc_line.rest(_measured(hole, pieces), length)))
         except WireError as error:
             too_long = error.code == "too-long"
             call.abort(self._codes.OUT_OF_RANGE if too_long else self._codes.INVALID_ARGUMENT, "")
@@ -259,7 +267,7 @@ class Rpc(Carrier):
         with self._lock:
             hole.answered, hole.left = ticket, time.monotonic()
             hole.moved.notify_all()
-        return b""
+        return grpc_line.LATE if late else b""
 
     def _take(self, hole: _Pigeonhole, call: Foreign, arrived: Arrived) -> None:
         if not self._may(hole):
@@ -297,6 +305,16 @@ class Rpc(Carrier):
         self._note(Event(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
         call.abort(self._codes.UNAUTHENTICATED, "")
         raise AssertionError("abort has raised")
+
+
+def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a letter. How fast the line of this site carries them is seen where there are some."""
+    begin, many = time.monotonic(), 0
+    for piece in pieces:
+        yield piece
+        many += len(piece)
+        if many >= LONG:
+            hole.carried = many, time.monotonic() - begin
 
 
 def _whom(call: Foreign) -> str:

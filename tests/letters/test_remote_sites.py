@@ -309,6 +309,7 @@ def test_who_has_refused_once_is_asked_again_when_others_are_gone(once: Round, m
 def test_what_a_round_waits_for_says_who_is_revoked_and_what_to_do(once: Round) -> None:
     road = Silent({"good": once.good, "bad": lambda letter: b""})
     road.shut_out = lambda: frozenset({"bad"})  # type: ignore[method-assign]
+    road.rate = lambda peer: 1000.0  # type: ignore[method-assign]
     sites, notes = once.sites(road, Patience(timeout=0.05, minimum=3)), list[Event]()
     road.lost, sites.note, sites.stopped = frozenset({"bad"}), notes.append, iter([False] * 9 + [True] * 9).__next__
     sites.gather()
@@ -316,8 +317,10 @@ def test_what_a_round_waits_for_says_who_is_revoked_and_what_to_do(once: Round) 
         list(sites.collected(0, once.down, once.terms))
     told = next(event.words for event in notes if event.event == "waiting")
     assert told.startswith(
-        "round 1 waits: 2 of 3 clients have answered, 3 are needed; no answer from bad; bad is revoked"
+        "round 1 waits: 2 of 3 clients have answered, 3 are needed; no answer from bad; the line of bad"
     )
+    assert " carries 1 kB/s, and " in told
+    assert "s: the deadline of 0.05 s is too short for it; bad is revoked" in told
     assert "a smaller --minimum" in told
 
 
