@@ -155,8 +155,14 @@ def test_real_answers_are_drawn_once_and_outlive_a_crash(seen: dict[int, set[byt
     assert not same_model(Rounds(made(LDP, **SYSTEM), secret_of(tmp_path / "other")), folder)
 
 
-@pytest.mark.parametrize("left", [None, b"", bytes(31)], ids=["gone", "empty", "cut"])
-def test_without_their_secret_clients_do_not_answer_from_the_seed(left: bytes | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("left", "code"),
+    [(None, "no-secret"), (b"", "run-file-damaged"), (bytes(31), "run-file-damaged")],
+    ids=["gone", "empty", "cut"],
+)
+def test_without_their_secret_clients_do_not_answer_from_the_seed(
+    left: bytes | None, code: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     with killed_at("computed", 1):
         start(made(LDP, **SYSTEM), folder)
@@ -167,10 +173,10 @@ def test_without_their_secret_clients_do_not_answer_from_the_seed(left: bytes | 
         secret.write_bytes(left)
     with pytest.raises(SordinoError) as refusal:
         resume(folder)
-    assert refusal.value.code == "no-secret"
+    assert refusal.value.code == code
     with pytest.raises(SordinoError) as refusal:
         _ = simulated(made(LDP, **SYSTEM)).site("run").shards[0]
-    assert refusal.value.code == "no-secret"
+    assert refusal.value.code == code
 
 
 def test_nobody_keeps_a_secret_for_nothing(tmp_path: Path) -> None:
