@@ -176,7 +176,7 @@ def test_without_their_secret_clients_do_not_answer_from_the_seed(
     assert refusal.value.code == code
     with pytest.raises(SordinoError) as refusal:
         _ = simulated(made(LDP, **SYSTEM)).site("run").shards[0]
-    assert refusal.value.code == code
+    assert refusal.value.code == "no-secret"
 
 
 def test_nobody_keeps_a_secret_for_nothing(tmp_path: Path) -> None:
