@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,9 @@ from scipy.stats import norm
 from sordino.budget.plan import Budget, Plan, Price, draft
 from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
 from sordino.errors import UnsoundGuarantee
+from sordino.ledger.books import Charter
 from sordino.ledger.currency import UNIT
+from sordino.ledger.ledger import Ledger
 from sordino.ledger.pricing import Renyi
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.runs.simulation import simulated
@@ -132,6 +135,28 @@ def test_what_a_client_is_charged_is_what_its_noise_costs(
     assert gaussian_delta(epsilon, mu * 1.001) > delta
     laplace = [p.multiplier for p in charges(plan_of("pure", epsilon, delta, made, [times], reads), 0)]
     assert epsilon * (1 - 1e-9) <= reads * math.fsum(1 / b for b in laplace) <= epsilon
+
+
+@pytest.mark.parametrize("law", ["pure", "exact"])
+def test_a_typed_noise_pays_for_every_read(law: str, tmp_path: Path) -> None:
+    """On a ledger whose cap is for four reads, an exposure of five is not granted, and one of four is; the twin forgets
+    its reads.
+    """
+    typed = [(LAWS[law], 2.0)]
+    one, four, five = (
+        draft(typed, None, [3], {"example": [reads]}).price(0, 0, (0,)).charge  # type: ignore[union-attr]
+        for reads in (1, 4, 5)
+    )
+    (part,) = draft(typed, None, [3], {"example": [1]}).pricing.cost(2.0)  # type: ignore[union-attr]
+    assert part == pytest.approx(0.5 if law == "pure" else 1 / 8)
+    assert [charge[0] for charge in (one, four, five)] == [math.ceil(reads * part * UNIT) for reads in (1, 4, 5)]
+    charter = Charter(
+        "digits", "example", "replace", "server", 1e-5, draft(typed, None, [3], {"example": [1]}).currency
+    )
+    with Ledger.open(tmp_path / "ledger.sqlite", charter, {"0": four}) as ledger:
+        assert not ledger.reserve("five", {"0": five}, b"")
+        assert ledger.reserve("four", {"0": four}, b"")
+        assert not ledger.reserve("one more", {"0": one}, b"")
 
 
 @pytest.mark.parametrize(

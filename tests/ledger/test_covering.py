@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,6 +177,37 @@ def test_a_sample_that_cannot_be_stretched_is_summed() -> None:
     expected = two_steps(sampled, DELTA / 2, "zero_out") + epsilon_of(1 / 2, DELTA / 2)
     assert rows["example", "replace"].epsilon == pytest.approx(expected, rel=1e-6)
     assert rows["example", "replace"].accountant == "sum of 2 kinds of claims"
+
+
+@pytest.mark.parametrize("delta", [0.015, 0.0155, 0.01575, 5e-3, 5e-4])
+def test_two_steps_are_never_below_the_exact_price(delta: float) -> None:
+    """Of a Gaussian, whose two steps are one of half the multiplier. Where epsilon is small they are nearly as dear as
+    said: at (2 epsilon, e^epsilon delta), without the 1, they would cost less than they do.
+    """
+    exact, said = epsilon_of(2 / 50, delta), two_steps(Gaussian(50.0), delta, "zero_out")
+    assert exact <= said
+    if delta > 0.01:
+        assert said < exact + 0.01
+        without = 2 * epsilon_of(1 / 50, delta * math.exp(-exact / 2))
+        assert without < exact
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_row_is_no_surer_than_its_least_sure_client(order: tuple[int, int]) -> None:
+    """Neither the number of the client that lost most nor that of the strongest promise decides how far a row is
+    proved."""
+    sure, unsure = claim("example", "replace", Gaussian(1.0)), claim("example", "replace", Gaussian(3.0))
+    weak = replace(unsure, status="conditional", because=("somebody behaves",))
+    groups = [([0], [sure]), ([1], [weak])]
+    row = stated_by([note([groups[i] for i in order])])
+    assert (row.status, row.because) == ("conditional", ("somebody behaves",))
+    assert row.epsilon == pytest.approx(epsilon_of(1.0, DELTA), rel=1e-6)
+
+
+def stated_by(texts: list[str]) -> Guarantee:
+    (row,) = statement(texts, 2, DELTA)
+    assert epsilons(texts, 2, DELTA) == [(row.subject, row.epsilon, row.status)]
+    return row
 
 
 def test_the_client_that_lost_most_speaks_after_conversion() -> None:

@@ -6,6 +6,7 @@ from tests.mutants.mutant import one
 
 COUNTED = "tests/laws/test_counted_or_not.py"
 READERS = "tests/privacy/readers"
+COVERING = "tests/ledger/test_covering.py"
 COMPRESSION = "tests/privacy/uplink/test_compression.py"
 
 
@@ -43,7 +44,7 @@ COUNTED_OR_NOT = [
         "ledger/covering.py",
         'return 2 if how == "zero_out" else None',
         'return 1 if how == "zero_out" else None',
-        "tests/ledger/test_covering.py::test_a_claim_covers_what_so_many_of_its_changes_reach",
+        f"{COVERING}::test_a_claim_covers_what_so_many_of_its_changes_reach",
     ),
     one(
         "a sensing bound without the least rate",
@@ -65,5 +66,33 @@ COUNTED_OR_NOT = [
         "        self._check_learned(phase, command, asked.messages)\n",
         "",
         "tests/deploy/test_purse.py::test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing",
+    ),
+    one(
+        "two steps at e^epsilon delta",
+        "ledger/covering.py",
+        "if (1 + math.exp(epsilon)) * smaller <= delta:",
+        "if math.exp(epsilon) * smaller <= delta:",
+        f"{COVERING}::test_two_steps_are_never_below_the_exact_price",
+    ),
+    one(
+        "a row that is as sure as its surest client",
+        "ledger/statement.py",
+        "status = max((each.status for each, _ in costs), key=STATUSES.index)",
+        "status = min((each.status for each, _ in costs), key=STATUSES.index)",
+        f"{COVERING}::test_a_row_is_no_surer_than_its_least_sure_client",
+    ),
+    one(
+        "an epsilon while it runs that is as sure as its surest client",
+        "ledger/statement.py",
+        "status = max((each.status for each in costs), key=STATUSES.index)",
+        "status = min((each.status for each in costs), key=STATUSES.index)",
+        f"{COVERING}::test_a_row_is_no_surer_than_its_least_sure_client",
+    ),
+    one(
+        "a typed price that forgets its reads",
+        "budget/plan.py",
+        "cost([reads * part for part in self.pricing.cost(self.fixed)])",
+        "cost([part for part in self.pricing.cost(self.fixed)])",
+        "tests/budget/test_plan.py::test_a_typed_noise_pays_for_every_read",
     ),
 ]
