@@ -7,7 +7,7 @@ FROM python:3.11-slim
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 # The clone is only looked at while it is installed, so nothing that lies in it becomes a part of the image.
-RUN --mount=type=bind,target=/source,rw pip install --no-cache-dir '/source[sites,data]'
+RUN --mount=type=bind,target=/source,rw pip install --no-cache-dir --constraint /source/constraints.txt '/source[sites,data]'
 
 RUN useradd --create-home --uid 10001 sordino \
     && install -d -o sordino -g sordino /work /trial/server /trial/hospital-a /trial/hospital-b /trial/hospital-c

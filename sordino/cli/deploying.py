@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
+from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.deploy.joining import Proposed
@@ -213,7 +215,7 @@ def join(
     def consent(found: Proposed) -> bool:
         plan(console if not (quiet or as_json) else shown, found)
         _remark(shown, found.data.remarks)
-        return yes or typer.confirm("Take part?", default=False)
+        return yes or _agreed()
 
     with patience() as stopped:
         left = joining(asked, consent, stopped, _standing(shown), _failures(shown))
@@ -233,6 +235,18 @@ def join(
     if not left.over:
         shown.print("Stopped: the run goes on. The same command takes part again.")
         raise typer.Exit(130)
+
+
+def _agreed() -> bool:
+    try:
+        return typer.confirm("Take part?", default=False)
+    except typer.Abort:
+        raise ConfigError(
+            "nobody has said whether this site takes part",
+            why="there is no terminal to ask at, or the question was broken off",
+            fix="read what --show-plan says; a service that has nobody to ask consents with --yes",
+            code="no-consent",
+        ) from None
 
 
 def hold_key(
@@ -282,13 +296,17 @@ def _failures(console: Console) -> Callable[[Event], None]:
 
 def _standing(console: Console) -> Callable[[Standing, str], None]:
     """Prints how a site stands, where that has changed."""
-    last, note = "", _noting(console)
+    last, note, since, told = "", _noting(console), 0.0, 0.0
 
     def say(standing: Standing, why: str) -> None:
-        nonlocal last
+        nonlocal last, since, told
         text = "connected" if standing in ("waiting", "working") else f"{standing}{': ' + why if why else ''}"
+        now = time.monotonic()
         if text != last:
-            last = text
+            last, since, told = text, now, now
             note(text)
+        elif text != "connected" and now > told + UNITS["h"]:  # it never gives up, and says for how long it has tried
+            told = now
+            note(f"{text} (for {(now - since) / UNITS['h']:.0f} h; it goes on trying)")
 
     return say

@@ -59,10 +59,10 @@ class Certificates:
         for one in _way(own, chain[1:], roots, self.chain):
             if now < one.not_valid_before_utc:
                 raise _wrong(
-                    self.chain, f"it holds from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC", "not-yet-valid"
+                    self.chain, f"it holds from {_minute(one.not_valid_before_utc)}{_here(now)}", "not-yet-valid"
                 )
             if now > one.not_valid_after_utc:
-                raise _wrong(self.chain, f"it held until {one.not_valid_after_utc:%Y-%m-%d %H:%M} UTC", "expired")
+                raise _wrong(self.chain, f"it held until {_minute(one.not_valid_after_utc)}{_here(now)}", "expired")
         return Pems(*(path.read_bytes() for path in (self.chain, self.key, self.ca)))
 
     def _public_of_key(self) -> bytes:
@@ -74,6 +74,14 @@ class Certificates:
                 self.key, f"it is no private key that can be read without a password: {error}", "no-key"
             ) from None
         return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _minute(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC"
+
+
+def _here(now: datetime) -> str:
+    return f", and the clock of this machine says {_minute(now)}: is it right?"
 
 
 def _way(

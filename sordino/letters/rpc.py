@@ -36,6 +36,7 @@ from sordino.letters.certificates import Certificates
 from sordino.letters.events import Event
 from sordino.letters.grpc_line import Foreign
 
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 LONG = 1 << 16  # bytes from which the time of a letter says something of the line
 SHOWN = 64  # characters of a name that a stranger says
 POLL = 20.0  # seconds that a site waits for a letter before it asks again
@@ -99,7 +100,13 @@ class Rpc(Carrier):
             grpc_line.FETCH: grpc.stream_stream_rpc_method_handler(self._fetch),
             grpc_line.ANSWER: grpc.stream_unary_rpc_method_handler(self._answer),
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(grpc_line.SERVICE, methods),))
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(grpc_line.SERVICE, methods),
+                grpc.method_handlers_generic_handler("grpc.health.v1.Health", health),
+            )
+        )
         try:
             if tls is None:
                 self.port = int(self._server.add_insecure_port(bind))
@@ -276,6 +283,14 @@ class Rpc(Carrier):
             if hole.letters.pop(arrived.ticket, None) is not None:
                 hole.left = time.monotonic()  # before anybody hears of the answer: the site is there
                 self._came.put(arrived)
+
+    def _check(self, asked: bytes, call: Foreign) -> bytes:
+        """The health that gRPC's own probes ask for, in two protobuf messages of one field each. It says nothing of the
+        run.
+        """
+        if asked not in (b"", b"\x0a" + bytes([len(grpc_line.SERVICE)]) + grpc_line.SERVICE.encode()):
+            call.abort(self._codes.NOT_FOUND, "")
+        return SERVING if self._open else NOT_SERVING
 
     # who speaks -------------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def check_no_copy(run: Path) -> None:
             why="if the run and its copy both went on, rounds would be released twice with fresh noise, and paid "
             "for once",
             fix=f"continue in the original run folder; if that folder no longer exists, use `sordino resume {run} "
-            "--moved`",
+            "--moved`, or --moved with the command of a run between sites, `sordino serve` or `sordino join`",
             code="copied-run",
         )
 

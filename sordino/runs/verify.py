@@ -50,9 +50,10 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     same = claimed.get("config") == experiment.digest()
     wrong = [] if same else ["experiment.toml is not the experiment of the receipt"]
     with Ledger.as_founded(mine.ledger) as ledger:
+        known = ledger.sealed(seal.digest(claimed))
         if not ledger.descends_from(str(claimed.get("ledger_head"))):
             wrong.append("the ledger went back behind the receipt: an older copy, or another ledger")
-        if not ledger.sealed(seal.digest(claimed)):
+        if not known:
             wrong.append("the ledger knows no such receipt: it was changed after it was made, or made elsewhere")
         entries = of_run(ledger, str(claimed.get("run")))
         wrong += _edited(experiment, entries)
@@ -74,6 +75,10 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         wrong += _replayed(setup, federation, entries, between=bool(mine.environment.site))
         agreed.append("every release is the one that the experiment plans")
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
+    then, now = claimed.get("rounds"), again.get("rounds")
+    if known and not wrong and isinstance(then, int) and isinstance(now, int) and then < now:
+        went_on = f"the run goes on: this receipt is of round {then}, and the ledger knows {now} rounds"
+        return Verdict([f"{went_on}; the next one is written when the run ends or is stopped"], unseen, [])
     wrong += [
         f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}"
         for name in compared

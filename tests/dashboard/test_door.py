@@ -229,3 +229,11 @@ def test_a_new_round_comes_down_the_stream_and_nothing_is_touched(
             assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
             go_on(folder)
     assert sorted(os.listdir(folder)) == sorted({path.name for path in before if path.parent == folder})
+
+
+def test_a_probe_needs_no_token_and_no_name_and_learns_nothing(served: Served, simulated: Path) -> None:
+    server = served(simulated, token=TOKEN)
+    found = ask(server, "/healthz", Host="10.0.0.7")
+    assert (found.status, found.read()) == (200, b"ok")
+    assert ask(server, "/").status == 401
+    assert ask(server, "/healthz/../", Host="10.0.0.7").status == 421

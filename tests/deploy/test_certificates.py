@@ -129,6 +129,7 @@ def test_what_would_not_be_taken_is_said_before(
         files(tmp_path, *made(trial)).read()
     assert refusal.value.code == code
     assert refusal.value.fix
+    assert ("the clock of this machine says" in refusal.value.why) == (code in ("expired", "not-yet-valid"))
 
 
 def test_a_file_that_is_missing_is_named(trial: Papers, tmp_path: Path) -> None:

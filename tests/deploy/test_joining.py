@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import tomli_w
+from rich.console import Console
 
 from sordino import config
+from sordino.cli import deploying
 from sordino.config import Engine
 from sordino.data import Split
 from sordino.data.digits import load as digits
@@ -262,3 +266,26 @@ def test_what_goes_on_between_sites_is_not_resumed_alone_and_a_copy_does_not_go_
 def test_a_wrong_certificate_is_told_before_anybody_consents(trial: Trial, tmp_path: Path) -> None:
     assert refusal(asked(trial, tmp_path / "own", certificates=tmp_path / "nowhere"))
     assert not (tmp_path / "own").exists()
+
+
+def test_where_nobody_can_be_asked_it_says_yes_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(ConfigError) as refusal:
+        deploying._agreed()
+    assert (refusal.value.code, refusal.value.exit_code) == ("no-consent", 2)
+    assert "--yes" in refusal.value.fix
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert deploying._agreed()
+
+
+def test_a_site_that_is_cut_off_says_every_hour_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, said = [0.0], io.StringIO()
+    monkeypatch.setattr(deploying, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    say = deploying._standing(Console(file=said, width=200))
+    say("cut off", "no route")
+    for _ in range(3 * 240):  # a try every 15 seconds, for three hours
+        clock[0] += 15.0
+        say("cut off", "no route")
+    lines = said.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[-1].endswith("cut off: no route (for 2 h; it goes on trying)")

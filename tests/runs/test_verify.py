@@ -14,11 +14,13 @@ from sordino.ledger import accountants, covering, storage
 from sordino.runs import listing
 from sordino.runs import verify as verification
 from sordino.runs.folder import RunFolder
+from sordino.runs.play import Progress
 from sordino.runs.receipt import bind_page, opened, receipt
-from sordino.runs.run import start
-from sordino.runs.verify import examine
+from sordino.runs.run import resume, start
+from sordino.runs.verify import examine, verify
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
+from tests.laws.traces import killed_at
 
 CASE = BY_NAME["gaussian_gdp"]
 REAL = CASE.privacy | {"noise": "system"}
@@ -147,3 +149,22 @@ def test_a_receipt_does_not_hold_where_two_accountants_contradict_each_other(
         covering.bounded.cache_clear()
     assert wrong
     assert all("rdp gives 0.01, below what is exact" in line for line in wrong)
+
+
+def test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line(tmp_path: Path) -> None:
+    """Stopped, gone on and killed: nothing is wrong, and the receipt of the stop is not that of the ledger."""
+
+    def stop(step: Progress) -> None:
+        if step.round == 2:
+            raise KeyboardInterrupt
+
+    assert start(BY_NAME["gaussian_gdp"].experiment(rounds=5), tmp_path / "run", stop).interrupted
+    assert verify(tmp_path / "run") == []
+    with killed_at("published", 3):
+        resume(tmp_path / "run")
+    (line,) = verify(tmp_path / "run")
+    assert line.startswith("the run goes on: this receipt is of round 2, and the ledger knows 4 rounds")
+    claimed = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    claimed["guarantees"][0]["epsilon"] = 0.001  # edited, it is no receipt of an earlier round
+    (tmp_path / "run" / "privacy.json").write_text(json.dumps(claimed))
+    assert "the ledger knows no such receipt" in verify(tmp_path / "run")[0]
