@@ -182,6 +182,7 @@ def predict(
     score: bool = False,
     with_code: bool = False,
     own: object = None,
+    encoding: str | None = None,
     **objects: Any,
 ) -> Predicted:
     """Uses the model of a run on new examples: a file or folder, a list of dictionaries, a data frame, or an array of
@@ -189,6 +190,7 @@ def predict(
 
     `score`: the true classes are there too, and are compared. `with_code`: import a model class of somebody's own.
     `own`: labelled rows of a client, who makes the model its own from them first, as the clients of the run do.
+    `encoding`: of the letters in files, where their first line does not show it.
     `objects` are those of a Python session that the run was begun with.
     """
     from sordino.config import session
@@ -196,7 +198,7 @@ def predict(
     from sordino.user_code import lent
 
     with lent(session.objects(objects)):
-        return predict_(Path(folder), rows, score, with_code, own)
+        return predict_(Path(folder), rows, score, with_code, own, encoding)
 
 
 def _source(experiment: str | Path | Mapping[str, Any] | None) -> Path | Mapping[str, Any] | None:

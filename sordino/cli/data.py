@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from sordino.cli.options import Json
+from sordino.cli.options import Encoding, Json
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import Verb, Verbs, experiment_and_changes
 
@@ -81,7 +81,7 @@ def schema(
     out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
     separator: Annotated[str | None, typer.Option(help="What stands between cells: , ; | or a tab.")] = None,
     decimal: Annotated[str | None, typer.Option(help="The decimal mark: . or ,")] = None,
-    encoding: Annotated[str | None, typer.Option(help="How letters are written: utf-8, cp1252, latin-1, ...")] = None,
+    encoding: Encoding = None,
 ) -> None:
     """Draft a table's schema: what its columns can hold, for you to confirm from what you know of them."""
     from sordino import config

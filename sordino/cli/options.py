@@ -42,6 +42,7 @@ Verbose = Annotated[
         "--verbose", "-v", callback=_listen, expose_value=False, help="Say on standard error what is decided, and why."
     ),
 ]
+Encoding = Annotated[str | None, typer.Option(help="How letters are written: utf-8, cp1252, latin-1, ...")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Figures = Annotated[
     Kind | None, typer.Option("--figures", help="Also write figures for a paper (needs the plots extra).")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json
+from sordino.cli.options import Encoding, Json
 
 
 def predict(
@@ -30,6 +30,7 @@ def predict(
             help="Labelled rows of one client: first make the model its own, as in the run. They stay here.",
         ),
     ] = None,
+    encoding: Encoding = None,
     with_code: Annotated[
         bool, typer.Option("--with-code", help="Import a model of somebody's own, which runs its file.")
     ] = False,
@@ -38,7 +39,7 @@ def predict(
     """Use a trained model: the class of each new row, and the probability of every class, as CSV; or its number."""
     from sordino.results.prediction import predict as predicted
 
-    found = predicted(run, rows, score, with_code, own)
+    found = predicted(run, rows, score, with_code, own, encoding)
     if out is not None:
         _write(out, found.to_csv())
     told = {"out": str(out)} if out is not None else {"predictions": list(found.rows)}

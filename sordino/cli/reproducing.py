@@ -27,6 +27,11 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Run one row of each table, cut to seconds; keep nothing.")
     ] = False,
+    row: Annotated[str | None, typer.Option(help="Only this row of the table NAME, as the table spells it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only this seed.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run what is kept of the row once more and compare; change nothing.")
+    ] = False,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what is missing and how long it takes.")] = False,
     rewrite: Annotated[
         bool, typer.Option("--rewrite", help="Write the pages again from the runs that are kept; run nothing.")
@@ -43,15 +48,27 @@ def reproduce(
     """The tables of `experiments/`: published numbers beside ours. With a name, run what is missing of one."""
     from sordino.results.published import tables
 
-    if quick + dry + rewrite > 1:
+    if quick + dry + rewrite + again > 1:
         raise ConfigError(
-            "--quick, --dry-run and --rewrite exclude each other",
-            why="the first runs rows, the second runs and writes nothing, the third writes pages",
+            "--quick, --dry-run, --rewrite and --again exclude each other",
+            why="the first runs cut rows, the second says what is missing, the third writes pages, the last compares",
             fix="give one of them",
+            code="options-exclude",
+        )
+    if ((seed is not None or again) and row is None) or (row is not None and (name is None or quick or rewrite)):
+        raise ConfigError(
+            "--row belongs to one table, and --seed and --again to one row",
+            why="a whole table takes hours, and a seed alone names no run",
+            fix="sordino reproduce NAME --row ROW [--seed SEED] [--again]",
             code="options-exclude",
         )
     root = tables.place()
     chosen = tables.every(root) if name is None else [tables.named(root, name)]
+    if row is not None:
+        chosen[0].row(row)  # refuses a name that is none
+    if again and row is not None:
+        _again(chosen[0], row, seed, jobs, data, as_json, quiet)
+        return
     if quick:
         _quick(chosen, jobs, data, as_json, quiet)
         return
@@ -64,7 +81,7 @@ def reproduce(
         from sordino.results.published.running import run_missing
 
         console = Console(stderr=True, quiet=quiet or as_json, highlight=False, soft_wrap=True)
-        chosen = [run_missing(chosen[0], jobs, data, lambda line: console.print(escape(line)))]
+        chosen = [run_missing(chosen[0], jobs, data, lambda line: console.print(escape(line)), row, seed)]
     if as_json:
         told = [_told(table) for table in chosen]
         say(told if name is None else told[0])
@@ -174,6 +191,28 @@ def _quick(chosen: list[PublishedTable], jobs: int, data: Path | None, as_json: 
         out.print("These rows are cut to see that they run: their accuracies mean nothing, and nothing was kept.")
     if code := max((result.exit_code for result in found), default=0):
         raise typer.Exit(code)
+
+
+def _again(
+    table: PublishedTable, row: str, seed: int | None, jobs: int, data: Path | None, as_json: bool, quiet: bool
+) -> None:
+    from sordino.results.published.running import run_again
+
+    found = []
+    for run in run_again(table, table.row(row), seed, jobs, data):
+        found.append(run)
+        if not as_json and not quiet:
+            Screen(highlight=False).print(escape(str(run)), soft_wrap=True)
+    if as_json:
+        sides = [{"kept": run.kept, "now": run.now} for run in found]
+        say(
+            [
+                {"same": one.same} | {k: v.model_dump() for k, v in both.items()}
+                for one, both in zip(found, sides, strict=True)
+            ]
+        )
+    if not all(run.same for run in found):
+        raise typer.Exit(1)
 
 
 def _line(result: QuickResult) -> str:

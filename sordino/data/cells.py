@@ -184,7 +184,7 @@ def _gap(rows: TableRows, name: str, hole: Array, missing: Missing, fix: str) ->
     return DataError(
         f"{file}: column {name} has no value (row {row} after the header){several}",
         why="sordino does not guess values"
-        if missing == "refuse"
+        if missing == "refuse" or fix
         else "the schema declares no value for gaps in this column, and none is learned from other rows",
         fix=fix
         or 'correct the file; or set data.missing = "drop" to leave out such rows, or "fill" to put in what the '

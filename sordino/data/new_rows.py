@@ -20,7 +20,7 @@ from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
 from sordino.data.outcome import LabelKind
 from sordino.data.schema import Column
-from sordino.data.table_files import TableFile, TableRows, read
+from sordino.data.table_files import TableFile, TableRows, Written, read
 from sordino.errors import DataError
 
 FIX = "correct or remove the row"
@@ -39,12 +39,16 @@ class NewRows(NamedTuple):
 
 
 def table(
-    file: Path, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: LabelKind | None = None
+    file: Path,
+    columns: Mapping[str, Column],
+    labels: Sequence[str] = (),
+    outcome: LabelKind | None = None,
+    encoding: str | None = None,
 ) -> NewRows:
     """`columns`: the features, as the model knows them; all others are not looked at, but for `labels`, which are
-    classes where there is no `outcome`."""
+    classes where there is no `outcome`. `encoding`: of letters, where the first line does not show it."""
     numbers = [*_numbers(columns), *(() if outcome is None else labels)]
-    return rows_of(read(file, (*columns, *labels), numbers=numbers), columns, labels, outcome)
+    return rows_of(read(file, (*columns, *labels), Written(encoding=encoding), numbers), columns, labels, outcome)
 
 
 def given(
@@ -77,7 +81,8 @@ def rows_of(
             fix="add them, spelled in the same way" + (", or ask for no score" if {*missing} <= {*labels} else ""),
             code="missing-column",
         )
-    held = without_gaps(found, asked, "refuse", {}, _numbers(columns), fix="fill in the value, or remove the row")
+    fill = {name: said.missing for name, said in columns.items() if said.missing is not None}
+    held = without_gaps(found, asked, "fill", fill, _numbers(columns), fix="fill in the value, or remove the row")
     for name, said in columns.items():
         if said.kind == "levels" and said.other is None:
             words = texts(held.columns[name])

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sordino import user_code
+from sordino import config, user_code
 from sordino.config import build
 from sordino.data import missing_extra
 from sordino.errors import ConfigError, DataError
@@ -202,16 +202,27 @@ class PredictedLabels(Predicted):
             yield {"row": name, **has, **{f"p_{label}": p for label, p in zip(self.labels, each, strict=True)}}
 
 
-def predict(folder: Path, rows: object, score: bool = False, with_code: bool = False, own: object = None) -> Predicted:
+def predict(
+    folder: Path,
+    rows: object,
+    score: bool = False,
+    with_code: bool = False,
+    own: object = None,
+    encoding: str | None = None,
+) -> Predicted:
     """`rows`: a file or folder, or rows in memory; `score`: their labels are known and compared; `with_code`: a class
-    of somebody's own may be imported; `own`: labelled rows of a client, who makes the model its own from them first."""
+    of somebody's own may be imported; `own`: labelled rows of a client, who makes the model its own from them first;
+    `encoding`: of the letters in files.
+    """
     bundle = bundles.read(folder)
+    if encoding is not None:
+        config.validate({"data": {"source": "tabular", "encoding": encoding}})  # refuses what is none
     with user_code.blamed():
         problem = build({"name": bundle.task, **bundle.settings}, dict(PROBLEMS), "task")
         task = _task(folder, bundle, problem, with_code)
-        found = _read(bundle, problem, rows, score)
+        found = _read(bundle, problem, rows, score, encoding)
         _check_truth(found, bundle)
-        model, notes = _shared(bundle, task) if own is None else _own_model(bundle, problem, task, own)
+        model, notes = _shared(bundle, task) if own is None else _own_model(bundle, problem, task, own, encoding)
         x = torch.from_numpy(found.x)
         answers = model.answers(x)
         judged = None if found.y is None else _judged(task, model.params, Examples(x, torch.from_numpy(found.y)))
@@ -227,7 +238,7 @@ def _shared(bundle: Bundle, task: Supervised) -> tuple[Shared, tuple[str, ...]]:
 
 
 def _own_model(
-    bundle: Bundle, problem: Problem, task: Supervised, own: object
+    bundle: Bundle, problem: Problem, task: Supervised, own: object, encoding: str | None
 ) -> tuple[Shared | NearestMean, tuple[str, ...]]:
     """What a client makes of the model in a run, made here: from its rows, and with nothing that anybody else holds."""
     if bundle.way is None:
@@ -237,7 +248,7 @@ def _own_model(
             fix='leave the own rows out, or train with evaluation.personal = ["finetune"] (or "proto")',
             code="not-personalised",
         )
-    held = _read(bundle, problem, own, score=True)
+    held = _read(bundle, problem, own, True, encoding)
     _check_truth(held, bundle)
     place = {name: at for at, name in enumerate(bundle.classes)}
     y = np.array([place[name] for name in held.truth]) if held.truth is not None else held.y
@@ -264,7 +275,7 @@ def _task(folder: Path, bundle: Bundle, problem: Problem, code: bool) -> Supervi
     return problem.built(bundles.loaded(folder, bundle, code), how, None, bundle.classes)
 
 
-def _read(bundle: Bundle, problem: Problem, rows: object, score: bool) -> NewRows:
+def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding: str | None) -> NewRows:
     try:
         from sordino.data import new_rows
     except ModuleNotFoundError as error:
@@ -294,7 +305,7 @@ def _read(bundle: Bundle, problem: Problem, rows: object, score: bool) -> NewRow
     columns, labels = bundles.columns_of(bundle), named if score else ()
     if path is None:
         return new_rows.given(rows, columns, labels, problem.outcome)
-    return new_rows.table(path, columns, labels, problem.outcome)
+    return new_rows.table(path, columns, labels, problem.outcome, encoding)
 
 
 def _ready(x: NDArray[np.generic], bundle: Bundle) -> tuple[NDArray[np.generic], tuple[str, ...]]:

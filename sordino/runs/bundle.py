@@ -44,6 +44,7 @@ class InputColumn(Fact):
     range: tuple[float, float] | None = None
     levels: tuple[str, ...] = ()
     other: str | None = None  # the level that stands for unknown ones
+    missing: str | None = None  # what stands for a gap, as a file spells it; None: a gap is refused
     # of a text: an input for each of its first words, 0 behind the last; where `levels` lists words, 2 for the first
     # of them and 1 for any other word; else 1 + the first 8 bytes of blake2b, little end first, modulo `buckets`
     length: int = 0
@@ -52,9 +53,11 @@ class InputColumn(Fact):
     @property
     def column(self) -> Column:
         if self.kind == "text":
-            return TextColumn(self.kind, words=self.levels, length=self.length, buckets=self.buckets)
+            return TextColumn(
+                self.kind, words=self.levels, missing=self.missing, length=self.length, buckets=self.buckets
+            )
         low, high = self.range or (-math.inf, math.inf)
-        return Column(self.kind, low, high, self.levels, self.other)
+        return Column(self.kind, low, high, self.levels, self.other, missing=self.missing)
 
 
 class BundledInputs(Fact):
@@ -136,7 +139,10 @@ def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
             shape=public.shape,
             mean=public.mean,
             deviation=public.std,
-            columns=tuple(_feature(name, column) for name, column in columns.items()),
+            columns=tuple(
+                _feature(name, column).beside(missing=column.missing if experiment.data.missing == "fill" else None)
+                for name, column in columns.items()
+            ),
             resized=experiment.data.source == "folder" or experiment.data.side is not None,
         ),
         classes=tuple(map(str, range(public.named))) if anonymous else public.class_names,

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import DataError, NonFiniteModel, RunError
+from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError
 from sordino.results.published.tables import (
     RESULTS,
     TUNING,
@@ -49,31 +49,83 @@ class QuickResult:
     exit_code: int = 0
 
 
-def run_missing(table: PublishedTable, jobs: int, data: Path | None, heard: Callable[[str], None]) -> PublishedTable:
+@dataclass(frozen=True)
+class RepeatedRun:
+    """A kept run, and what the same row and seed gave now."""
+
+    kept: MeasuredRun
+    now: MeasuredRun
+
+    @property
+    def same(self) -> bool:
+        """Every score that is kept, and the promise. Seconds are another machine's."""
+        told = ("final", "last", "curve", "epsilon", "status")
+        return all(getattr(self.kept, name) == getattr(self.now, name) for name in told)
+
+    def __str__(self) -> str:
+        what = f"{self.kept.name}, seed {self.kept.seed}"
+        if self.same:
+            return f"{what}: the same, {self.now.final:.2f}"
+        each = (f"{run.final:.2f} (epsilon {run.epsilon}, {run.status})" for run in (self.kept, self.now))
+        return f"{what}: differs, kept {', now '.join(each)}"
+
+
+def run_again(
+    table: PublishedTable, row: PublishedRow, seed: int | None, jobs: int, data: Path | None
+) -> Iterator[RepeatedRun]:
+    """Runs of one row that are kept, once more. What is kept stays as it is."""
+    chosen = [run for run in table.of(row) if seed in (None, run.seed)]
+    if not chosen:
+        raise ConfigError(
+            f"{table.name}: no run of {row.name!r}" + ("" if seed is None else f" with seed {seed}") + " is kept",
+            why=f"seeds that are kept: {', '.join(str(run.seed) for run in table.of(row)) or 'none'}",
+            fix="leave --again out: what is missing is then run and kept",
+            code="nothing-to-repeat",
+        )
+    yield from _side_by_side(
+        [lambda kept=kept: RepeatedRun(kept, _one(table, row, kept.seed, data, kept.tuned)) for kept in chosen],  # type: ignore[misc]
+        jobs,
+    )
+
+
+def run_missing(
+    table: PublishedTable,
+    jobs: int,
+    data: Path | None,
+    heard: Callable[[str], None],
+    only: str | None = None,
+    seed: int | None = None,
+) -> PublishedTable:
     """Runs what is missing, tuning first. Each finished run is kept at once, so an interrupted table goes on where it
-    stopped.
+    stopped. `only` and `seed`: of this row, with this seed.
     """
-    tune = table.sheet.tune
+    tune, ran = table.sheet.tune, False
     if tune is not None:
         trials: list[Callable[[], MeasuredRun]] = [
             lambda row=row, value=value: _tried(table, row, tune.seed, data, value)  # type: ignore[misc]
             for row, value in table.untuned()
+            if only in (None, row.name)
         ]
         for run in _side_by_side(trials, jobs):
             keep(table.folder / TUNING, run)
             heard(f"{run.name:40s} tried {tune.key} = {run.tuned:g}  {run.last:.2f}")
         table = read(table.folder)
     wanted: list[Callable[[], MeasuredRun]] = [
-        lambda row=row, seed=seed: _one(table, row, seed, data, table.tuned(row))  # type: ignore[misc]
-        for row, seed in table.missing()
+        lambda row=row, s=s: _one(table, row, s, data, table.tuned(row))  # type: ignore[misc]
+        for row, s in table.missing()
+        if only in (None, row.name) and seed in (None, s)
     ]
     for run in _side_by_side(wanted, jobs):
+        ran = True
         keep(table.folder / RESULTS, run)
         write(read(table.folder))
         heard(f"{run.name:40s} seed {run.seed}  {run.final:.2f}")
-    for program in table.unwritten():
+    for program in table.unwritten() if only is None else ():
+        ran = True
         _write(table, program, data)
         heard(f"{program.file} has written {program.writes}")
+    if not ran:
+        heard("Nothing was missing, so nothing was run. --row NAME --again runs a kept row once more, and compares.")
     table = read(table.folder)
     write(table)
     return table

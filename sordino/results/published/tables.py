@@ -6,6 +6,7 @@ rows, and which programs measure what no run can; `results.jsonl` holds one line
 
 from __future__ import annotations
 
+import difflib
 import json
 import statistics
 import tomllib
@@ -137,6 +138,19 @@ class PublishedTable:
 
     def of(self, row: PublishedRow) -> list[MeasuredRun]:
         return [run for run in self.runs if run.name == row.name]
+
+    def row(self, name: str) -> PublishedRow:
+        found = next((row for row in self.rows if row.name == name), None)
+        if found is None:
+            names = [row.name for row in self.rows]
+            near = difflib.get_close_matches(name, names, n=1)
+            raise ConfigError(
+                f"{self.name} has no row {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                why=f"its rows are: {'; '.join(names) or 'none'}",
+                fix=f"`sordino reproduce {self.name} --dry-run` shows them",
+                code="unknown-row",
+            )
+        return found
 
     def experiment(self) -> Path:
         """The experiment that every row changes."""
