@@ -39,6 +39,7 @@ from sordino.runs.home import ServersHome
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Whole
 from sordino.runs.shapes import Receipt
+from sordino.runs.witness import needed, place_for
 
 TAKEN_IN = 1 << 30  # bytes of the longest letter that a site reads: a model, or what all clients are handed
 
@@ -179,8 +180,10 @@ def join(
         of_site(asked.asked.certificates, asked.site).read()  # what is wrong with them is said before anybody consents
     if known:
         _check_same(asked)
-    elif not consent(asked):
-        return None
+    else:
+        _check_first(asked)
+        if not consent(asked):
+            return None
     data = asked.data
     data.check(asked.invitation.agreement, asked.client)
     whole = asked.whole
@@ -201,10 +204,15 @@ def join(
     told_before, declared = (asked.asked.shares_scores, asked.asked.key_digest), asked.invitation.declared
     diary = Diary.of(folder, whole, hears)
     with RunFolder(folder).locked(), diary.kept():
-        member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared)
-        leave = Leave(lambda: member.over, stop, diary.standing(say), member.was_over)
+        moved = asked.asked.moved
+        member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared, moved)
+        if member.purse.lost:
+            diary(Event(event="lost", count=len(member.purse.lost)))
+        leave = Leave(lambda: member.over, lambda: stop() or bool(member.behind), diary.standing(say), member.was_over)
         try:
             attend_for(asked.invitation, asked.site, asked.asked, member.desk.answer, leave, TAKEN_IN)
+            if member.behind is not None:
+                raise member.behind
             diary(Event(event="over" if member.was_over else "stopped"))
             return Left(member.receipt(), member.was_over)
         finally:
@@ -228,6 +236,19 @@ def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
     }
     agreement = whole.phases[-1].agreement(data.commitment)
     found(asked.folder, whole.phases[-1], agreement, environment, b"", more=more)
+
+
+def _check_first(asked: Proposed) -> None:
+    """A site joins a run once: another folder would have a ledger that knows nothing of what it has spent."""
+    run, needs = asked.invitation.told.run, needed(asked.whole.phases[-1])
+    if needs and not asked.asked.moved and place_for(run, asked.site).exists():
+        raise RunError(
+            f"{asked.site} has joined this run before, in another folder than {asked.folder}",
+            why="a second folder would spend the budget of the first one again",
+            fix="give the --out that it joined with; if that folder is lost, --moved goes on without it: the rounds "
+            "that it answered then count as lost, and stay paid for",
+            code="joined-before",
+        )
 
 
 def _check_same(asked: Proposed) -> None:

@@ -70,7 +70,9 @@ class Membership(Porter):
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
     note: Callable[[Event], None] = lambda event: None
     declared: TableSchema | None = None  # of a table: what its columns hold
+    moved: bool = False  # has this folder taken the place of the one that joined?
     over: bool = field(default=False, init=False)  # has the server said so?
+    behind: LedgerError | None = field(default=None, init=False)  # why this folder may not go on
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Membership(Porter):
     @cached_property
     def purse(self) -> Purse:
         dataset, clients = Agreement.read(self.folder).dataset, sorted(self.trained)
-        return Purse(self.whole, clients, self._mine.own_ledger, dataset, self.run, self.shares_scores)
+        return Purse(self.whole, clients, self._mine.own_ledger, dataset, self.run, self.shares_scores, self.moved)
 
     @cached_property
     def shelf(self) -> Shelf:
@@ -158,6 +160,8 @@ class Membership(Porter):
 
     def does(self, asked: Operation) -> Answer | None:
         if isinstance(asked.command, Begin):
+            if asked.messages:
+                self._check_returned(bytes(asked.messages[0]))
             return Accepted(sorted(self.trained), self.shares_scores)
         if isinstance(asked.command, Hand):
             given = bytes(asked.messages[0])
@@ -173,6 +177,17 @@ class Membership(Porter):
             self.over = True
             return Done()
         return None
+
+    def _check_returned(self, signed: bytes) -> None:
+        try:
+            self.purse.check_returned(self.letterhead.own(signed).ledger)
+        except LedgerError as error:
+            self.behind = error  # nothing that it does from here on could be right
+            raise
+
+    @property
+    def place(self) -> str:
+        return self.purse.place
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
         self.purse.release(asked, bodies)

@@ -8,7 +8,7 @@ that has forgotten what it spent, are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +19,17 @@ from sordino.engine.server import Federation
 from sordino.engine.site import told
 from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
 from sordino.evaluate.evaluation import check_shared
-from sordino.ledger.ledger import State
+from sordino.ledger.ledger import State, of_run
 from sordino.letters.desk import Operation
 from sordino.letters.letter import digest_of
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
+from sordino.runs.witness import Witness, needed
 from sordino.types import Terms
 
 ROUNDING = 1e-6  # what is left of a budget is divided anew after every exposure, here and at the server
 ASKS = "the server asks for"
+LEFT = (State.STORED, State.PUBLISHED)
 PLAN = "this site has accepted another plan"
 KEEP_TO = "the server must keep to the experiment and the agreement of the invitation"
 
@@ -36,9 +38,19 @@ class Purse:
     """The books of one site in one run."""
 
     def __init__(
-        self, whole: Whole, clients: Sequence[int], ledger: Path, dataset: str, run: str, shares_scores: bool = False
+        self,
+        whole: Whole,
+        clients: Sequence[int],
+        ledger: Path,
+        dataset: str,
+        run: str,
+        shares_scores: bool = False,
+        moved: bool = False,
     ) -> None:
-        """`dataset`: the digest of this site's data, which its ledger is founded for."""
+        """`dataset`: the digest of this site's data, which its ledger is founded for. `moved`: this folder has taken
+        the place of the one that joined.
+        """
+        self.lost: Collection[str] = ()  # rounds that an older copy had forgotten
         self._whole, self._clients, self._run, self._shares_scores = whole, tuple(clients), run, shares_scores
         self._books = [
             phase.federation(ServersHome(whole), dataset, ledger, run, self._clients) for phase in whole.phases
@@ -46,8 +58,48 @@ class Purse:
         own_eyes = ledger.parent / "desk"
         own_eyes.mkdir(exist_ok=True, mode=0o700)
         self._seen = own_eyes / "server-ledger"  # where the server's ledger stood, as it said last
-        self._rounds = own_eyes / "answered"  # of hidden cohorts
-        self._answered = set(self._rounds.read_text().split()) if self._rounds.exists() else set[str]()
+        self._rounds = own_eyes / "answered"  # of hidden cohorts, and those that an older copy has forgotten
+        self._noted = set(self._rounds.read_text().split()) if self._rounds.exists() else set[str]()
+        self._answered = {e.op for e in of_run(self.training.ledger, run) if e.state in LEFT} | self._noted
+        self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
+
+    def _witnessed(self, folder: Path, moved: bool) -> Witness:
+        """What has left this site, as its user's state folder knows it."""
+        found, ledger = Witness.of(folder, lambda ledger, op: op in self._answered), self.training.ledger
+        self.lost = found.check(ledger, moved)
+        if self.lost:
+            self._note_answered(self.lost)
+        found.begin(ledger)
+        return found
+
+    def _note_answered(self, ops: Collection[str]) -> None:
+        self._noted.update(ops)
+        self._answered.update(ops)
+        atomic_write(self._rounds, "\n".join(sorted(self._noted)).encode(), private=True)
+
+    @property
+    def place(self) -> str:
+        """How many rounds have left this site, and where its ledger stood when the last one did."""
+        if self._witness is None or not self._answered:
+            return ""
+        newest = self._witness.newest or self.training.ledger.place()
+        return f"{len(self._answered)}:{newest.partition(':')[2]}"
+
+    def check_returned(self, told: str) -> None:
+        """What this site has signed and the server has kept: a site that is behind it has lost what it spent since."""
+        count, _, head = told.partition(":")
+        if self._witness is None or not head or not count.isdecimal():
+            return
+        knows = self.training.ledger.descends_from(head) or self._witness.has_seen(head)
+        if int(count) > len(self._answered) or not knows:
+            raise LedgerError(
+                f"this site has answered {count} rounds of this run, and its folder knows of {len(self._answered)}",
+                why="it signed that itself: this folder is an older copy, or not the one that joined, and what was "
+                "spent since would be spent again",
+                fix="put the newest folder of this site back, with its ledger; if it is lost, this site can take no "
+                "further part in this run",
+                code="site-rolled-back",
+            )
 
     def close(self) -> None:
         for books in self._books:
@@ -107,10 +159,12 @@ class Purse:
         if not books.everyone_pays:
             books.store(t, bytes.fromhex(digest_of(bodies)))
             books.publish(t)
-            return
-        # the ledger is shown with the receipt, and must not tell for which rounds this site was drawn
-        self._answered.add(books.op(t))
-        atomic_write(self._rounds, "\n".join(sorted(self._answered)).encode(), private=True)
+            self._answered.add(books.op(t))
+        elif books.op(t) not in self._answered:
+            # the ledger is shown with the receipt, and must not tell for which rounds this site was drawn
+            self._note_answered([books.op(t)])
+        if self._witness is not None:  # before anything leaves
+            self._witness(books.ledger, books.op(t))
 
     # paying -----------------------------------------------------------------------------------------------------------
 
@@ -133,8 +187,7 @@ class Purse:
                 fix=KEEP_TO,
                 code="round-beyond-plan",
             )
-        state = books.ledger.state(books.op(t))
-        if state in (State.STORED, State.PUBLISHED) or books.op(t) in self._answered:
+        if books.op(t) in self._answered:
             raise LedgerError(
                 f"round {t + 1} was answered before, and its answer is no longer kept",
                 why="a second answer would be computed with fresh noise, which nobody has paid for",

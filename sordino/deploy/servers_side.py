@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from sordino.data.schema import Column, TableSchema
 from sordino.deploy.agreed import SitesAgreement
 from sordino.deploy.secure_sums import kind_of_sites
 from sordino.engine import wire
+from sordino.engine.checkpoint import atomic_write
 from sordino.engine.commands import Begin, Command, Hand
 from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
@@ -26,8 +28,9 @@ from sordino.evaluate.rows import Scores
 from sordino.letters.carrier import Carrier
 from sordino.letters.events import Event
 from sordino.letters.letter import Letterhead
-from sordino.letters.remote_sites import RemoteSites
+from sordino.letters.remote_sites import Kept, RemoteSites
 from sordino.letters.sites import Patience
+from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome, ServersRows
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Whole
@@ -100,7 +103,7 @@ class ServersSide(ServersHalf):
         prelude: list[tuple[Command, Sequence[bytes]]] = [(Begin(), ())]
         if handed is not None:
             prelude.append((Hand(), [save({name: value.contiguous() for name, value in handed.items()})]))
-        header = setup.header(run)
+        header, signed = setup.header(run), RunFolder(RunFolder(folder).private).sites_file
         post.sites = kind_of_sites(setup)(
             post.carrier,
             post.letterhead,
@@ -116,6 +119,8 @@ class ServersSide(ServersHalf):
             called=setup.public.called,
             stopped=lambda: post.stopped(),
             prelude=prelude,
+            signed=_signed(signed),
+            keep_signed=lambda newest: _keep_signed(signed, newest),
         )
         return post.sites
 
@@ -157,3 +162,18 @@ class SitesEvaluation:
         rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.side.agreed.clients)]
         evaluator = Evaluator(task, Examples(torch.empty(0), torch.empty(0)), rows)
         return Evaluation(algorithm, evaluator, self.models, asked)(t, server, lambda *_: found)
+
+
+def _signed(file: Path) -> Kept:
+    """The newest heads that sites have signed, as they were kept; a file that cannot be read holds none."""
+    try:
+        return {site: (many, bytes.fromhex(head)) for site, (many, head) in json.loads(file.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _keep_signed(file: Path, newest: Kept) -> None:
+    """Beside what nobody else may see: how often a site has answered tells of a hidden cohort who was drawn."""
+    if file.parent.is_dir():  # where noise is real
+        told = {site: [many, head.hex()] for site, (many, head) in newest.items()}
+        atomic_write(file, json.dumps(told).encode(), private=True)

@@ -77,8 +77,12 @@ class Restore:
 class Begin:
     """Say whether you take part in this run."""
 
+    answered: bool = False  # does the newest head that you have signed come along?
     do: Literal["begin"] = "begin"
-    messages = 0
+
+    @property
+    def messages(self) -> int:
+        return int(self.answered)
 
 
 @dataclass(frozen=True)

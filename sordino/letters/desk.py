@@ -61,6 +61,11 @@ class Porter:
     is right between processes of one run; between real sites there is a purse.
     """
 
+    @property
+    def place(self) -> str:
+        """How many rounds have left this place, and the head of its ledger; nothing where nobody needs to know."""
+        return ""
+
     def admit(self, asked: Operation) -> None:
         """Refuses what this place does not do for a server."""
 
@@ -241,7 +246,8 @@ class Desk:
         return self._site
 
     def _written(self, head: Heading, answer: Answer, bodies: Sequence[bytes] = ()) -> bytes:
-        return self._letterhead.write(head.sender, head.stage, said(answer), bodies, head.attempt)
+        place = self._porter.place
+        return self._letterhead.write(head.sender, head.stage, said(answer), bodies, head.attempt, place)
 
     def _refuse(self, error: WireError, data: bytes | memoryview) -> bytes:
         try:

@@ -75,7 +75,7 @@ class EncryptedSites(RemoteSites):
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
         if peer == HOLDER:
             return [(Begin(), ()), (Publish(), ())]
-        return [*self.prelude, (Encrypt(), [self.key])]
+        return [*super()._first_letters(peer), (Encrypt(), [self.key])]
 
     def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
         if self._out[ticket].peer == HOLDER and isinstance(found, Letter) and not self.key and found.bodies:

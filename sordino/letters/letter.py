@@ -53,6 +53,7 @@ class Heading:
 class Letter(NamedTuple):
     head: Heading
     bodies: tuple[memoryview, ...]
+    signed: bytes = b""  # the head as it came, with its signature
 
 
 _HEAD: TypeAdapter[Heading] = TypeAdapter(Heading)
@@ -117,7 +118,16 @@ class Letterhead:
             begin += size
         if self.known is not None and digest_of(bodies) != head.digest:
             raise _no_letter("its bodies are not those that were signed")
-        return Letter(head, tuple(bodies))
+        return Letter(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
+
+    def own(self, signed: bytes) -> Heading:
+        """A head of this side's own in this run, given back by somebody who kept it."""
+        head, text, signature = _opened(memoryview(signed))
+        if self.key is not None:
+            _check_signature({self.name: self.key.public_key()}, head, text, signature)
+        if (head.run, head.sender) != (self.run, self.name):
+            raise _no_letter("this side wrote nothing like it in this run")
+        return head
 
 
 def peek(data: bytes | memoryview) -> Heading:

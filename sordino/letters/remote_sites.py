@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from sordino.engine.channels import SumAtSites
-from sordino.engine.commands import Command, End, Round, Score
+from sordino.engine.commands import Begin, Command, End, Round, Score
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.letters.answers import Accepted, heard
 from sordino.letters.attending import LONGEST
@@ -20,6 +21,7 @@ from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.tree import Tree
 from sordino.types import Terms
 
+Kept: TypeAlias = dict[str, tuple[int, bytes]]  # by site: how many rounds had left it, and the head of its letter
 LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
 AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
 PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to find each other again
@@ -37,6 +39,8 @@ class RemoteSites(Sites):
     accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
     stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
     repeats: bool = False  # can a round that is cut short be played again? Then nothing is lost by a stop in it
+    signed: Kept = field(default_factory=dict)  # the newest head that each site has signed, to be given back
+    keep_signed: Callable[[Kept], None] = lambda signed: None
     _gathered: bool = False  # have all been waited for, before the first round?
     _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
@@ -48,6 +52,7 @@ class RemoteSites(Sites):
     _there: int = 0  # bytes of the messages of a round in one letter
     _back: int = 0  # and of the longest answer
     _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
+    _newer: bool = False  # has a site signed what is not kept yet?
     _idle: bool = False  # is there nothing to do but wait, beyond the deadline or at the end? Then a stop is at once
 
     def gather(self) -> None:
@@ -203,6 +208,9 @@ class RemoteSites(Sites):
     def _close(self) -> None:
         """Nobody waits any more, and what has not been answered need not be."""
         super()._close()
+        if self._newer:
+            self.keep_signed(self.signed)
+            self._newer = False
         for ticket in self._tickets:
             self.carrier.cancel(ticket)
         self._tickets.clear()
@@ -244,13 +252,24 @@ class RemoteSites(Sites):
         self._refusing.pop(peer, None)
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        return self.prelude
+        """A site is shown what it has signed: it may not know any more."""
+        if peer not in self.signed:
+            return self.prelude
+        return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]
+
+    def _heard(self, peer: str, letter: Letter) -> None:
+        count, _, head = letter.head.ledger.partition(":")
+        if head and count.isdecimal() and int(count) > self.signed.get(peer, (0, b""))[0]:
+            self.signed[peer] = int(count), letter.signed
+            self._newer = True
 
     def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
         peer = self._out[ticket].peer
         if isinstance(found, Letter):
             self._back = max(self._back, sum(map(len, found.bodies)))
         super()._settled(ticket, found)
+        if isinstance(found, Letter):
+            self._heard(peer, found)
         if ticket in self._rounds and isinstance(found, Letter):
             self.note(Event(event="answered", site=peer, round=self._rounds[ticket] + 1))
         elif isinstance(found, SordinoError):

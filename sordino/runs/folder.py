@@ -58,6 +58,7 @@ class RunFolder:
     model_file = _Named("model.safetensors")
     description_file = _Named("model.json")  # how the model is used
     events_file = _Named("events.jsonl")  # between sites: one object for each thing that happened
+    sites_file = _Named("sites.json")  # between sites: the newest that each has signed, which the server gives back
     log_file = _Named("log.txt")  # what the user was told of a run and no table shows
     attack_file = _Named("attack.json")  # what attackers reached, with images of the training data
     audit_file = _Named("audit.json")  # what an audit of the trained run found

@@ -8,6 +8,7 @@ operating system keeps here
     clients.secret   what clients draw from once in a run
     metrics.jsonl    what an evaluator may see: accuracies and losses on the test data, client by client
     model.json       how the model is used, where rows decided columns, classes or scale
+    sites.json       at a server: the newest place of its ledger that each site has signed, which it is given back
     events.jsonl     between sites, of a hidden cohort: who came, was asked and answered
     here             which folder this is, so that a copy is noticed before it releases a round again
 """

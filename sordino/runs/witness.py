@@ -112,6 +112,11 @@ class Witness:
                 _tell(self.folder, MISSING)
             self._note(left)
 
+    @property
+    def newest(self) -> str:
+        """Where the ledger stood when something left last."""
+        return next(reversed(self.noted.values()), "")
+
     def has_seen(self, head: str) -> bool:
         """Did the ledger stand there when something left?"""
         return any(place.partition(":")[2] == head for place in self.noted.values())
@@ -144,10 +149,14 @@ class Witness:
 def place_of(folder: Path) -> Path:
     """Where it is noted what leaves this run: under the name of the run, beside the other runs on its ledger."""
     mine = RunFolder(folder)
-    environment = mine.environment
-    run = f"{environment.run} {environment.site}"
-    shared = f"shared {Agreement.read(folder).dataset}" if mine.experiment.privacy.ledger else run
-    return _state() / _digest(shared) / f"{_digest(run)}.jsonl"
+    shared = Agreement.read(folder).dataset if mine.experiment.privacy.ledger else ""
+    return place_for(mine.environment.run, mine.environment.site, shared)
+
+
+def place_for(run: str, site: str, shared: str = "") -> Path:
+    """The same for a run without a folder; `shared`: what the data are called on a ledger of several runs."""
+    name = f"{run} {site}"
+    return _state() / _digest(f"shared {shared}" if shared else name) / f"{_digest(name)}.jsonl"
 
 
 def needed(setup: Setup) -> bool:

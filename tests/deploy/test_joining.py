@@ -25,7 +25,7 @@ from sordino.deploy.invitation import Invitation, invite, read
 from sordino.deploy.joining import Joining, Proposed, join
 from sordino.deploy.joining import proposed as asked_to
 from sordino.deploy.serving import settled
-from sordino.errors import ConfigError, DataError, RunError, SordinoError, UnsoundGuarantee
+from sordino.errors import ConfigError, DataError, LedgerError, RunError, SordinoError, UnsoundGuarantee
 from sordino.runs.folder import RunFolder
 from sordino.runs.run import resume
 from sordino.runs.signature import generate, private_key
@@ -248,12 +248,29 @@ def test_no_path_of_a_site_is_in_what_others_see(trial: Trial) -> None:
     assert moved.digest() == trial.experiment.digest()
 
 
-def test_what_goes_on_between_sites_is_not_resumed_alone_and_a_copy_does_not_go_on(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def real_trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     real = BY_NAME["gaussian_gdp"].experiment(rounds=1).model_dump(mode="json", exclude_none=True)
-    made = Trial(tmp_path / "real", {**real, "privacy": {**real["privacy"], "noise": "system"}}, 5, rehearsal=False)
+    place = tmp_path_factory.mktemp("real") / "real"
+    made = Trial(place, {**real, "privacy": {**real["privacy"], "noise": "system"}}, 5, rehearsal=False)
     sites = agreed.read(made.place / "agreement.toml")
     text = invite("run", "localhost:9", private_key(made.place / "server"), made.experiment, sites).toml()
     (made.place / "invitation.toml").write_text(text)
+    return made
+
+
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that knows of no run."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.mark.usefixtures("own_state")
+def test_what_goes_on_between_sites_is_not_resumed_alone_and_a_copy_does_not_go_on(
+    real_trial: Trial, tmp_path: Path
+) -> None:
+    made = real_trial
     assert tried(asked(made, tmp_path / "own", rehearsal=False)) is not None
     with pytest.raises(RunError) as caught:
         resume(tmp_path / "own")
@@ -289,3 +306,43 @@ def test_a_site_that_is_cut_off_says_every_hour_for_how_long(monkeypatch: pytest
     lines = said.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[-1].endswith("cut off: no route (for 2 h; it goes on trying)")
+
+
+def test_a_site_has_one_folder_in_a_run(real_trial: Trial, own_state: Path, tmp_path: Path) -> None:
+    """A second one, or one in place of a lost one, would have a ledger that knows nothing of what was spent."""
+    first, second = (asked(real_trial, tmp_path / name, rehearsal=False) for name in ("own", "second"))
+    assert tried(first) is not None
+    consents: list[Proposed] = []
+
+    def refused(joining: Joining) -> str:
+        with pytest.raises(RunError) as caught:
+            join(proposed(joining), lambda found: bool(consents.append(found)), lambda: True)
+        return caught.value.code
+
+    assert refused(second) == "joined-before"
+    (tmp_path / "own").rename(tmp_path / "gone")
+    assert refused(first) == "joined-before"
+    assert not consents
+    assert tried(replace(first, moved=True)) is not None
+    assert tried(first) is not None
+    assert tried(asked(real_trial, tmp_path / "other", 1, rehearsal=False)) is not None  # the control: another site
+    assert len(list(own_state.rglob("*.jsonl"))) == 2
+
+
+@pytest.mark.usefixtures("own_state")
+def test_a_site_that_is_behind_what_it_has_signed_leaves(
+    real_trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner is told, and not the server alone."""
+    left: list[bool] = []
+
+    def attend(*given: Any) -> None:
+        *_, answer, leave, _ = given
+        answer.__self__._porter.behind = LedgerError("it is behind", why="-", fix="-", code="site-rolled-back")
+        left.append(leave())
+
+    monkeypatch.setattr("sordino.deploy.joining.attend_for", attend)
+    with pytest.raises(LedgerError) as caught:
+        join(proposed(asked(real_trial, tmp_path / "own", rehearsal=False)), lambda found: True, lambda: False)
+    assert caught.value.code == "site-rolled-back"
+    assert left == [True]

@@ -157,7 +157,7 @@ def other_broadcast(play: Play, *victims: str) -> Meets:
     def meets(to: str, command: Command, letter: bytes) -> bytes:
         if to not in victims or not isinstance(command, Round):
             return letter
-        head, bodies = play.between.letterhead(to).read(letter)
+        head, bodies, _ = play.between.letterhead(to).read(letter)
         body = bytearray(bodies[0])
         body[-33 - 8] ^= 1  # a bit of a number
         body[-32:] = hashlib.sha256(body[:-32]).digest()
@@ -192,7 +192,7 @@ def test_a_server_that_hides_its_lie_is_noticed_by_the_clients(
 
     def meets(to: str, command: Command, letter: bytes) -> bytes:
         letter = other_broadcast(play, FIVE[0])(to, command, letter)
-        head, bodies = play.between.letterhead(to).read(letter)
+        head, bodies, _ = play.between.letterhead(to).read(letter)
         if isinstance(command, Round):
             told[to] = hashlib.sha256(bodies[0]).digest()
         if step_of(command) != "roster":

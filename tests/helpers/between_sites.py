@@ -45,6 +45,7 @@ class Federated:
     place: Path
     per_site: int = 1  # clients
     shares_scores: bool = False
+    moved: bool = False  # has the folder of a site that is started taken the place of the one that joined?
     patience: Patience = Patience()
     carried: Callable[[Mapping[str, Callable[[bytes], bytes]]], Carrier] = InProcess
     keys: dict[str, Ed25519PrivateKey] = field(default_factory=dict)
@@ -100,7 +101,15 @@ class Federated:
         trained = Shards(population.named.train, rows, own)
         tested = Shards(population.named.test, tests, own)
         member = Membership(
-            folder, self.run, self.agreed, whole, trained, tested, self.letterhead(site), self.shares_scores
+            folder,
+            self.run,
+            self.agreed,
+            whole,
+            trained,
+            tested,
+            self.letterhead(site),
+            self.shares_scores,
+            moved=self.moved,
         )
         member.declared = population.declared
         if self.holder is not None:

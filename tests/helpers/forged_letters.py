@@ -70,7 +70,7 @@ class Server:
         said = self.member.desk.answer(letter)
         if heading:
             return heard(peek(said).said), []
-        head, bodies = letterhead.read(said)
+        head, bodies, _ = letterhead.read(said)
         return heard(head.said), [bytes(body) for body in bodies]
 
     @property

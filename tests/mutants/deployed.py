@@ -11,6 +11,7 @@ ENCRYPTED = "tests/deploy/test_encrypted_sums.py"
 PURSE = "tests/deploy/test_purse.py"
 REMOTE = "tests/letters/test_remote_sites.py"
 FAULTS = "tests/deploy/test_faults.py"
+ROLLED = "tests/deploy/test_rolled_back.py"
 MOST = "tests/deploy/test_most_spent.py"
 
 DEPLOYED = [
@@ -188,6 +189,48 @@ DEPLOYED = [
         "            if self.only is None:",
         "            if True:",
         f"{MOST}::test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown",
+    ),
+    one(
+        "a site that is behind what it has signed goes on",
+        "deploy/purse.py",
+        "if int(count) > len(self._answered) or not knows:",
+        "if False:",
+        f"{ROLLED}::test_a_site_stops_where_it_is_behind_what_it_has_signed",
+    ),
+    one(
+        "an answer leaves before it is noted",
+        "deploy/purse.py",
+        "            self._witness(books.ledger, books.op(t))",
+        "            pass",
+        f"{ROLLED}::test_an_older_copy_of_a_site_answers_nothing_again",
+    ),
+    one(
+        "a round that was paid for counts as answered",
+        "deploy/purse.py",
+        "lambda ledger, op: op in self._answered)",
+        "lambda ledger, op: ledger.state(op) is not None)",
+        f"{ROLLED}::test_a_copy_from_between_paying_and_answering_answers_nothing_again",
+    ),
+    one(
+        "a second folder has a budget of its own",
+        "deploy/joining.py",
+        "if needs and not asked.asked.moved and",
+        "if False and",
+        "tests/deploy/test_joining.py::test_a_site_has_one_folder_in_a_run",
+    ),
+    one(
+        "a server forgets what sites have signed",
+        "letters/remote_sites.py",
+        "            self._newer = True",
+        "            pass",
+        f"{ROLLED}::test_a_server_gives_back_what_it_was_signed",
+    ),
+    one(
+        "a head that somebody else has signed is believed",
+        "letters/letter.py",
+        "        if self.key is not None:\n            _check",
+        "        if False:\n            _check",
+        f"{ROLLED}::test_a_head_that_the_site_did_not_sign_is_refused",
     ),
     one(
         "a cap against one row",
