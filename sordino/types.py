@@ -338,7 +338,8 @@ class Task(Protocol):
     def statistics(self) -> tuple[str, ...]: ...  # fields of the model that passes move, and no gradient
     @property
     def remembers(self) -> str: ...  # what of the network a pass changes for the next one, "" if nothing
-    def still(self) -> AbstractContextManager[None]: ...  # refuses such a change in what is asked inside
+    # refuses such a change in what is asked inside, also in the functions it is asked with
+    def still(self, *asked: object) -> AbstractContextManager[None]: ...
     @property
     def feature_radius(
         self,

@@ -23,6 +23,7 @@ from sordino.ledger.op import Op, of_round
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.types import Adversary, Claim
 
+KEEPS = "{} keeps nothing of the rows that it is shown"
 Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
 
 
@@ -48,6 +49,7 @@ class Accounts:
     coordinates: int = 0  # of one upload
     called: Callable[[int], str] = str  # the name of a client, where it has one that may be told
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
+    own_code: tuple[str, ...] = ()  # names of somebody's own code that is shown rows
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     only: tuple[int, ...] | None = None  # the clients whose books these are; None: all
     witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # is told of an operation before anything leaves
@@ -274,6 +276,8 @@ class Accounts:
             return claim
         if self.void:
             return replace(claim, event=NonPrivate("; ".join(self.void)), status="none", because=self.void)
+        if self.own_code and (claim.unit != "client" or len(self.members) > 1):  # clients of a process share a network
+            claim = claim.resting_on(*map(KEEPS.format, self.own_code))
         inexact = self.noise == SYSTEM and _draws(claim.event)
         return replace(claim, drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 

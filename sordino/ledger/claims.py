@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
@@ -63,6 +63,11 @@ class Claim:
     status: Status
     because: tuple[str, ...] = ()  # assumptions, or the reason why nothing is promised
     drift: float = 0.0  # total variation between the noise that was drawn and the ideal law that the event names
+
+    def resting_on(self, *because: str) -> Claim:
+        """The same, if these conditions hold, too."""
+        weaker: Status = max(self.status, "conditional", key=STATUSES.index) if because else self.status
+        return replace(self, status=weaker, because=(*self.because, *because))
 
     def to_json(self) -> Json:
         return {

@@ -34,6 +34,7 @@ from sordino.privacy.uplink.robust import check_robust
 from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, shared
+from sordino.runs.public_inputs import shown_rows
 from sordino.runs.refusals import check_network, check_secure
 from sordino.tasks.build import Architecture
 from sordino.tasks.own_loss import LossFunction, loss_named
@@ -395,6 +396,7 @@ class Setup:
             config=self.experiment.digest(),
             coordinates=self.coordinates,
             void=self.public.void,
+            own_code=shown_rows(self.experiment),
             before=tuple(phase.run_of(run) for phase in self.preparation[: self.stage]),
             only=only,
         )

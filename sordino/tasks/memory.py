@@ -3,23 +3,33 @@
 Where nobody is promised anything, running statistics may be kept: they are named fields of the model.
 
 What is kept of one example reaches the answers about later ones, past every clip. A guard against mistakes: it compares
-buffers and attributes before and after,
-and sees nothing of what a program keeps elsewhere.
+values before and after, of buffers, of parameters that nobody trains, of attributes, of what hooks and functions
+enclose. It sees nothing of what a program keeps elsewhere, such as in a global name or a file: so where somebody's own
+code sees rows, what is promised of them is conditional (`ledger.claims.Claim.resting_on`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from sordino.errors import DataError, UnsoundGuarantee
 from sordino.privacy.readers.covered import remembering
 from sordino.tasks.nets import Dropout
 
-OURS = {"training", "_parameters", "_modules"}  # a task sets the mode and the parameters for every pass
+# a task sets the mode and the parameters for every pass; buffers are looked at by their own names
+OURS = {"training", "_parameters", "_modules", "_buffers"}
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+HOLDERS = frozenset({dict, OrderedDict, list, set, tuple, deque})  # layers have many that are empty
+LIBRARIES = ("sordino", "torch", "builtins")
 
 LISTED = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer lists its parameters anew for every pass
 
@@ -72,52 +82,138 @@ def several() -> Iterator[None]:
         ) from None
 
 
-def held(net: nn.Module) -> dict[str, tuple[Any, int]]:
-    """Every buffer and attribute by name, with how often it was written to or how long it is."""
-    found: dict[str, tuple[Any, int]] = {}
+def held(net: nn.Module) -> dict[str, tuple[object, object]]:
+    """What a network has beside its parameters, by name, with its value: buffers, attributes, also those of its class,
+    and what its hooks enclose.
+    """
+    found: dict[str, tuple[object, object]] = {}
+    seen = {id(module) for module in net.modules()}
     for path, module in net.named_modules():
         ours = OURS | (LISTED if isinstance(module, nn.RNNBase) else set())
         own = {} if type(module) is Dropout else {k: v for k, v in vars(module).items() if k not in ours}
-        for name, value in (own | module._buffers).items():
-            found[f"{path}.{name}".lstrip(".")] = value, _size(value)
+        for name, value in (_of_class(type(module)) | own | module._buffers).items():
+            found[f"{path}.{name}".lstrip(".")] = value, _value(value, seen)
     return found
 
 
-def _size(value: object) -> int:
+def of_calls(asked: Iterable[object]) -> dict[str, tuple[object, object]]:
+    """What functions and callable objects of somebody's own enclose, by name, with its value."""
+    own = [one for one in asked if not _is_library(one)]
+    return {str(getattr(one, "__qualname__", type(one).__qualname__)): (one, _value(one, set())) for one in own}
+
+
+def _is_library(value: object) -> bool:
+    """Is this code of sordino or torch?"""
+    module = getattr(value, "__module__", None) or type(value).__module__
+    return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
+
+
+def _of_class(kind: type) -> dict[str, object]:
+    """The plain values that a class of somebody's own shares among its objects."""
+    own = [vars(one) for one in reversed(kind.__mro__) if not _is_library(one) and one is not object]
+    given = ((name, value) for one in own for name, value in one.items() if not name.startswith("__"))
+    return {name: value for name, value in given if not (callable(value) or hasattr(value, "__get__"))}
+
+
+def _value(value: object, seen: set[int]) -> object:
+    """Something that is equal where two values are: of tensors and arrays a checksum, of what holds others all of
+    them. What is trained is followed by its gradients, and is no memory.
+    """
+    kind = type(value)
+    if kind in PLAIN or (kind in HOLDERS and not value):
+        return (value if kind in PLAIN else kind,)  # in a tuple even what is no number is equal to itself
     if isinstance(value, Tensor):
+        return id(value) if isinstance(value, nn.Parameter) and value.requires_grad else _checksum(value)
+    if id(value) in seen or isinstance(value, type | ModuleType):
+        return id(value)
+    seen.add(id(value))
+    if isinstance(value, np.ndarray):
+        plain = value.dtype.hasobject
+        return str(value.dtype), value.shape, _value(value.tolist(), seen) if plain else zlib.crc32(value.tobytes())
+    if isinstance(value, Mapping):
+        return [(_value(name, seen), _value(held, seen)) for name, held in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return [_value(one, seen) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(_value(one, seen)) for one in value)
+    if isinstance(value, partial):
+        return [_value(part, seen) for part in (value.func, value.args, value.keywords)]
+    if isinstance(value, MethodType):
+        return [_value(part, seen) for part in (value.__func__, value.__self__)]
+    if _is_library(value) and not isinstance(value, nn.Module):
+        return id(value)
+    if isinstance(value, FunctionType):
+        inside = [part for cell in value.__closure__ or () for part in _inside(cell)]
+        return [_value(part, seen) for part in (inside, value.__defaults__, value.__kwdefaults__, vars(value))]
+    named = {name: getattr(value, name, None) for one in type(value).__mro__ for name in _slots(one)}
+    named |= {k: v for k, v in getattr(value, "__dict__", {}).items() if k != "training"}
+    return [(name, _value(one, seen)) for name, one in named.items()]
+
+
+def _inside(cell: CellType) -> tuple[object, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # nothing was put into it yet
+        return ()
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    told = vars(kind).get("__slots__", ())
+    return (told,) if isinstance(told, str) else tuple(name for name in told if not name.startswith("__"))
+
+
+def _checksum(value: Tensor) -> object:
+    """Of all bytes of a tensor; of one that has none that can be read, how often it was written to."""
+    try:
+        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return str(value.dtype), tuple(value.shape), zlib.crc32(plain.numpy().data)
+    except (RuntimeError, TypeError):
         return value._version
-    return len(value) if isinstance(value, Sized) else 0
 
 
-def changed(before: dict[str, tuple[object, int]], after: dict[str, tuple[object, int]]) -> str:
+def changed(before: dict[str, tuple[object, object]], after: dict[str, tuple[object, object]]) -> str:
     """The first name whose state is not what it was; "" where there is none."""
     nothing = (None, -1)
     for name in before | after:
-        (old, size), (new, now) = before.get(name, nothing), after.get(name, nothing)
-        if old is not new or size != now:
+        (old, known), (new, now) = before.get(name, nothing), after.get(name, nothing)
+        if old is not new or known != now:
             return name
     return ""
 
 
-def remembered(net: nn.Module, passing: Callable[[], object]) -> str:
-    """What a second pass changes in the network. What the first one makes for good, such as a table of positions,
-    tells nothing of the rows that come later.
+def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
+    """The first parameter that nobody trains and that is not what it was made; "" where there is none."""
+    for name, value in net.named_parameters():
+        known = frozen.get(name)
+        if not value.requires_grad and isinstance(known, Tensor) and not torch.equal(value, known):
+            return name
+    return ""
+
+
+def remembered(net: nn.Module, frozen: Mapping[str, object], *passes: Callable[[], object]) -> str:
+    """What any pass but the first changes in the network; they should be of different rows. What the first one makes
+    for good, such as a table of positions, tells nothing of the rows that come later.
     """
-    passing()
+    first, *others = passes
+    first()
     before = held(net)
-    passing()
-    return changed(before, held(net))
+    for passing in others:
+        passing()
+    return changed(before, held(net)) or moved(net, frozen)
 
 
 @contextmanager
-def still(net: nn.Module) -> Iterator[None]:
-    """Refuses what is asked inside if the network is not the same afterwards."""
-    before = held(net)
+def still(net: nn.Module, frozen: Mapping[str, object], asked: Iterable[object] = ()) -> Iterator[None]:
+    """Refuses what is asked inside if the network, or what was asked with, is not the same afterwards. `frozen`: what
+    its parameters are that nobody trains.
+    """
+    asked = tuple(asked)
+    before = held(net) | of_calls(asked)
     try:
         yield
     except RuntimeError as error:  # such as torch's own, of a tensor that was kept from another example
-        if name := changed(before, held(net)):
+        if name := changed(before, held(net) | of_calls(asked)):
             raise remembering(name) from error
         raise
-    if name := changed(before, held(net)):
+    if name := changed(before, held(net) | of_calls(asked)) or moved(net, frozen):
         raise remembering(name)

@@ -21,7 +21,7 @@ from sordino.tasks.augment import AUGMENT
 from sordino.tasks.draws import draws, seeded
 from sordino.tasks.features import Head, of_chain
 from sordino.tasks.flops import count as operations
-from sordino.tasks.memory import coupling, several, statistics, still
+from sordino.tasks.memory import coupling, of_calls, several, statistics, still
 from sordino.tasks.nets import keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
@@ -235,9 +235,12 @@ class NetworkOnRows:
         kept = {name: params[name].detach() for name in self.statistics}
         return {**params, **(kept if asked or not training else {n: value.clone() for n, value in kept.items()})}
 
-    def still(self) -> AbstractContextManager[None]:
-        """Refuses a network that answers about single examples and is not the same afterwards."""
-        return nullcontext() if self._chain is not None else still(self._net)
+    def still(self, *asked: object) -> AbstractContextManager[None]:
+        """Refuses a network that answers about single examples, and functions `asked` of somebody's own, that are not
+        the same afterwards."""
+        if self._chain is not None and not of_calls(asked):
+            return nullcontext()
+        return still(self._net, self._rest, asked)
 
     def _pass(self) -> None:
         self._net.train()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -193,8 +194,12 @@ class Supervised(NetworkOnRows, ABC):
 
     @cached_property
     def remembers(self) -> str:
-        params, y = self._values, self._any_labels(3)
-        return remembered(self._net, lambda: self.losses(params, self._sample, y, keys.bits(keys.root(1), 3)))
+        params, y, draws = self._values, self._any_labels(3), keys.bits(keys.root(1), 3)
+        rows = self._sample, self._sample // 2  # a second pass over the same rows may change nothing
+        return remembered(self._net, self._rest, *(partial(self.losses, params, x, y, draws) for x in rows))
+
+    def still(self, *asked: object) -> AbstractContextManager[None]:
+        return super().still(self._loss, *asked)
 
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor

@@ -7,6 +7,8 @@ from tests.mutants.mutant import one
 SOURCES = "tests/privacy/noise/test_sources.py"
 INVERSION = "tests/attacks/test_gradient_inversion.py"
 AUDIT = "tests/attacks/test_audit.py"
+MEMORY = "tests/tasks/test_memory.py"
+OWN_CODE = "tests/runs/test_own_code.py"
 SECRETS = "tests/laws/test_secret_rows.py"
 
 SECRET_ROWS = [
@@ -66,6 +68,63 @@ SECRET_ROWS = [
         "if self._real and not self._shown and self.scheme.reads_labels:",
         "if self._real and self._placed and self.scheme.reads_labels:",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
+    ),
+    # what somebody's own code keeps
+    one(
+        "a buffer looked at by how often it was written to",
+        "tasks/memory.py",
+        "return str(value.dtype), tuple(value.shape), zlib.crc32(plain.numpy().data)",
+        "return value._version",
+        f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read",
+    ),
+    one(
+        "what nobody trains may move",
+        "tasks/memory.py",
+        "and not torch.equal(value, known):",
+        "and value is None:",
+        f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read",
+    ),
+    one(
+        "a hook that may keep rows",
+        "tasks/memory.py",
+        'OURS = {"training", "_parameters",',
+        'OURS = {"training", "_forward_hooks", "_parameters",',
+        f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read",
+    ),
+    one(
+        "a statistic that may keep rows",
+        "privacy/readers/class_sums.py",
+        "with self._task.still(of):",
+        "with self._task.still():",
+        f"{MEMORY}::test_a_statistic_that_keeps_something_is_noticed",
+    ),
+    one(
+        "a loss of somebody's own that may keep rows",
+        "tasks/supervised.py",
+        "return super().still(self._loss, *asked)",
+        "return super().still(*asked)",
+        f"{MEMORY}::test_a_loss_that_keeps_something_is_noticed",
+    ),
+    one(
+        "own code that is called proved",
+        "engine/accounts.py",
+        "if self.own_code and (",
+        "if False and (",
+        f"{OWN_CODE}::test_a_promise_about_rows_that_own_code_sees_is_conditional",
+    ),
+    one(
+        "a loss of somebody's own that is no code",
+        "runs/public_inputs.py",
+        "shown = made.algorithm, made.model, made.loss, made.read, made.uplink",
+        "shown = made.algorithm, made.model, made.read, made.uplink",
+        f"{OWN_CODE}::test_a_promise_about_rows_that_own_code_sees_is_conditional",
+    ),
+    one(
+        "clients of one process as if each were alone",
+        "engine/accounts.py",
+        'claim.unit != "client" or len(self.members) > 1)',
+        'claim.unit != "client")',
+        f"{OWN_CODE}::test_a_client_alone_in_its_process_is_bounded_by_its_clip",
     ),
     # answers at random
     one(

@@ -114,7 +114,7 @@ class SumShard(Covered[ClassSums]):
         self._spend()
         reader = self._reader
         multiplier = reader.used(self._grant.multiplier)
-        with self._task.still():
+        with self._task.still(of):
             sums, counts = self._sums(of, classes)
         told = torch.cat([sums, counts[:, None] * (reader.count * reader.clip)], 1) if reader.count else sums
         noisy = reader.mechanism.add(told, multiplier * reader.sensitivity, self._grant.source.child("classes"))

@@ -43,9 +43,9 @@ def check_apart(task: Task) -> None:
 
 def remembering(name: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
-        f"the model changes its own {name} during a forward pass",
+        f"{name} changes during a forward pass",
         why="what it keeps of one example reaches the gradients of other examples, where no clip bounds it",
-        fix="compute the forward pass from its arguments alone, and do not write to self in it",
+        fix="compute the forward pass, and what is asked of it, from their arguments alone, and write to nothing else",
         code="model-remembers",
     )
 

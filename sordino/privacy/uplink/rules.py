@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
-from sordino.ledger.claims import ADVERSARIES, STATUSES, Adversary, Claim, Neighbours, Status
+from sordino.ledger.claims import ADVERSARIES, Adversary, Claim, Neighbours
 from sordino.ledger.events import Event, NonPrivate, Poisson
 from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.clip_layers import ClipLayers
@@ -183,8 +183,7 @@ class Links:
             return claim
         if claim.adversary != "server":
             if assumed := secure.assumed(isinstance(noise, NoiseShare), isinstance(claim.event, Poisson)):
-                weaker: Status = max(claim.status, "conditional", key=STATUSES.index)
-                return replace(claim, status=weaker, because=(*claim.because, *assumed))
+                return claim.resting_on(*assumed)
             return claim
         shares = isinstance(noise, NoiseShare)
         used = noise.multiplier if noise is not None and noise.multiplier is not None else multiplier
@@ -202,9 +201,7 @@ class Links:
             return claim
         noised = bool(private(self.server)) or self.per_coordinate is not None
         tossed = isinstance(claim.event, Poisson)
-        because = (SERVER_NOISE,) * noised + (SERVER_COINS,) * tossed
-        status: Status = max(claim.status, "conditional", key=STATUSES.index) if because else claim.status
-        return replace(claim, status=status, because=(*claim.because, *because))
+        return claim.resting_on(*(SERVER_NOISE,) * noised, *(SERVER_COINS,) * tossed)
 
     def _assumed(self) -> tuple[str, ...]:
         weighed = any(isinstance(stage, Weigh) and stage.by == "examples" for stage in self.client)

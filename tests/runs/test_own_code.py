@@ -1,0 +1,159 @@
+"""What rests on code of somebody's own: a network, a loss, what a method or a reader asks of rows. Its rows are
+conditional in all that is printed, and the same on a machine that has none of that code.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino import config
+from sordino.engine.accounts import KEEPS, Accounts
+from sordino.report import run_facts, run_page
+from sordino.runs.public_inputs import shown_rows
+from sordino.runs.rehearsal import Rehearsal
+from sordino.runs.run import start
+from sordino.runs.simulation import simulated
+from sordino.runs.verify import verify
+from tests.laws.cases import BY_NAME
+
+HERE = "tests.runs.test_own_code"
+CODE = """
+import torch
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+def loss(output: Tensor, label: Tensor) -> Tensor:
+    return F.cross_entropy(output, label, reduction="none")
+
+
+OWN: dict[str, dict[str, Any]] = {"Net": {"model": {"name": f"{HERE}:Net"}}, "loss": {"loss": {"name": f"{HERE}:loss"}}}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_promise_about_rows_that_own_code_sees_is_conditional(name: str, tmp_path: Path) -> None:
+    """In the plan, in the receipt, on the page, and when the receipt is made again."""
+    made = BY_NAME["gaussian_gdp"].experiment(**OWN[name])
+    condition = KEEPS.format(f"{HERE}:{name}")
+    planned = simulated(made)
+    rows = Rehearsal(planned.setup, planned.home).guarantees
+    ended = start(made, tmp_path / "run")
+    for row in (*rows, *ended.receipt.guarantees):
+        if row.finite:
+            assert (row.status, condition in row.because) == ("conditional", True), row
+    assert any(row.unit == "example" and row.finite for row in ended.receipt.guarantees)
+    assert condition in run_page.page(run_facts.gather(tmp_path / "run"))
+    assert verify(tmp_path / "run") == []
+
+
+def test_a_library_s_own_network_and_loss_stay_proved() -> None:
+    for own in ({}, {"model": {"name": "mlp", "hidden": 8}}):
+        planned = simulated(BY_NAME["gaussian_gdp"].experiment(**own))
+        assert shown_rows(planned.setup.experiment) == ()
+        rows = Rehearsal(planned.setup, planned.home).guarantees
+        assert {row.status for row in rows if row.finite} == {"proved"}
+
+
+def test_who_verifies_needs_none_of_the_code(tmp_path: Path) -> None:
+    """In another process, from which the file has gone: the condition follows from the name alone."""
+    (tmp_path / "gone.py").write_text(CODE)
+    run = [sys.executable, "-m", "sordino", "run", "model.name=gone:Net", "rounds=2", "--out", "run", "--quiet"]
+    seen = [sys.executable, "-m", "sordino", "privacy", "verify", "run"]
+    path = {"PYTHONPATH": ":".join(p for p in sys.path if p), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    subprocess.run(run, cwd=tmp_path, env=path, check=True, capture_output=True)
+    (tmp_path / "gone.py").unlink()
+    assert KEEPS.format("gone:Net") in (tmp_path / "run" / "privacy.json").read_text()
+    told = subprocess.run(seen, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert (told.returncode, "holds" in told.stdout) == (0, True), told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"algorithm": {"name": "mine:Method"}},
+        {"read": {"name": "mine:Reader"}},
+        {"uplink": {"client": [{"name": "clip", "radius": 1.0}, {"name": "mine:Stage"}]}},
+        {"model": {"name": "session:Net"}},
+    ],
+)
+def test_whatever_is_shown_rows_is_found_by_its_name(own: dict[str, Any]) -> None:
+    assert len(shown_rows(config.validate({"privacy": {}, "algorithm": {"name": "fedavg"}} | own))) == 1
+    others = {"partition": {"scheme": "mine:Scheme"}, "evaluation": {"metrics": ["mine:metric"]}}
+    assert shown_rows(config.validate(others)) == ()
+
+
+def test_a_client_alone_in_its_process_is_bounded_by_its_clip() -> None:
+    """Clients of one process share a network, so what it keeps of one reaches the uploads of others. At a site of its
+    own a client's upload is all that leaves, and its clip bounds it."""
+    planned = simulated(BY_NAME["whole_update"].experiment(model={"name": f"{HERE}:Net"}))
+    condition = KEEPS.format(f"{HERE}:Net")
+    for only, status in ((None, "conditional"), ((1,), "proved")):
+        rows = Rehearsal(planned.setup, planned.home, only).guarantees
+        (row,) = (row for row in rows if (row.unit, row.adversary) == ("client", "server"))
+        assert (row.status, condition in row.because) == (status, status == "conditional")
+
+
+class Remembering(torch.nn.Module):
+    """It adds to a row the largest that it has seen."""
+
+    low: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(64, 10)
+        self.register_buffer("low", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x.flatten(1)
+        out: Tensor = self.last(seen + self.low.to(seen.dtype))
+        self.low.data.copy_(torch.maximum(self.low, seen.detach().mean(0)))
+        return out
+
+
+def test_the_adversary_sees_what_a_network_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One example of a client changes what another client sends. It is refused; as it was, it ran beside a number that
+    was called proved."""
+    from contextlib import nullcontext
+
+    from sordino.errors import UnsoundGuarantee
+    from sordino.tasks.classification import Classification
+    from tests.laws.adversary import VICTIM, other_example, play
+
+    case = BY_NAME["gaussian_gdp"]
+    model = {"name": f"{HERE}:Remembering"}
+    real = case.experiment(privacy=case.privacy | {"noise": "system"}, model=model, cohort={"name": "everyone"})
+    with pytest.raises(UnsoundGuarantee) as refused:
+        start(real, tmp_path / "refused")
+    assert refused.value.code == "model-remembers"
+    monkeypatch.setattr(Classification, "remembers", "")
+    monkeypatch.setattr(Classification, "still", lambda *asked: nullcontext())
+    whole = Accounts._held
+    monkeypatch.setattr(Accounts, "_held", lambda self, *asked: whole(_without_code(self), *asked))
+    one = play(real, tmp_path / "one")
+    other = play(real, tmp_path / "other", other_example(simulated(real)))
+    pairs = zip(one.sent, other.sent, strict=True)
+    first = {k for (t, k, mine), (_, _, theirs) in pairs if t == "/0" and mine != theirs}
+    assert first > {VICTIM}
+    assert ("example", "server") in one.finite
+
+
+def _without_code(accounts: Accounts) -> Accounts:
+    from dataclasses import replace
+
+    return replace(accounts, own_code=())
