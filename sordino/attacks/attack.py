@@ -65,6 +65,15 @@ class Attack(ABC):
         """What it reaches."""
 
 
+MEANT = {  # what others call attacks, and what they are here
+    "membership": "loss_threshold or lira",
+    "inversion": "dlg, idlg or inverting_gradients",
+    "reconstruction": "dlg, idlg or inverting_gradients",
+    "property": "brightness",
+    "poisoning": "label_flip, sign_flip or scaling",
+}
+
+
 def judged(value: float, baseline: float, control: float | None, margin: float) -> tuple[Verdict, str]:
     """The verdict on a figure of which more is worse for whoever is attacked. `margin`: what counts as more than a
     guess.
@@ -90,7 +99,8 @@ def registered(known: Sequence[str] | None = None) -> dict[str, type[Attack]]:
             raise ConfigError(
                 f"there is no attack called {name!r}",
                 why=f"known are {', '.join(ATTACKS)}",
-                fix="`sordino attack --list` says what each of them does",
+                fix=(f"choose {MEANT[name]}: " if name in MEANT else "")
+                + "`sordino attack --list` says what each of them does",
                 code="unknown-attack",
             )
     return {name: ATTACKS[name] for name in known}

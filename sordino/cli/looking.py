@@ -22,7 +22,7 @@ def list_(
     place: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"), as_json: Json = False
 ) -> None:
     """The runs in a folder: how far, how good, what they promise."""
-    from sordino.runs.listing import listed
+    from sordino.runs.listing import adding_up, listed
 
     found = listed(place)
     if as_json:
@@ -36,6 +36,8 @@ def list_(
         for entry in found:
             table.add_row(*map(escape, entry.words().values()))
         Screen().print(table)
+        for note in adding_up(found):
+            Screen().print(f"[yellow]note[/yellow] {escape(note)}")
 
 
 def show(folder: Path, as_json: Json = False) -> None:

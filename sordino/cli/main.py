@@ -37,6 +37,7 @@ from sordino.cli import (
 from sordino.cli.ending import ended
 from sordino.cli.screen import json_asked
 from sordino.cli.words import Verb, Verbs
+from sordino.errors import ConfigError
 from sordino.version import __version__
 
 app = Verbs(
@@ -91,7 +92,12 @@ def main() -> None:
     sys.exit(ended(_go))
 
 
+MEANT = {"train": "run", "fit": "run", "simulate": "run", "evaluate": "show", "test": "predict"}
+
+
 def _go() -> None:
+    if (verb := next(iter(sys.argv[1:]), "")) in MEANT:
+        raise ConfigError(f"there is no command {verb!r}", fix=f"write sordino {MEANT[verb]}", code="unknown-command")
     verbs = only(next(iter(sys.argv[1:]), ""))
     if json_asked():  # what is wrong with the words is then said as JSON, too
         sys.exit(verbs(standalone_mode=False))

@@ -192,7 +192,8 @@ class LiveSpending:
         of = f" of {plan.budget.epsilon:g}" if plan.budget and row.status != "nominal" else ""
         value = f"{row.epsilon:.3g}" if math.isfinite(row.epsilon) else "∞"
         status = "" if row.status == "proved" else f", {row.status}"
-        age = "" if self._round == step.round else f" (after round {self._round})"
+        late = f" (after round {self._round}" + (f"; {spent_share(step):.0%} spent by now)" if plan.budget else ")")
+        age = "" if self._round == step.round else late
         return f"ε {value}{of} {whom}{status}{age}"
 
     def _compose(self, step: Step) -> None:

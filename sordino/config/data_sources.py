@@ -112,9 +112,15 @@ def check(given: Mapping[str, object]) -> None:
         return
     others = [name for name in ALL if keys(name) >= {*strange}]
     named = ", ".join(f"data.{key}" for key in strange)
+    if strange == ["fraction"] and "train" in keys(source):
+        named, others = "data.fraction", []
+        part = "data.train = N and data.test = N take so many of its examples"
+    else:
+        part = ""
     raise ConfigError(
         f"{named} with data.source = {source!r}",
         why=f"{source!r} has no such setting, so it would change nothing",
-        fix=f"set data.source={' or '.join(others)}, or leave {named} out" if others else f"leave {named} out",
+        fix=part
+        or (f"set data.source={' or '.join(others)}, or leave {named} out" if others else f"leave {named} out"),
         code="setting-of-another-source",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import stat
 import tomllib
 from collections.abc import Container
@@ -24,10 +25,14 @@ def read(path: Path, settings: Container[str]) -> dict[str, Any]:
             raise OSError(f"it is a device, or larger than {LARGEST:,} bytes")
         return _table(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        beside = [str(path.with_name(file.name)) for file in path.absolute().parent.glob("*.toml")]
+        near = difflib.get_close_matches(str(path), beside, n=1)
         raise ConfigError(
             f"there is no experiment file {path}",
             fix=f"to change a setting, write {path}=VALUE"
             if str(path) in settings
+            else f"did you mean {near[0]}?"
+            if near
             else "check the path; `sordino run` without a file runs the default experiment",
             code="no-file",
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
@@ -20,6 +21,12 @@ SAID = {  # what pydantic says of types, in TOML's words
     "float_type": "a number is expected here",
     "string_type": 'a text is expected here: "..."',
     "bool_type": "true or false is expected here",
+}
+
+
+MEANT = {  # keys that many look for, and where what they mean is said
+    "privacy.unit": "leave it out: what is protected follows from where the noise is, a [read] protects an example and "
+    "an [uplink] a client; `sordino algorithms` says which of them a method has",
 }
 
 
@@ -58,7 +65,9 @@ def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str
     if first["type"] == "extra_forbidden":
         names = keys_of.get(str(first["loc"][0]), ())
         return ConfigError(
-            f"{where} has no key {place!r}", fix=nearest(str(first["loc"][-1]), names), code="unknown-key"
+            f"{where} has no key {place!r}",
+            fix=MEANT.get(place) or nearest(str(first["loc"][-1]), names),
+            code="unknown-key",
         )
     if first["type"] == "missing":
         return ConfigError(
@@ -84,8 +93,16 @@ def _fix(error: ErrorDetails, place: str) -> str:
         return sweep(f"{place}={','.join(map(str, given))}")
     if error["type"] in ("dict_type", "model_type"):
         return f"for example {place}.KEY=VALUE, or {place}={{key = value}}"
-    return ""
+    if isinstance(expected, str):
+        return f"one of: {expected.replace(' or ', ', ').replace(chr(39), '')}"
+    return f"for example {place}={LIKE[error['type']]}" if error["type"] in LIKE else ""
+
+
+LIKE = {"int_type": "10", "float_type": "0.5", "bool_type": "true"}
 
 
 def sweep(setting: str) -> str:
-    return f"sordino compare EXPERIMENT.toml --set {setting}"
+    """What runs several values. Two whole numbers may be one with a decimal comma."""
+    comma = re.fullmatch(r"([\w.]+=-?\d+),(\d+)", setting)
+    point = f"; or write {comma[1]}.{comma[2]}, with a decimal point" if comma else ""
+    return f"sordino compare EXPERIMENT.toml --set {setting}{point}"

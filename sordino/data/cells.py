@@ -21,6 +21,10 @@ from sordino.errors import DataError
 
 Missing = Literal["refuse", "drop", "fill"]
 MAX_LEVELS = 64
+NEVER = (
+    "correct the file, or take these rows out of it before you hand it over: a label, a client or a key is never "
+    'filled, and data.missing = "drop" is for simulations'
+)
 HINT = "correct or remove the row, or declare in the schema what the column can hold"
 
 
@@ -145,9 +149,11 @@ def without_gaps(
     fill: Mapping[str, str],
     numbers: Sequence[str] = (),
     fix: str = "",
+    never: Sequence[str | None] = (),
 ) -> WithoutGaps:
     """The columns of these names. `fill`: what was declared for gaps, by column; `numbers`: columns of numbers; `fix`:
-    what to do about a gap, where it is not the data of an experiment.
+    what to do about a gap, where it is not the data of an experiment; `never`: labels, clients and keys, which nothing
+    can be put into.
     """
     columns = {name: rows.column(name) for name in names}
     holes = {name: hole for name, column in columns.items() if (hole := gaps(column)).any()}
@@ -167,7 +173,7 @@ def without_gaps(
         )
     for name, hole in holes.items():
         if missing == "refuse" or name not in fill:
-            raise _gap(rows, name, hole, missing, fix)
+            raise _gap(rows, name, hole, missing, NEVER if name in never and not fix else fix)
         columns[name] = _filled(columns[name], hole, fill[name], name in numbers)
     return WithoutGaps(rows, columns, everybody)
 

@@ -31,11 +31,12 @@ def declared(
     said = schema.columns
     check_outcome(outcome, {name: said[name] for name in label})
     numbers = [name for name, column in said.items() if column.kind == "number" or (outcome and name in label)]
-    rows = read(path, tuple(said), written, numbers)
+    ignored = [name for name, column in said.items() if column.kind == "ignored"]
+    rows = read(path, tuple(said), written, numbers, ignored)
     _check_columns(rows, schema)
     used = [name for name, one in said.items() if one.kind in FEATURES or name in (*label, group, key)]
     fill = {name: one.missing for name, one in said.items() if one.missing is not None}
-    held = without_gaps(rows, used, missing, fill, numbers)
+    held = without_gaps(rows, used, missing, fill, numbers, never=(*label, group, key))
     features = {name: as_declared(held, name, one) for name, one in schema.features.items()}
     classes = said[label[0]].words
     y = _places(held, label[0], classes, "class") if outcome is None else outcome.read(held, label)

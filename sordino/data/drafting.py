@@ -54,7 +54,9 @@ def draft(
     many = len(rows.files)
     files = "" if many == 1 else f" in {many} files"
     columns = rows.table.num_columns
-    head = HEAD.format(name=rows.files[0].path.name, rows=rows.table.num_rows, columns=columns, files=files)
+    head = HEAD.format(
+        name=rows.name if files else rows.files[0].path.name, rows=rows.table.num_rows, columns=columns, files=files
+    )
     return head + "".join(f"{name} = {{ {told} }}  # {confirm}\n" for name, told, confirm in lines)
 
 

@@ -52,7 +52,7 @@ def learned(
     for name in (*label, group, key):
         if name is not None:
             find(rows, name)
-    held = closed(rows, rows.table.column_names, missing, {})
+    held = closed(rows, rows.table.column_names, missing, {}, never=(*label, group, key))
     classes, y = _codes(held, label[0], "label") if outcome is None else ((), outcome.read(held, label))
     named: tuple[tuple[str, ...], Array | None] = ((), None) if group is None else _codes(held, group, "group")
     if outcome is None and len(classes) < 2:
@@ -140,8 +140,9 @@ def _feature(held: WithoutGaps, name: str) -> tuple[Feature, Column]:
             raise DataError(
                 f"{held.rows.name}: column {name} has {len(levels)} different strings, more than {MAX_LEVELS}",
                 why="each of these strings would become a feature",
-                fix="remove the column if it is an identifier, merge some of its values, or declare free text in a "
-                'schema: { kind = "text", buckets = 4096, length = 32 }; no vocabulary is learned from rows',
+                fix=f"set data.key = {name!r} if it names the row or its person; else write a schema (`sordino data "
+                "schema TABLE --label LABEL` drafts one), in which the number of a case, or a date, is "
+                '{ kind = "ignored" } and free text { kind = "text", buckets = 4096, length = 32 }; or merge values',
                 code="too-many-levels",
             )
         words = Column("levels", words=tuple(levels.tolist()))

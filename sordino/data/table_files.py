@@ -159,16 +159,17 @@ def read(
     as_text: Sequence[str] = (),
     written: Written = AS_SEEN,
     numbers: Sequence[str] = (),
+    ignored: Sequence[str] = (),
 ) -> TableRows:
     """The rows of all files. Of text files the columns `as_text` are read as they stand; those of them that are
-    `numbers` get a decimal point.
+    `numbers` get a decimal point, and those that are `ignored` may be written in any letters.
     """
     if isinstance(path, pa.Table):
         _check_table(IN_MEMORY, path.num_rows, path.column_names)
         return TableRows(path, (TableFile(IN_MEMORY, path.num_rows, None),), alone=True)
     files = found_files(path)
     alone = isinstance(path, str | Path) and files == (Path(path).expanduser(),)
-    read_each = [_read_one(file, tuple(as_text), written, tuple(numbers)) for file in files]
+    read_each = [_read_one(file, tuple(as_text), written, tuple(numbers), tuple(ignored)) for file in files]
     first = read_each[0][0]
     for file, (table, _) in zip(files, read_each, strict=True):
         if differing := set(table.column_names) ^ set(first.column_names):
@@ -204,7 +205,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _read_one(
-    file: Path, as_text: tuple[str, ...], written: Written, numbers: tuple[str, ...]
+    file: Path, as_text: tuple[str, ...], written: Written, numbers: tuple[str, ...], ignored: tuple[str, ...]
 ) -> tuple[pa.Table, Dialect | None]:
     if kind_of(file) not in TABLES and (file.suffix or file.exists()):
         raise DataError(
@@ -235,6 +236,7 @@ def _read_one(
         ) from None
     _check_table(file, table.num_rows, names)
     if dialect is not None:
+        table = _without(table, ignored)
         _check_letters(file, table, dialect)
         if dialect.decimal == ",":
             table = _with_points(file, table, [name for name in numbers if name in table.column_names])
@@ -303,6 +305,14 @@ def _read_text(file: Path, dialect: Dialect, as_text: Sequence[str]) -> pa.Table
         if "UTF8" not in str(error):
             raise
         return csv.read_csv(file, read_, parse, options(pa.binary()))  # which cell it is, is found below
+
+
+def _without(table: pa.Table, ignored: Sequence[str]) -> pa.Table:
+    """Columns that nobody looks at, emptied."""
+    for at, name in enumerate(table.column_names):
+        if name in ignored:
+            table = table.set_column(at, name, pa.nulls(table.num_rows, pa.string()))
+    return table
 
 
 def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:

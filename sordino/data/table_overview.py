@@ -55,7 +55,8 @@ def overview(
     said = {} if schema is None else schema.columns
     numbers = [name for name, one in said.items() if one.kind == "number"]
     text = tuple(said) or (() if key is None else (key,))
-    rows = read(path, text, Written(separator, decimal, encoding), numbers)
+    ignored = [name for name, one in said.items() if one.kind == "ignored"]
+    rows = read(path, text, Written(separator, decimal, encoding), numbers, ignored)
     labels = (label,) if isinstance(label, str) else tuple(label)
     roles = {name: role for role, name in (("group", group), ("key", key)) if name is not None}
     roles |= dict.fromkeys(labels, "label")
@@ -81,7 +82,7 @@ def _facts(rows: TableRows, name: str, roles: Mapping[str, str], schema: TableSc
         can_be = "" if said is None else f"{said.low:g} to {said.high:g}"
         return ColumnFacts(name, kind, can_be, holds, empty, beyond)
     if kind in ("key", "ignored", "text"):
-        return ColumnFacts(name, kind, "", "", empty, 0)
+        return ColumnFacts(name, kind, "", "", 0 if kind == "ignored" else empty, 0)
     counts = _counts(present)
     unknown = sum(n for word, n in counts.items() if word not in said.words) if said is not None and said.words else 0
     can_be = "" if said is None else _listed(said.words)

@@ -12,6 +12,7 @@ import torch
 
 from sordino import user_code
 from sordino.errors import ConfigError, OwnCodeError
+from sordino.evaluate.headlines import SCORED
 from sordino.types import Examples, Params, Task
 
 if TYPE_CHECKING:
@@ -35,10 +36,14 @@ def metrics_named(names: Sequence[str]) -> dict[str, MetricFunction]:
     found: dict[str, MetricFunction] = {}
     for path in names:
         if not user_code.is_own(path):
+            known = path.lower() in (*SCORED, "confusion")
             raise ConfigError(
                 f"evaluation.metrics names {path!r}",
-                why="accuracy and loss are always measured; others are functions of your own",
-                fix="give module:function",
+                why="these are functions of your own",
+                fix=f'set evaluation.scores = ["{path.lower()}"]'
+                if known
+                else "give module:function; accuracy and loss are always measured, and evaluation.scores takes "
+                f"{', '.join((*SCORED, 'confusion'))}, as far as the task has them",
                 code="unknown-metric",
             )
         made = user_code.load(path, "metric")

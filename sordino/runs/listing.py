@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -30,6 +31,7 @@ class Listed(NamedTuple):
     simulated: bool | None = None  # where there is a receipt
     promise: str = ""  # the strongest finite row, with its subject; of a run that cannot be read, why
     guarantee: Guarantee | None = None  # that row
+    data: str = ""  # where its rows come from
 
     def told(self) -> Json:
         row = None if self.guarantee is None else self.guarantee.to_json()
@@ -56,7 +58,22 @@ def listed(place: Path) -> list[Listed]:
             fix="`sordino list FOLDER` shows the runs in a folder; `sordino show RUN` one run",
             code="no-folder",
         )
-    return [_one(path) for path in sorted(place.iterdir()) if _closed(path) or RunFolder(path).begun]
+    folders = [path for path in sorted(place.iterdir()) if path.is_dir()]
+    found = [path for one in folders for path in (one, *([] if _closed(one) else sorted(one.glob("seed-*"))))]
+    return [
+        _one(path, str(path.relative_to(place))) for path in found if _closed(path) or RunFolder(path).begun
+    ]  # with those of a comparison
+
+
+def adding_up(found: Sequence[Listed]) -> list[str]:
+    """What no row says: runs that protect the same people cost them the sum."""
+    real = Counter(one.data for one in found if one.data and one.simulated is False and one.guarantee is not None)
+    return [
+        f"{count} runs with real noise read the same data ({data}): what they cost adds up, and no row shows the sum. "
+        "One ledger for all (privacy.ledger) keeps count."
+        for data, count in real.items()
+        if count > 1
+    ]
 
 
 def _closed(path: Path) -> bool:
@@ -64,21 +81,22 @@ def _closed(path: Path) -> bool:
     return path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
 
 
-def _one(folder: Path) -> Listed:
+def _one(folder: Path, name: str) -> Listed:
     mine = RunFolder(folder)
     if _closed(folder):
-        return Listed(folder.name, state="unreadable", promise="it belongs to somebody else")
+        return Listed(name, state="unreadable", promise="it belongs to somebody else")
     try:
         mine.check()
         experiment, rows = mine.experiment, mine.metrics()
         receipt = mine.receipt() if mine.receipt_file.exists() else None
     except SordinoError as error:
-        return Listed(folder.name, promise=f"{error.what}: {error.why}")
+        return Listed(name, promise=f"{error.what}: {error.why}")
     except PermissionError as error:
-        return Listed(folder.name, state="unreadable", promise=f"{error.filename}: {error.strerror}")
+        return Listed(name, state="unreadable", promise=f"{error.filename}: {error.strerror}")
     last = last_scored(rows)
+    source, path = experiment.data.source, experiment.data.path
     return Listed(
-        folder.name,
+        name,
         str(experiment.algorithm.get("name", "")),
         len(rows),
         experiment.rounds,
@@ -89,6 +107,7 @@ def _one(folder: Path) -> Listed:
         None if receipt is None else receipt.simulated,
         "" if receipt is None else promised(receipt),
         None if receipt is None else strongest(receipt.guarantees),
+        source if path is None else f"{source} {path}",
     )
 
 

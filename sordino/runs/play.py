@@ -169,6 +169,8 @@ def play(
             interrupted = True
         rows.sync()
         ended = _ended(half, folder, federation, at.server, notes, interrupted)
+        if loaded is not None and loaded.step >= experiment.rounds:
+            ended.notes.append("the run was finished before: nothing was run, and nothing was spent")
         for callback in told:
             callback.on_end(ended.receipt.to_json())
         return ended

@@ -70,7 +70,10 @@ def _receipt(folder: Path) -> bytes:
         return RunFolder(folder).receipt_file.read_bytes()
     except OSError as error:
         raise RunError(
-            f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
+            f"{folder} has no readable receipt",
+            why=str(error),
+            fix="finish or resume the run first" if folder.is_dir() else "give the folder of a run",
+            code="no-receipt",
         ) from None
 
 

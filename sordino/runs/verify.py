@@ -195,7 +195,10 @@ def _claimed(folder: Path) -> Json:
         return seal.claimed(folder)
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
-            f"{folder} has no readable receipt", why=str(error), fix="finish or resume the run first", code="no-receipt"
+            f"{folder} has no readable receipt",
+            why=str(error),
+            fix="finish or resume the run first" if folder.is_dir() else "give the folder of a run",
+            code="no-receipt",
         ) from None
 
 
