@@ -20,11 +20,9 @@ class Arrived(NamedTuple):
 
 
 class Carrier(ABC):
-    """Brings letters to sites and answers back: late, in any order, twice, or not at all. What must not be lost, its
-    users send again; what came twice, they take once.
+    """Brings letters to sites and answers back: late, in any order, or twice. A letter that is not answered it brings
+    again, as soon as its site is there; what came twice, its users take once.
     """
-
-    again: float | None = None  # seconds without an answer after which a letter is sent again; None: never
 
     @abstractmethod
     def peers(self) -> frozenset[str]:

@@ -49,7 +49,6 @@ class _Out:
 
     peer: str
     write: Callable[[int], bytes]  # the letter, at its n-th attempt
-    sent: float
     attempt: int = 0
     retry: float = FOREVER  # when it is sent once more, after a refusal
 
@@ -259,7 +258,7 @@ class Sites(Executor):
         write = self._writer(peer, command, bodies)
         self._moved[peer] = time.monotonic()
         ticket = self.carrier.send(peer, partial(write, 0))
-        self._out[ticket] = _Out(peer, write, time.monotonic())
+        self._out[ticket] = _Out(peer, write)
         self._tickets[ticket] = ticket
         self._wanted.add(ticket)
         return ticket
@@ -271,14 +270,13 @@ class Sites(Executor):
 
     def _wait(self, until: float) -> None:
         """Takes in what comes next, and no later than at this moment sends again or gives up."""
-        again = self.carrier.again or FOREVER
         times = [until]
         for ticket, out in list(self._out.items()):
             self._check_patience(out.peer)
-            if (now := time.monotonic()) >= min(out.retry, out.sent + again):
-                out.attempt, out.sent, out.retry = out.attempt + 1, now, FOREVER
+            if time.monotonic() >= out.retry:
+                out.attempt, out.retry = out.attempt + 1, FOREVER
                 self._tickets[self.carrier.send(out.peer, partial(out.write, out.attempt))] = ticket
-            times += [self._moved[out.peer] + self.patience.deadline, out.sent + again, out.retry]
+            times += [self._moved[out.peer] + self.patience.deadline, out.retry]
         self._take(self.carrier.came(max(0.0, min(times) - time.monotonic())))
 
     def _check_patience(self, peer: str) -> None:

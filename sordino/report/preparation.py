@@ -24,10 +24,11 @@ from sordino.evaluate.rows import RoundRow
 from sordino.ledger.facts import Fact
 from sordino.public_images import Candidates
 from sordino.report.pictures import Pixels, strip
+from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome, source_of
 from sordino.runs.receipt import some_of
-from sordino.runs.setup import Setup
+from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
 from sordino.types import HANDED, Formula
 
@@ -112,7 +113,10 @@ def gather(
     preparation = run.prepared()
     if not preparation and not run.preparation.is_dir():
         return None
-    if setup is None:
+    if setup is None and run.environment.site:  # the rows are elsewhere
+        whole = Whole(run.experiment, Agreement.read(folder).public)
+        setup, home = whole.phases[-1], ServersHome(whole)
+    elif setup is None:
         simulation = simulated(run.experiment)
         setup, home = simulation.setup, simulation.home
     phases = [mine.algorithm for mine in setup.preparation if isinstance(mine.algorithm, Phase)]

@@ -9,7 +9,10 @@ import safetensors.torch
 import torch
 
 from sordino import config
+from sordino.config import Experiment
 from sordino.deploy.serving import settled
+from sordino.errors import DataError
+from sordino.report import preparation
 from sordino.runs.run import start
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
 from tests.laws.cases import BY_NAME, Case
@@ -53,3 +56,18 @@ def test_with_default_executors_it_is_the_same_model_to_rounding(name: str, tmp_
         [(entry.op, entry.charges) for entry in ledger_of(place)] for place in (between.folder, tmp_path / "run")
     ]
     assert charges[0] == charges[1]
+
+
+def test_a_server_tells_what_came_before_round_one_without_any_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between = Federated(BY_NAME["slaug_fl_rigorous_b"].experiment(rounds=1), tmp_path)
+    between.play()
+
+    def nowhere(experiment: Experiment) -> None:
+        raise DataError("the rows are at the sites")
+
+    monkeypatch.setattr(preparation, "simulated", nowhere)
+    found = preparation.gather(between.folder, pictures=False)
+    assert found is not None
+    assert sum(one.kept for one in found.classes) > 0

@@ -44,9 +44,7 @@ def same(between: Federated, loop: Path) -> bool:
 
 
 class Unreliable(InProcess):
-    """Loses letters and answers, brings answers twice, and late, in another order."""
-
-    again = 0.001
+    """Loses letters and answers until they are brought again, brings answers twice, and late, in another order."""
 
     def __init__(self, desks: Mapping[str, Callable[[bytes], bytes]], seed: int = 0) -> None:
         super().__init__(desks)
@@ -55,10 +53,13 @@ class Unreliable(InProcess):
     def came(self, seconds: float) -> Sequence[Arrived]:
         self._chance.shuffle(self._late)
         found = [self._late.pop()] if self._late and self._chance.random() < 0.5 else []
+        waiting = dict(self._waiting)
         for arrived in super().came(seconds):
             fate = self._chance.choice(["lost", "late", "once", "twice"])
             found += [arrived] * {"lost": 0, "late": 0, "once": 1, "twice": 2}[fate]
             self._late += [arrived] * (fate == "late")
+            if fate == "lost":
+                self._waiting[arrived.ticket] = waiting[arrived.ticket]
         return found
 
 
@@ -85,18 +86,18 @@ MOMENTS: Mapping[str, tuple[Any, str]] = {
 
 
 class Mortal(InProcess):
-    """A site that is killed does not answer; it comes back, and is asked again."""
-
-    again = 0.001
+    """A site that is killed does not answer; it comes back, and its letter is brought again."""
 
     def __init__(self, desks: Mapping[str, Callable[[bytes], bytes]], between: Federated) -> None:
         super().__init__(desks)
         self._between = between
 
     def came(self, seconds: float) -> Sequence[Arrived]:
+        waiting = dict(self._waiting)
         try:
             return super().came(seconds)
         except Killed:
+            self._waiting = waiting
             for site, member in list(self._between.members.items()):
                 member.close()
                 self._between.member(site)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -97,3 +98,38 @@ def test_noise_of_the_system_is_never_drawn_twice_for_one_release(tmp_path: Path
                 left = ledger.remaining(str(k))
                 assert left is not None
                 assert min(left) >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_stop_with_a_silent_site_ends_soon_and_loses_nothing(enough: bool, tmp_path: Path) -> None:
+    """What `systemctl stop` does: with enough answers the round is closed, without them it is asked for again."""
+    trial = Trial.of(BY_NAME["gaussian_gdp"], tmp_path, rounds=40, cohort={"name": "everyone"})
+    privacy = {**trial.table["privacy"], "noise": "system"}
+    trial = Trial(tmp_path / "real", {**trial.table, "privacy": privacy}, trial.sites, rehearsal=False)
+    trial.more = ["--minimum", str(trial.sites - enough), "--deadline", "600s"]
+    try:
+        trial.serve()
+        trial.wait_for(trial.invitation)
+        for k in range(trial.sites):
+            trial.join(k)
+        until = time.monotonic() + 90
+        while len(trial.rows()) < 3:
+            assert time.monotonic() < until, trial.said("server")
+            time.sleep(0.02)
+        trial.processes["site-0"].send_signal(signal.SIGSTOP)
+        time.sleep(2.0)  # now the server waits for it
+        begin, came = time.monotonic(), len(trial.rows())
+        trial.processes["server"].send_signal(signal.SIGTERM)
+        assert trial.processes["server"].wait(60) == 130
+        assert time.monotonic() - begin < 30
+        assert len(trial.rows()) == came + enough
+        trial.processes["site-0"].send_signal(signal.SIGCONT)
+        trial.serve()
+        trial.ended(240)
+    finally:
+        trial.kill_all()
+    assert len(trial.rows()) == 40
+    assert not [row for row in trial.rows() if row.get("lost")]
+    for folder in (trial.folder, *(trial.place / f"site-{k}-run" for k in range(trial.sites))):
+        assert verify(folder) == []

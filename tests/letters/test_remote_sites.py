@@ -280,7 +280,7 @@ def test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline(once: Round
         road = Silent({"good": once.good, "bad": lambda letter: whole})
         road.unseen, road.lost = frozenset({"bad"}), frozenset(lost)
         sites, notes = once.sites(road, Patience(timeout=0.1, minimum=2)), list[Event]()
-        sites.note, sites.stopped = notes.append, iter([False] * 99 + [True] * 9).__next__
+        sites.note, sites.stopped = notes.append, iter([False] * 400).__next__
         sites.gather()
         sites.patience, road.unseen = Patience(timeout=0.1, minimum=minimum), frozenset()  # one has come back
         assert sorted(k for k, _ in sites.collected(0, once.down, once.terms)) == who
@@ -300,7 +300,7 @@ def test_who_has_refused_once_is_asked_again_when_others_are_gone(once: Round, m
 
     road = Silent({"good": once.good, "bad": bad})
     sites = once.sites(road, Patience(timeout=0.1, minimum=1))
-    road.lost, sites.stopped = frozenset({"good"}), iter([False] * 99 + [True] * 9).__next__
+    road.lost, sites.stopped = frozenset({"good"}), iter([False] * 400).__next__
     sites.gather()
     assert [k for k, _ in sites.collected(0, once.down, once.terms)] == [2]
     assert len(asked) == 2
