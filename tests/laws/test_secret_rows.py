@@ -20,11 +20,11 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.data import folders
 from sordino.data.schema import TableSchema
-from sordino.deploy import own_data
+from sordino.deploy import agreed, own_data
 from sordino.deploy.agreed import AboutData, SitesAgreement, about
 from sordino.deploy.own_data import OwnData
 from sordino.deploy.serving import settled
-from sordino.errors import DataError, UnsoundGuarantee
+from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.runs import public_inputs
 from sordino.runs.agreement import PublicNumbers
 from sordino.runs.population import Population
@@ -262,6 +262,26 @@ def test_an_agreement_has_no_place_for_statistics() -> None:
     assert not {"mean", "std", "note"} & AboutData.model_fields.keys()
     floats = [name for name, field in AboutData.model_fields.items() if "float" in str(field.annotation)]
     assert floats == ["reach"]  # which the class of a source declares
+
+
+def test_an_announcement_of_old_is_no_agreement(tmp_path: Path) -> None:
+    """One that holds a mean, as they were written before, is refused by whoever is to agree on it."""
+    path = animals(tmp_path / "animals")
+    text = announced(of_animals(path, **DECLARED), path).toml()
+    assert agreed.read_toml(text).clients[0].name == "hospital-a"
+    with pytest.raises(ConfigError) as refused:
+        agreed.read_toml(text.replace("[data]", "[data]\nmean = [0.13]\nstd = [0.3]"))
+    assert refused.value.code == "bad-agreement"
+
+
+def test_sites_agree_where_one_has_no_image_of_a_class(tmp_path: Path) -> None:
+    """The folder of the only owl is taken away at one of two sites: what both announce of the model stays the same."""
+    parts = []
+    for name, last in (("one", "owl"), ("other", "cat")):
+        path = animals(tmp_path / name, last)
+        parts.append(OwnData(of_animals(path, **DECLARED), path, b"a key").announced(name))
+    assert agreed.merged(parts).data == parts[0].data == parts[1].data
+    assert (parts[0].data.classes, parts[0].data.names, parts[0].data.void) == (3, ("cat", "dog", "owl"), ())
 
 
 @pytest.mark.parametrize("loaded", ["tabular", "folder", "own"])
