@@ -9,7 +9,7 @@ holds, and images of the same kind from elsewhere (the test images, on which nob
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -158,7 +158,7 @@ class AttackedRun:
     def rounds(self, bare: bool, change: Change | None = None) -> Rounds:
         """The run as it stands before the attacked round. Its preparation is always its own."""
         kind = Bare if bare else Replay
-        return kind(self.simulation, change, start=self.prepared.start).until(self.asked.round - 1)
+        return _agreeing(kind(self.simulation, change, start=self.prepared.start)).until(self.asked.round - 1)
 
     @cached_property
     def prepared(self) -> PlayedPreparation:
@@ -247,7 +247,8 @@ class AttackedRun:
             return taken(own, order[: max(1, len(own.y) // 2)])
 
         kind = Bare if bare else Replay
-        rounds = kind(self.simulation, half, keys.word(key), self.prepared.start).until(self.asked.round - 1)
+        rounds = _agreeing(kind(self.simulation, half, keys.word(key), self.prepared.start))
+        rounds.until(self.asked.round - 1)
         heard, found = rounds.round(), []
         for client, change in heard.each.items():
             held = max(1, len(raw(self.simulation)[client].y) // 2)
@@ -340,6 +341,12 @@ class AttackedRun:
         """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""
         algorithm = self.setup.algorithm
         return (algorithm.step_size or 1.0) * algorithm.work.count(images)
+
+
+def _agreeing(rounds: Rounds) -> Rounds:
+    """The same, where each client has agreed to the number of rows that it holds in this game."""
+    rounds.site = replace(rounds.site, sizes=None)
+    return rounds
 
 
 def _held(row: Guarantee) -> Held:

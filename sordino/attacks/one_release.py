@@ -32,12 +32,12 @@ class CanaryGame:
         """The change of the model that the upload tells, under noise of its own."""
         site, rows = self.rounds.site, self.sides[with_]
         draw = keys.word(keys.fold(self.key, "release", int(with_), number))
-        before = site.state(self.client)
-        again = replace(site, shards={self.client: rows}, key=draw)
+        before, agreed = site.state(self.client), len(self.sides[True].y)  # the same, whether the canary counts or not
+        again = replace(site, shards={self.client: rows}, sizes={self.client: agreed}, key=draw)
         terms = {self.client: self.heard.terms[self.client]}
         ((_, upload),) = again.each(self.rounds.t, self.heard.down, terms)
         site.states[self.client] = before  # the next release starts where this one did
-        change = self.rounds.told(self.rounds.t, upload, self.heard.down, self.client, len(rows.y))
+        change = self.rounds.told(self.rounds.t, upload, self.heard.down, self.client, agreed)
         assert change is not None
         return change
 

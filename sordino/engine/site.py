@@ -49,7 +49,7 @@ class Site(Executor):
     tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
     handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
     # the number of examples that each client agreed to, by its number, whatever its data hold; None: nobody is told
-    sizes: Sequence[int] | None = None
+    sizes: Sequence[int] | Mapping[int, int] | None = None
     key: int = 0  # of a simulation's draws
     noise: str = "counter"  # where noise comes from
     # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
