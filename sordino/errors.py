@@ -36,6 +36,7 @@ SordinoError                 a ValueError that says what, why and what to do; `c
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -185,9 +186,32 @@ class SecAggAborted(SecureError):
     pass
 
 
-def damaged(path: Path, why: str, fix: str) -> RunError:
-    """A file of a run folder that is not what was written there."""
-    return RunError(f"{path} is damaged", why=why[:300], fix=fix, code="run-file-damaged")
+# what the system says of the disk and of the process, and not of a file: another try may find it whole
+DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk-full"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT), "disk-error"),
+}
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+REMEDIES = {
+    "disk-full": "free some space, then try again: nothing that was released is lost",
+    "disk-error": "try again: nothing that was written before is lost; if it comes back, check the disk and the "
+    "system's log",
+    "not-readable": "check who owns the file and its folder, then try again",
+}
+
+
+def damaged(path: Path, why: str | Exception, fix: str) -> RunError:
+    """A file of a run folder that is not what was written there, or, where the system says so, cannot be read now."""
+    number = why.errno or 0 if isinstance(why, OSError) else 0
+    if code := DISK.get(number, "not-readable" if number in NO_ACCESS else ""):
+        return RunError(f"{path} cannot be read", why=str(why), fix=REMEDIES[code], code=code)
+    return RunError(f"{path} is damaged", why=str(why)[:300], fix=fix, code="run-file-damaged")
+
+
+def unwritten(what: str, error: OSError, otherwise: str) -> RunError:
+    """Something that the system did not let write. `otherwise`: what to do where it does not say that of the disk."""
+    code = DISK.get(error.errno or 0, "not-writable")
+    return RunError(what, why=str(error), fix=REMEDIES.get(code, otherwise), code=code)
 
 
 def is_number(value: object) -> bool:

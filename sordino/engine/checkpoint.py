@@ -29,7 +29,7 @@ import torch
 from safetensors import SafetensorError
 
 from sordino import tree
-from sordino.errors import RunError, damaged
+from sordino.errors import DISK, RunError, damaged
 from sordino.ledger.events import Json
 from sordino.tree import Tree
 
@@ -46,8 +46,7 @@ _FORMAT = 1
 _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
 _NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
 _WAITS, _LOOK = 60.0, 0.1  # seconds: how long for a file that may be opened, and between two tries
-_CODES = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "disk-full", errno.EIO: "disk-error"}
-_CODES |= dict.fromkeys(_NO_FILE_LEFT, "no-file-left")
+_CODES = DISK | dict.fromkeys(_NO_FILE_LEFT, "no-file-left")
 _FIXES = {
     "disk-full": "free some space, then resume; the previous checkpoint is intact",
     "disk-error": "the disk failed, nothing that was written before is lost: try again, and look at the disk if it "
@@ -236,7 +235,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     try:
         found: dict[str, Tensor] = load(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
-        raise damaged(path, str(error), f"`sordino resume {path.parent}` writes it anew") from None
+        raise damaged(path, error, f"`sordino resume {path.parent}` writes it anew") from None
     return found
 
 

@@ -47,7 +47,7 @@ from sordino.ledger.books import (
 from sordino.ledger.currency import Amount
 from sordino.ledger.events import Json
 from sordino.ledger.op import Op
-from sordino.ledger.storage import damaged, identity, open_database, read_database, refusals, turnstile
+from sordino.ledger.storage import check_pages, damaged, identity, open_database, read_database, refusals, turnstile
 
 __all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "State"]
 
@@ -131,7 +131,7 @@ class Ledger:
     def as_founded(cls, path: Path | str) -> Ledger:
         """Reads a ledger under the charter and caps that it was founded with, for a check without the experiment."""
         with refusals():
-            connection = read_database(Path(os.path.realpath(path)))  # unlike resolve(), it opens a loop of links
+            connection = read_database(Path(path))
             try:
                 row = connection.execute("SELECT body FROM record WHERE sequence = 0").fetchone()
                 books = Books(*read_genesis(row[0]))
@@ -271,8 +271,7 @@ class Ledger:
         """Reads the whole chain anew: every hash, every transition, every total against its cap."""
         books = Books(self._books.charter, self._books.caps)
         with self._mutex, refusals():
-            if self._db.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
-                raise damaged("SQLite finds its pages inconsistent")
+            check_pages(self._db)
             for row in self._db.execute("SELECT sequence, hash, body FROM record ORDER BY sequence"):
                 books.fold(*row)
                 if books.sequence == self._books.sequence and books.head != self._books.head:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from sordino.errors import LedgerError
@@ -65,6 +66,7 @@ def read_database(place: Path) -> sqlite3.Connection:
     """
     if not place.exists():
         raise missing(place)
+    place = Path(os.path.realpath(place))  # unlike resolve(), it leaves a loop of links to what opens it
     _check_file(place)
     with ExitStack() as undo:
         connection = undo.enter_context(closing(_connect(":memory:")))
@@ -322,16 +324,34 @@ def _unwritable() -> LedgerError:
 def _disk() -> LedgerError:
     return LedgerError(
         "the disk under the ledger reported an error",
-        why="the disk failed; the ledger itself is not damaged, and all that was recorded before is still there",
+        why="it failed, a quota is reached, or it may only be read; the ledger itself is not damaged, and all that was "
+        "recorded before is still there",
         fix="try again: nothing is lost; if the error comes back, check the disk and the system's log",
         code="ledger-disk-error",
     )
 
 
+def _unwritten() -> LedgerError:
+    """SQLite has one word for a limit of the size of files, a quota and a disk that failed."""
+    with suppress(ImportError):  # where there are no such limits
+        import resource
+
+        return _full() if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY else _disk()
+    return _disk()
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Refuses a file whose pages do not fit together; a page that could not be read is no such thing."""
+    if (found := connection.execute("PRAGMA quick_check").fetchall()) == [("ok",)]:
+        return
+    code = next(map(int, re.findall(r"error code=([0-9]+)", str(found))), sqlite3.SQLITE_CORRUPT)
+    raise _disk() if code & 0xFF == sqlite3.SQLITE_IOERR and code not in _DAMAGE else damaged("its pages do not agree")
+
+
 _BY_SQLITE = {  # what is not named here, is damage
     sqlite3.SQLITE_FULL: _full,
     sqlite3.SQLITE_IOERR: _disk,
-    sqlite3.SQLITE_IOERR_WRITE: _full,
+    sqlite3.SQLITE_IOERR_WRITE: _unwritten,
     sqlite3.SQLITE_IOERR_SHMSIZE: _full,
     sqlite3.SQLITE_PROTOCOL: _busy,
     sqlite3.SQLITE_BUSY: _busy,

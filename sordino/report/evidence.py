@@ -111,7 +111,7 @@ def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence
             "says on its top that the receipt does not hold",
             code="receipt-does-not-hold",
         )
-    return Evidence(run.receipt(), run.experiment, Agreement.read(folder).public, run.environment, verdict)
+    return Evidence(run.receipt(sealed=False), run.experiment, Agreement.read(folder).public, run.environment, verdict)
 
 
 def table(found: Evidence) -> list[tuple[str, ...]]:

@@ -103,7 +103,7 @@ class Agreement:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise damaged(path, str(error), PUT_BACK) from None
+            raise damaged(path, error, PUT_BACK) from None
         told = parsed(path, text, Agreed, PUT_BACK)
         # what inputs are scaled by is not told: a model that stands here only for its shape is given constants
         wide = told.shape[-1]

@@ -201,7 +201,7 @@ def read(folder: Path) -> Bundle:
     try:
         text = place.description_file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise damaged(place.description_file, str(error), AGAIN) from None
+        raise damaged(place.description_file, error, AGAIN) from None
     if mine.receipt_file.is_file():
         _check_sealed(folder)
     return parsed(place.description_file, text, Bundle, AGAIN)

@@ -1,11 +1,12 @@
-"""A run folder as files: what any process may read while another one writes. No ledger is opened, no lock is taken, no
-tensor is loaded.
+"""A run folder as files: what any process may read while another one writes. No lock is taken, no tensor is loaded, and
+of the ledger only a copy is asked whether it knows the receipt.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from sordino.version import __version__
 F = TypeVar("F", bound=Fact)
 AboutRun = TypeVar("AboutRun", bound=LeftInRun)
 FROM_A_COPY = "put the file back from a copy, or start the run again in another folder"
+_CHECKPOINT = re.compile(r"round-[0-9]{6,}\.ckpt")
 LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holding anything
 
 
@@ -121,7 +123,21 @@ class RunFolder:
 
     def public_metrics(self) -> list[RoundRow]:
         """What may be shown to whom the statement names."""
-        return _rows(self.metrics_file, RoundRow)
+        known = self._checkpoint  # before the rows: a run that goes on writes a row and then a checkpoint
+        found = _rows(self.metrics_file, RoundRow)
+        if len(found) < known and self.environment.clients is None:  # a site has no row for a round that it missed
+            why = f"it has {len(found)} rows, and there is a checkpoint of round {known}"
+            raise damaged(self.metrics_file, why, FROM_A_COPY)
+        return found
+
+    @property
+    def _checkpoint(self) -> int:
+        """The round of the newest checkpoint, by its name; 0 where there is none, or none that may be seen."""
+        with contextlib.suppress(OSError):
+            return max(
+                (int(name[6:-5]) for name in os.listdir(self.checkpoints) if _CHECKPOINT.fullmatch(name)), default=0
+            )
+        return 0
 
     def prepared(self) -> list[PreparedRow]:
         return _rows(self.preparation_file, PreparedRow)
@@ -147,7 +163,8 @@ class RunFolder:
     def notes(self) -> list[str]:
         return _text(self.log_file).splitlines() if self.log_file.exists() else []
 
-    def receipt(self) -> Receipt:
+    def receipt(self, sealed: bool = True) -> Receipt:
+        """What it promises. Refused where its ledger is here and has `sealed` another one."""
         fix = (
             f"`sordino privacy spent {self.path}` says what it spent; `sordino resume {self.path}` finishes it and "
             "writes the receipt again"
@@ -157,6 +174,10 @@ class RunFolder:
             raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
         found = parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
         _check_known(self.receipt_file, found.format, RECEIPT_FORMAT)
+        if sealed:
+            from sordino.runs.seal import check_sealed  # which knows the files that are named here
+
+            check_sealed(self.path)
         return found
 
     # whether it is one, and whose -------------------------------------------------------------------------------------
@@ -239,15 +260,17 @@ def no_folder(path: Path) -> str:
 def _rows(path: Path, kind: type[F]) -> list[F]:
     if not path.exists():
         return []
-    # what follows the last newline is the row that a kill cut short
-    return [parsed(path, line, kind, FROM_A_COPY) for line in _text(path).split("\n")[:-1]]
+    *lines, cut = _text(path).split("\n")  # what follows the last newline is the row that a kill cut short
+    if cut.startswith("\0") and not lines:
+        raise damaged(path, "it is full of zeros, as a power cut may leave a file", FROM_A_COPY)
+    return [parsed(path, line, kind, FROM_A_COPY) for line in lines]
 
 
 def _text(path: Path, fix: str = FROM_A_COPY) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise damaged(path, str(error), fix) from None
+        raise damaged(path, error, fix) from None
 
 
 def numbers(row: Mapping[str, object], prefix: str = "") -> dict[str, float]:

@@ -16,7 +16,7 @@ import torch
 from sordino.config import Experiment, began
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
-from sordino.errors import RunError
+from sordino.errors import RunError, unwritten
 from sordino.ledger.events import Json
 from sordino.ledger.notes import SYSTEM
 from sordino.runs import private
@@ -60,9 +60,10 @@ def found(
         for parent in around:
             checkpoint.sync(parent)
     except OSError as error:
-        raise RunError(
-            f"cannot create {folder}", why=error.strerror or str(error), fix="choose another --out", code="not-writable"
-        ) from None
+        raise unwritten(f"cannot create {folder}", error, "choose another --out") from None
+    except RunError as error:  # of a file in it
+        fix = "free some space, then start again: nothing has begun" if error.code == "disk-full" else error.fix
+        raise RunError(f"cannot create {folder}", why=error.why, fix=fix, code=error.code) from None
     finally:
         shutil.rmtree(young, ignore_errors=True)
 

@@ -18,7 +18,7 @@ from sordino.config import Experiment, Network, session
 from sordino.engine import checkpoint
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
-from sordino.errors import BudgetExhausted, RunError
+from sordino.errors import BudgetExhausted, unwritten
 from sordino.evaluate.rows import RoundCost, RoundRow
 from sordino.ledger.notes import SYSTEM
 from sordino.round import Outcome
@@ -214,9 +214,4 @@ def _on_disk(folder: Path) -> Iterator[None]:
         with user_code.blamed():
             yield
     except OSError as error:
-        raise RunError(
-            f"cannot write in {folder}",
-            why=str(error),
-            fix="free some space or check the permissions, then resume",
-            code="not-writable",
-        ) from error
+        raise unwritten(f"cannot write in {folder}", error, "check the folder, then resume") from error

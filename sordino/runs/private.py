@@ -107,7 +107,7 @@ def kept(
     try:
         found = place.read_bytes()
     except OSError as error:
-        raise damaged(place, str(error), fix) from None
+        raise damaged(place, error, fix) from None
     if len(found) != size:
         raise damaged(place, f"it has {len(found)} bytes in place of {size}: it cannot keep anything secret", fix)
     return found

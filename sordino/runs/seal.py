@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import closing
 from pathlib import Path
 
+from sordino.errors import LedgerError
+from sordino.ledger import storage
 from sordino.ledger.events import Json
 from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import Receipt
@@ -76,6 +79,27 @@ def digest(receipt: Json) -> bytes:
     """The digest of all that a receipt says but where the ledger stood, which sealing moves."""
     said = {name: value for name, value in receipt.items() if name != "ledger_head"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+
+
+def check_sealed(folder: Path) -> None:
+    """Refuses a receipt that its ledger does not know; one that is not here, or from before seals, knows none."""
+    ledger = RunFolder(folder).ledger
+    if not ledger.exists():
+        return
+    with storage.refusals(), closing(storage.read_database(ledger)) as copy:
+        sealed, this = (
+            copy.execute("SELECT 1 FROM record WHERE instr(body, ?) LIMIT 1", (said.encode(),)).fetchone()
+            for said in ('"kind":"sealed"', f'"digest":"{digest(claimed(folder)).hex()}"')
+        )
+    if this or not sealed:
+        return
+    raise LedgerError(
+        f"the receipt of {folder} does not hold",
+        why="privacy.json is not what the run has written: its ledger has sealed another one",
+        fix=f"put the file back from a copy; `sordino privacy verify {folder}` says what else does not agree, and "
+        f"`sordino privacy spent {folder}` what the ledger itself tells",
+        code="receipt-does-not-hold",
+    )
 
 
 def absent(folder: Path, claimed: Json) -> list[str]:

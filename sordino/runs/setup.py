@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -40,6 +41,8 @@ from sordino.tasks.build import Architecture
 from sordino.tasks.own_loss import LossFunction, loss_named
 from sordino.tree import Tree
 from sordino.types import Offer, Task
+
+Members: TypeAlias = tuple[int, ...] | None  # a site's own clients; None: everybody
 
 
 @dataclass(frozen=True)
@@ -367,13 +370,7 @@ class Setup:
         return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.whole.phases})
 
     def federation(
-        self,
-        home: Home,
-        dataset: str,
-        ledger: Path | str,
-        run: str,
-        only: tuple[int, ...] | None = None,
-        reading: bool = False,
+        self, home: Home, dataset: str, ledger: Path | str, run: str, only: Members = None, reading: bool = False
     ) -> Federation:
         """The server's side of this phase on its ledger, or a site's books: `only` its clients. `reading`: to look."""
         plan, people = self.promising, len(self.public.sizes)

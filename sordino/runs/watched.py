@@ -54,7 +54,7 @@ def look(run: RunFolder) -> Seen:
     alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
     events = run.events()
-    receipt = run.receipt() if run.receipt_file.exists() else None
+    receipt = run.receipt(sealed=not alive) if run.receipt_file.exists() else None
     if receipt is not None and receipt.rounds < len(rows):
         receipt = None  # of an earlier stop; the run has gone on since
     last = last_scored(rows)

@@ -123,13 +123,19 @@ def test_watching_is_in_nobodys_way(live: tuple[warm.Process, Path]) -> None:
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_a_ledger_is_never_opened(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_of_a_run_that_goes_on_is_never_opened(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that of one that ended is not written to: a copy says whether it knows the receipt."""
+
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("opened")
 
-    monkeypatch.setattr("sqlite3.connect", refused)
+    monkeypatch.setattr("sordino.ledger.storage.turnstile", refused)
+    monkeypatch.setattr("sordino.ledger.storage.open_database", refused)
     monkeypatch.setattr("sordino.runs.receipt.opened", refused)
     assert look(RunFolder(finished)).state == "finished"
+    monkeypatch.setattr("sqlite3.connect", refused)
+    monkeypatch.setattr(RunFolder, "in_use", True)
+    assert look(RunFolder(finished)).state == "running"
 
 
 # a run that ended -----------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def live(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
             rows = (made / "metrics.jsonl").read_text().splitlines(keepends=True)
             (made / "metrics.jsonl").write_text("".join(rows[:-1]))
             (made / "next").write_text(rows[-1])
+            shutil.rmtree(made / "checkpoints")
             fcntl.flock(stack.enter_context(open(made / ".lock", "w")), fcntl.LOCK_EX)
             return made
 

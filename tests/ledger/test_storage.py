@@ -367,7 +367,6 @@ IO = [name for name in dir(sqlite3) if name.startswith("SQLITE_IOERR")]
 
 
 TOLD = {
-    "SQLITE_IOERR_WRITE": "ledger-disk-full",
     "SQLITE_IOERR_SHMSIZE": "ledger-disk-full",
     "SQLITE_IOERR_SHORT_READ": "ledger-damaged",  # the disk answers, and has less than was written
     "SQLITE_IOERR_CORRUPTFS": "ledger-damaged",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import one
 
+DAMAGED = "tests/stories/test_damaged_runs.py::test_a_damaged_run_is_told_in_a_line_with_what_to_do"
 SHARED = "tests/runs/test_shared_ledger.py"
 
 KEPT = [
@@ -27,5 +28,33 @@ KEPT = [
         "if left and not os.path.lexists(place):",
         "if False:",
         f"{SHARED}::test_a_ledger_that_is_gone_is_not_begun_again",
+    ),
+    one(
+        "an edited receipt is shown",
+        "runs/seal.py",
+        "if this or not sealed:",
+        "if True:",
+        f"{DAMAGED}[privacy.json-smaller-show-5-its ledger has sealed another one]",
+    ),
+    one(
+        "a file of zeros has no rows",
+        "runs/folder.py",
+        'if cut.startswith("\\0") and not lines:',
+        "if False:",
+        f"{DAMAGED}[metrics.jsonl-zeros-show-6-full of zeros]",
+    ),
+    one(
+        "a page outlives the run that it shows",
+        "runs/receipt.py",
+        "elif mine.page_file.is_file():",
+        "elif False:",
+        "tests/stories/test_stopped_runs.py::test_what_was_made_of_it_does_not_outlive_it[False]",
+    ),
+    one(
+        "a resumed run founds a ledger that is not there",
+        "runs/run.py",
+        "if experiment.privacy.ledger or mine.ledger.exists():",
+        "if mine.ledger.exists():",
+        "tests/config/test_began.py::test_where_there_is_no_ledger_none_is_made",
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,6 +97,8 @@ def harms(path: Path, rng: random.Random) -> dict[str, Callable[[Path], None]]:
         "a folder": folder,
         "a loop": loop,
         "cut": lambda target: target.write_bytes(data[: len(data) // 2]),
+        "zeros": lambda target: target.write_bytes(bytes(len(data))),
+        "smaller": lambda target: target.write_bytes(re.sub(rb'"epsilon": [0-9.]+', b'"epsilon": 0.1', data)),
         "cut by a byte": lambda target: target.write_bytes(data[:-1]),
         "flipped": flip,
         **{name: lambda target, text=text: target.write_bytes(text) for name, text in TEXTS.items()},
@@ -171,6 +174,17 @@ SAMPLE = [  # file, harm, verb, exit code, what is said
     ("metrics.jsonl", "another table", "report", 6, "round: Input should be a valid integer"),
     ("metrics.jsonl", "no text", "watch", 6, "from a copy"),
     ("metrics.jsonl", "no text", "list", 0, "damaged"),
+    ("metrics.jsonl", "zeros", "list", 0, "damaged"),
+    ("metrics.jsonl", "zeros", "show", 6, "full of zeros"),
+    ("metrics.jsonl", "zeros", "report", 6, "full of zeros"),
+    ("metrics.jsonl", "zeros", "watch", 6, "full of zeros"),
+    ("metrics.jsonl", "cut", "list", 0, "damaged"),
+    ("metrics.jsonl", "cut", "show", 6, "there is a checkpoint of round"),
+    ("metrics.jsonl", "gone", "report", 6, "there is a checkpoint of round"),
+    ("privacy.json", "smaller", "show", 5, "its ledger has sealed another one"),
+    ("privacy.json", "smaller", "list", 0, "does not hold"),
+    ("privacy.json", "smaller", "report", 5, "its ledger has sealed another one"),
+    ("privacy.json", "smaller", "watch", 5, "its ledger has sealed another one"),
     ("metrics.jsonl", "cut", "resume", 6, "but the checkpoint says"),
     ("metrics.jsonl", "gone", "resume", 6, "it has 0 bytes"),
     ("environment.json", "null", "resume", 6, "environment.json is damaged"),
