@@ -81,7 +81,7 @@ def promises(rows: Sequence[Described]) -> Html:
                 *_badges(row),
                 row.words,
                 tag("p", row.belief, class_="belief"),
-                class_=row.status,
+                class_=f"{row.status} {row.grade}".strip(),
             )
             for row in rows
         ),

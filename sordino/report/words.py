@@ -14,6 +14,8 @@ from sordino.ledger.statement import Guarantee
 from sordino.report.belief import FORMALITY, believed, subject
 from sordino.runs.shapes import OfPhase
 
+MODERATE = 4.0  # an epsilon above it is said to be weak
+
 WHO: Mapping[Adversary, str] = {
     "server": "the server, which sees every message and who sent it",
     "participants": "the other participants, who see every model that is sent out",
@@ -61,6 +63,7 @@ class Described(Fact):
     by: str
     words: str
     strength: str
+    grade: str = ""  # "weak" or "formality": proof and strength are two things, and have two colours
     standing: str  # the status, as it is shown
     belief: str  # how sure somebody can become
 
@@ -82,6 +85,7 @@ def described(rows: Sequence[Guarantee], simulated: bool) -> tuple[Described, ..
                 "by": subject(by),
                 "words": sentence(row, by),
                 "strength": strength(row.epsilon),
+                "grade": _grade(row.epsilon),
                 "standing": standing(row.status, simulated),
                 "belief": believed(row, by, simulated),
             }
@@ -148,8 +152,15 @@ def strength(epsilon: float) -> str:
     """How a number reads, without pretending that there is a threshold."""
     if epsilon == math.inf:
         return "no protection"
-    grades = ((1, "strong"), (4, "moderate"), (FORMALITY, "weak but real"))
+    grades = ((1, "strong"), (MODERATE, "moderate"), (FORMALITY, "weak but real"))
     return next((word for limit, word in grades if epsilon <= limit), "little more than a formality")
+
+
+def _grade(epsilon: float) -> str:
+    """How a box is coloured beyond its status: what is proved and weak must not look like safety."""
+    if epsilon == math.inf or epsilon <= MODERATE:
+        return ""
+    return "weak" if epsilon <= FORMALITY else "formality"
 
 
 def _times(epsilon: float) -> str:

@@ -27,6 +27,18 @@ class Mine(Cohort):
 SOURCE = "class Mine(RowSource):\n    classes, reach = 2, (0.0, 1.0)\n    def rows(self, seed):\n        "
 LOSS = "class Mine(Loss):\n    def __call__(self, output, label): return "
 METRIC = "class Mine(OwnMetric):\n    def __call__(self, logits, labels): return "
+PEEK = """
+from dataclasses import dataclass
+from sordino.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Peek(FedAvg):
+    def local(self, task, down, c, shard, key):
+        for batch in shard.batches(self.work, key):
+            batch.x
+        return super().local(task, down, c, shard, key)
+"""
 PARTS = {
     "a partition": (SCHEME + "return [np.arange(0, len(labels), 2), np.arange(1, len(labels), 2)]", ""),
     "rows twice": (SCHEME + "return [np.arange(5), np.arange(5)]", "covers"),
@@ -68,3 +80,10 @@ def test_of_a_function_somebody_says_what_it_is_and_errors_are_told_with_their_l
     report = check(file, "mine", kind="loss")
     assert report.setting == "loss"
     assert "line 2, in mine" in report.verdicts[1].why
+
+
+def test_who_asks_a_batch_for_its_rows_is_told_that_it_is_sealed(tmp_path: Path) -> None:
+    file = tmp_path / "mine_peek.py"
+    file.write_text(PEEK)
+    (verdict,) = [verdict for verdict in check(file).verdicts if "batch is sealed" in verdict.why]
+    assert "it has no x, and gives gradients, never rows (line 10, in local)" in verdict.why

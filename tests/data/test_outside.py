@@ -172,3 +172,36 @@ def test_a_file_in_utf_8_is_not_read_in_the_encoding_of_another(tmp_path: Path) 
     assert tabular.load(both, "died", schema=parsed(SCHEMA)).remarks == ()
     plain = saved(tmp_path, rows(town=lambda i: "Bonn"), "plain.csv")
     assert tabular.load(plain, "died", schema=parsed(SCHEMA), encoding="cp1252").remarks == ()
+
+
+def test_a_site_is_told_before_it_consents(
+    tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sordino import config
+    from sordino.deploy import agreed
+    from sordino.deploy.invitation import invite
+    from sordino.runs.signature import private_key
+
+    study(tmp_path)
+    mine = saved(tmp_path, rows(sex=lambda i: "x" if i < 7 else "m"), "mine.csv")
+    data = {"source": "tabular", "path": str(mine), "schema": str(tmp_path / "schema.toml"), "label": "died"}
+    told = config.load(
+        {
+            "rounds": 1, "data": data, "model": {"name": "logistic"}, "partition": {"scheme": "natural"},
+            "algorithm": {"name": "gaussian_gdp"}, "privacy": {"epsilon": 2.0, "noise": "system"},
+        }
+    )  # fmt: skip
+    (tmp_path / "study.toml").write_text(told.toml(), encoding="utf-8")
+    for who in ("west", "server"):
+        assert cli("identity", "new", tmp_path / who).code == 0
+    own = ["--name", "West", "--identity", tmp_path / "west", "--data", mine]
+    assert cli("data", "announce", tmp_path / "study.toml", *own, "--out", tmp_path / "west.toml").code == 0
+    sites = agreed.read(tmp_path / "west.toml")
+    invitation = invite("run", "localhost:9", private_key(tmp_path / "server"), told, sites)
+    assert "7 of 40" not in invitation.toml()
+    (tmp_path / "invitation.toml").write_text(invitation.toml(), encoding="utf-8")
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    said = cli("join", tmp_path / "invitation.toml", *own, "--out", tmp_path / "here")
+    assert "7 of 40 values are no level that the schema declares" in " ".join(said.err.split())
+    assert "Declined" in said.err
+    assert not (tmp_path / "here").exists()

@@ -36,4 +36,47 @@ TOLD = [
         "alike = True",
         f"{MEASURED}::test_a_table_of_both_says_whose_answers_they_are_and_gives_no_p",
     ),
+    one(
+        "a file in UTF-8 is read in the encoding of another",
+        "data/table_files.py",
+        "            _check_encoding(file, dialect)\n",
+        "",
+        f"{OUTSIDE}::test_a_file_in_utf_8_is_not_read_in_the_encoding_of_another",
+    ),
+    one(
+        "a patient with several rows is said to be protected",
+        "runs/population.py",
+        "if data.key not in (None, data.group) else ()",
+        "if False else ()",
+        "tests/runs/test_people.py::"
+        "test_where_a_key_repeats_everybody_is_told_whom_it_does_not_protect_and_the_owner_how_often",
+    ),
+    one(
+        "a page that must not be shared looks like one that may",
+        "report/run_facts.py",
+        "EVALUATORS if all_ else HELD_BACK",
+        '"" if all_ else HELD_BACK',
+        "tests/report/test_evaluators_page.py::test_the_page_of_an_evaluator_is_stamped",
+    ),
+    one(
+        "gaps are filled in training, and not in a prediction",
+        "data/new_rows.py",
+        'without_gaps(found, asked, "fill", fill,',
+        'without_gaps(found, asked, "refuse", {},',
+        "tests/results/test_prediction_files.py::test_a_gap_is_filled_as_in_training",
+    ),
+    one(
+        "an empty round is said to leave a model that it moves",
+        "runs/play.py",
+        "if all(map(torch.equal, was, is_)):",
+        "if was is not is_:",
+        "tests/algorithms/test_fedavgm.py::test_a_round_that_nobody_took_part_in_says_what_became_of_the_model",
+    ),
+    one(
+        "a run that diverged is as good as any",
+        "evaluate/measures.py",
+        "if not last.loss <= DIVERGED * lowest:",
+        "if False:",
+        "tests/evaluate/test_remarks.py::test_an_end_that_is_nothing_is_said_to_be_so",
+    ),
 ]

@@ -14,7 +14,8 @@ from sordino import run
 from sordino.ledger.statement import Guarantee
 from sordino.report.belief import subject
 from sordino.report.run_facts import gather
-from sordino.report.run_page import page
+from sordino.report.run_page import STYLES, page, together
+from sordino.report.still import promises
 from sordino.report.words import described, merged, sentence, strength
 from sordino.runs.listing import promise
 
@@ -109,3 +110,14 @@ def test_data_without_classes_has_a_page(tmp_path: Path) -> None:
     assert facts.partition == ((1,),) * facts.clients  # one example each, of the one class
     assert facts.epsilon == ()
     assert "FACTS" not in page(facts)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "kind"),
+    [(1.0, "proved"), (4.0, "proved"), (8.0, "proved weak"), (43.0, "proved formality"), (math.inf, "proved")],
+)
+def test_what_is_proved_and_weak_does_not_look_safe(epsilon: float, kind: str) -> None:
+    (box,) = described([ROW.beside(epsilon=epsilon)], simulated=False)
+    assert f'<li class="{kind}">' in promises([box])
+    style = together(*STYLES)
+    assert style.index(".promises .proved {") < style.index(".promises .weak {")  # the later rule holds

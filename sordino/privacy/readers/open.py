@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
 
@@ -134,6 +134,9 @@ class OpenBatch:
     _ready: tuple[Ready, Tensor] | None  # what they are once prepared, where that is known
     _step: int
     _key: Key
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a batch is sealed: it has no {name}, and gives gradients, never rows")
 
     def grad(self, losses: Losses, params: Params) -> Params:
         """The mean gradient of the batch; zero for a batch without examples."""

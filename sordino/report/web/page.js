@@ -71,7 +71,7 @@ function table(parent, { columns, rows, caption, words = [], wide = false }) {
 function promises(parent, guarantees) {
   const list = make("ul", parent, null, { class: "promises" });
   for (const g of guarantees) {
-    const item = make("li", list, null, { class: g.status });
+    const item = make("li", list, null, { class: `${g.status} ${g.grade || ""}`.trim() });
     if (g.nominal_epsilon !== undefined) {
       make("span", item, `nominal ε ${epsilon(g.nominal_epsilon)}: proves nothing`, { class: "badge unproved" });
       make("span", item, `holds: ε ${epsilon(g.epsilon)}, ${g.strength}`, { class: "badge" });
