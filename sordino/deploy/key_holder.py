@@ -27,6 +27,7 @@ from sordino.letters.encrypted_sites import HOLDER, INTEGERS
 from sordino.letters.letter import Letter, Letterhead, digest_of
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Whole
+from sordino.runs.witness import state
 from sordino.secure.sealed import Secret, unpack
 
 
@@ -48,7 +49,6 @@ class KeyHolder:
                 code="no-key-needed",
             )
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._opened: dict[str, str] = json.loads(self._log.read_text()) if self._log.exists() else {}
 
     @property
     def digest(self) -> str:
@@ -114,7 +114,9 @@ class KeyHolder:
         return self._secret.open(total).astype(INTEGERS).tobytes()
 
     def _once(self, name: str, digest: str) -> None:
-        """One sum a round: the difference of two would be the upload of somebody. Durable before it is opened."""
+        """One sum a round: the difference of two would be the upload of somebody. Durable before it is opened, beside
+        the key and in the user's state folder: an older copy of the one is put right by the other.
+        """
         if self._opened.setdefault(name, digest) != digest:
             raise LedgerError(
                 f"another sum of {name} was opened before",
@@ -122,7 +124,9 @@ class KeyHolder:
                 fix="the server must go on with the next round",
                 code="opened-before",
             )
-        atomic_write(self._log, json.dumps(self._opened).encode(), private=True)
+        for log in self._logs:
+            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_write(log, json.dumps(self._opened).encode(), private=True)
 
     @cached_property
     def _secret(self) -> Secret:
@@ -142,9 +146,14 @@ class KeyHolder:
     def _ended(self) -> Path:
         return self.folder / "over"
 
+    @cached_property
+    def _opened(self) -> dict[str, str]:
+        """The sums that were opened with this key, by round."""
+        return {name: was for log in self._logs if log.exists() for name, was in json.loads(log.read_text()).items()}
+
     @property
-    def _log(self) -> Path:
-        return self.folder / "opened.json"
+    def _logs(self) -> tuple[Path, Path]:
+        return self.folder / "opened.json", state() / "keys" / f"{self.digest[:32]}.json"
 
 
 def held(whole: Whole, stage: int) -> Encrypted | None:

@@ -156,7 +156,7 @@ def place_of(folder: Path) -> Path:
 def place_for(run: str, site: str, shared: str = "") -> Path:
     """The same for a run without a folder; `shared`: what the data are called on a ledger of several runs."""
     name = f"{run} {site}"
-    return _state() / _digest(f"shared {shared}" if shared else name) / f"{_digest(name)}.jsonl"
+    return state() / "ledgers" / _digest(f"shared {shared}" if shared else name) / f"{_digest(name)}.jsonl"
 
 
 def needed(setup: Setup) -> bool:
@@ -164,9 +164,10 @@ def needed(setup: Setup) -> bool:
     return setup.experiment.privacy.noise == "system" and setup.promising.offer is not None
 
 
-def _state() -> Path:
+def state() -> Path:
+    """The user's state folder."""
     try:
-        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sordino" / "ledgers"
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sordino"
     except RuntimeError:  # nobody's home
         return Path("/nonexistent")
 

@@ -67,8 +67,9 @@ def lattice_key() -> Secret:
 
 
 @pytest.fixture(autouse=True)
-def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are made once for all of these tests."""
+def one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are made once for all of these tests, each of which is on a machine that has opened nothing yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setitem(channels.GENERATE, "bfv", lambda stage: lattice_key())
     monkeypatch.setitem(channels.GENERATE, "paillier", lambda stage: key_for_tests())
 
@@ -194,7 +195,9 @@ def test_the_holder_opens_no_sum_of_too_few_and_none_of_another_round(played: Pl
     assert code(played.play.asks(HOLDER, Hand(), [total])) == "not-for-key-holders"
 
 
-def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(played: Played, tmp_path: Path) -> None:
+def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The difference of two sums would be one upload."""
     (total,) = played.play.bodies(played.play.first(HOLDER, OpenSum))
     uploads = [
@@ -212,7 +215,10 @@ def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(played: 
     assert code(read(forgets.answer(letter))) == "opened-before"
     again = read(played.play.first(HOLDER, OpenSum).answer)
     assert list(map(bytes, again.bodies)) == list(map(bytes, played.play.asks(HOLDER, OpenSum(0, 5), [total]).bodies))
-    (folder / "opened.json").unlink()  # control: what it has forgotten it would open
+    (folder / "opened.json").unlink()  # an older copy that was put back: the user's state folder knows
+    assert code(read(holder_in(played.play, folder).answer(letter))) == "opened-before"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    (folder / "opened.json").unlink(missing_ok=True)  # control: what it has forgotten it would open
     assert read(holder_in(played.play, folder).answer(letter)).bodies
 
 

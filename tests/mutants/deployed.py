@@ -191,6 +191,13 @@ DEPLOYED = [
         f"{MOST}::test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown",
     ),
     one(
+        "an older copy of a key holder opens a second sum",
+        "deploy/key_holder.py",
+        "for log in self._logs if log.exists()",
+        "for log in self._logs[:1] if log.exists()",
+        f"{ENCRYPTED}::test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart",
+    ),
+    one(
         "a site that is behind what it has signed goes on",
         "deploy/purse.py",
         "if int(count) > len(self._answered) or not knows:",
