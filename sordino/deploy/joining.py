@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -241,7 +242,7 @@ def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
 def _check_first(asked: Proposed) -> None:
     """A site joins a run once: another folder would have a ledger that knows nothing of what it has spent."""
     run, needs = asked.invitation.told.run, needed(asked.whole.phases[-1])
-    if needs and not asked.asked.moved and place_for(run, asked.site).exists():
+    if needs and not asked.asked.moved and os.path.exists(place_for(run, asked.site)):
         raise RunError(
             f"{asked.site} has joined this run before, in another folder than {asked.folder}",
             why="a second folder would spend the budget of the first one again",

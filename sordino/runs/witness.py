@@ -12,6 +12,7 @@ noticed nowhere on that machine. Noise from a seed needs no witness, since it co
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -79,17 +80,24 @@ class Witness:
     place: Path  # where it is noted
     knows: Callable[[Ledger, str], bool] = _drew  # does a ledger know that this operation has left?
     noted: dict[str, str] = field(default_factory=dict)  # where the ledger stood when an operation left
+    _length: int = 0  # of the whole lines of this run
 
     @classmethod
     def of(cls, folder: Path, knows: Callable[[Ledger, str], bool] = _drew) -> Witness:
         found = cls(folder, place_of(folder), knows)
         found.noted = {line.op: line.place for line in found._lines()}
+        found._length = _whole(found.place)
         return found
 
     def __call__(self, ledger: Ledger, op: str) -> None:
-        """Notes that an operation is about to leave."""
-        if op not in self.noted:
-            self._note([Departure.of(ledger, op)])
+        """Notes that an operation is about to leave; refuses where a copy of this run has noted something meanwhile."""
+        if op not in self.noted and not self._note([Departure.of(ledger, op)]):
+            raise LedgerError(
+                f"{self.folder} goes on at the same time as a copy of it",
+                why="both would release the same rounds, each with noise of its own",
+                fix="stop both, and go on in the newest folder alone",
+                code="released-elsewhere",
+            )
 
     def check(self, ledger: Ledger, moved: bool) -> set[str]:
         """The operations that have left and that the ledger knew nothing of: it is an older copy. They are refused or,
@@ -105,7 +113,7 @@ class Witness:
 
     def begin(self, ledger: Ledger) -> None:
         """Notes what left before there was a witness here. Whether that is all, nobody can tell."""
-        if not self.place.exists():
+        if not os.path.exists(self.place):
             before = of_run(ledger, RunFolder(self.folder).environment.run)
             left = [Departure.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)]
             if left:
@@ -121,20 +129,28 @@ class Witness:
         """Did the ledger stand there when something left?"""
         return any(place.partition(":")[2] == head for place in self.noted.values())
 
-    def _note(self, lines: Sequence[Departure]) -> None:
+    def _note(self, lines: Sequence[Departure]) -> bool:
+        """Is it this process alone that notes what leaves the run?"""
+        told = [json.dumps(line.to_json()) for line in lines]
+        self.noted |= {line.op: line.place for line in lines}
         try:
-            new = not self.place.exists()
-            if new:
+            if new := not os.path.exists(self.place):
+                if self._length:  # somebody has taken it away
+                    _tell(self.folder, MISSING)
+                self._length = 0
                 self.place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self.place.touch(0o600)
-            for line in lines:
-                append_line(self.place, json.dumps(line.to_json()), 0o600)
+            for line in told:
+                append_line(self.place, line, 0o600)
             sync(self.place)
-            if new:
-                sync(self.place.parent)
+            for above in list(self.place.parents)[:3] if new else ():
+                sync(above)
+            self._length += sum(len(line) + 1 for line in told)  # JSON as it is written here is ASCII
+            return self.place.stat().st_size == self._length
         except OSError:
             _tell(self.folder, UNWRITABLE)
-        self.noted |= {line.op: line.place for line in lines}
+            self._length = _whole(self.place)
+            return True
 
     def _lines(self) -> Iterator[Departure]:
         """Those of all runs on this ledger. What a kill cut short is no line: nothing has left with it."""
@@ -144,6 +160,13 @@ class Witness:
                     yield from (parsed(file, line, Departure, WITHOUT_IT) for line in text if line.endswith("\n"))
             except (OSError, UnicodeDecodeError) as error:
                 raise damaged(file, str(error), WITHOUT_IT) from None
+
+
+def _whole(file: Path) -> int:
+    """The bytes of its whole lines."""
+    with contextlib.suppress(OSError):
+        return file.read_bytes().rfind(b"\n") + 1
+    return 0
 
 
 def place_of(folder: Path) -> Path:

@@ -132,6 +132,13 @@ HOSTILE = [
         f"{WITNESS}::test_an_older_copy_that_is_put_back_releases_no_round_again",
     ),
     one(
+        "a copy goes on beside the original",
+        "runs/witness.py",
+        "return self.place.stat().st_size == self._length",
+        "return True",
+        f"{WITNESS}::test_a_copy_that_goes_on_beside_the_original_stops_both",
+    ),
+    one(
         "nobody says that the notes were gone",
         "runs/witness.py",
         "            if left:\n",

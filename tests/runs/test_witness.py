@@ -20,6 +20,7 @@ from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Ledger, State
 from sordino.runs import witness
 from sordino.runs.folder import RunFolder
+from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from sordino.runs.verify import verify
 from sordino.runs.witness import MISSING, UNWRITABLE, place_of
@@ -91,6 +92,23 @@ def test_an_older_copy_that_is_put_back_releases_no_round_again(tmp_path: Path) 
     assert {row.releases for row in rows} == {ROUNDS}
     assert verify(run) == []
     assert resume(run).receipt.guarantees == ended.receipt.guarantees
+
+
+def test_a_copy_that_goes_on_beside_the_original_stops_both(tmp_path: Path) -> None:
+    """It says that it has moved, which is not true: what one of them has drawn, the other one does not draw."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+
+    def beside(step: Progress) -> None:
+        if step.round == 3:
+            resume(copy, moved=True)
+
+    with watching() as sent:
+        stopped(run, 2, copy)
+        with pytest.raises(LedgerError) as refusal:
+            resume(run, beside)
+        assert refusal.value.code == "released-elsewhere"
+        assert refused(run) == "ledger-rolled-back"
+    assert {len(drawn) for drawn in sent.values()} == {1}
 
 
 MOMENTS: Mapping[str, Any] = {
@@ -166,6 +184,31 @@ def test_a_receipt_says_where_nobody_would_notice(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # the control
     whole = start(real(), tmp_path / "third").receipt.assumptions
     assert not {MISSING, UNWRITABLE} & set(whole)
+
+
+@pytest.mark.parametrize("how", ["gone", "full"])
+def test_a_state_folder_that_fails_on_the_way_is_told(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken away in round 2, or not to be written there for once: the run goes on, and later rounds are noted."""
+    append, file = witness.append_line, list[Path]()
+
+    def fails(place: Path, *rest: Any) -> None:
+        file.append(place)
+        if len(file) == 3 and how == "full":
+            place.write_text(place.read_text() + "half a li")
+            raise OSError(28, "No space left on device")
+        append(place, *rest)
+
+    def away(step: Progress) -> None:
+        if step.round == 2 and how == "gone":
+            shutil.rmtree(tmp_path / "state")
+
+    monkeypatch.setattr(witness, "append_line", fails)
+    ended = start(real(), tmp_path / "run", away)
+    assert (MISSING if how == "gone" else UNWRITABLE) in ended.receipt.assumptions
+    assert len(file[-1].read_text().splitlines()) == ROUNDS - (2 if how == "gone" else 1)
+    assert verify(tmp_path / "run") == []
 
 
 def test_noise_that_comes_again_needs_no_witness(tmp_path: Path) -> None:
