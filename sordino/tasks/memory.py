@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -190,24 +190,25 @@ def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
     return ""
 
 
-def remembered(net: nn.Module, frozen: Mapping[str, object], *passes: Callable[[], object]) -> str:
-    """What any pass but the first changes in the network; they should be of different rows. What the first one makes
-    for good, such as a table of positions, tells nothing of the rows that come later.
+def remembered(
+    net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], *passes: Callable[[], object]
+) -> str:
+    """What any pass but the first changes in the network, or in what was asked with; they should be of different rows.
+    What the first one makes for good, such as a table of positions, tells nothing of the rows that come later.
     """
     first, *others = passes
     first()
-    before = held(net)
+    before = held(net) | of_calls(asked)
     for passing in others:
         passing()
-    return changed(before, held(net)) or moved(net, frozen)
+    return changed(before, held(net) | of_calls(asked)) or moved(net, frozen)
 
 
 @contextmanager
-def still(net: nn.Module, frozen: Mapping[str, object], asked: Iterable[object] = ()) -> Iterator[None]:
+def still(net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object]) -> Iterator[None]:
     """Refuses what is asked inside if the network, or what was asked with, is not the same afterwards. `frozen`: what
     its parameters are that nobody trains.
     """
-    asked = tuple(asked)
     before = held(net) | of_calls(asked)
     try:
         yield

@@ -195,8 +195,11 @@ class Supervised(NetworkOnRows, ABC):
     @cached_property
     def remembers(self) -> str:
         params, y, draws = self._values, self._any_labels(3), keys.bits(keys.root(1), 3)
-        rows = self._sample, self._sample // 2  # a second pass over the same rows may change nothing
-        return remembered(self._net, self._rest, *(partial(self.losses, params, x, y, draws) for x in rows))
+        some, most = self._sample, 255 if self._sample.dtype == torch.uint8 else 1
+        rows = some, some // 2, most - some  # another pass over the same rows may change nothing
+        return remembered(
+            self._net, self._rest, [self._loss], *(partial(self.losses, params, x, y, draws) for x in rows)
+        )
 
     def still(self, *asked: object) -> AbstractContextManager[None]:
         return super().still(self._loss, *asked)
