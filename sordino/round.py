@@ -54,7 +54,7 @@ def one_round(
         keep(outcome, b"")
         return outcome
     execute.gather()  # between machines, until enough are there
-    cohort = run.draw(t, server, execute.away)  # who: public order, or hidden coins
+    cohort = run.draw(t, server, execute.away, execute.repeats)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
     prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
     if others := run.reserved_for_others(t, prices):  # an attempt that was cut short could reach these

@@ -39,7 +39,9 @@ class Federation(Accounts):
     _noise_norm: float = 0.0
     _coordinates: int = 0
 
-    def draw(self, t: int, server: Tree = None, away: Callable[[int], bool] = lambda client: False) -> list[int]:
+    def draw(
+        self, t: int, server: Tree = None, away: Callable[[int], bool] = lambda client: False, later: bool = False
+    ) -> list[int]:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
         preparation asks.
         """
@@ -52,18 +54,21 @@ class Federation(Accounts):
             coins = Unseen() if unseen else Seeded(keys.fold(self.key, "cohort", t))
             return self.cohort.toss(self.population, coins, self._rates)
         drawn = self.cohort.draw(t, self.population, self.key)
-        return drawn if self.cohort.hidden else self._redrawn(t, drawn, away)
+        return drawn if self.cohort.hidden else self._redrawn(t, drawn, away, later)
 
-    def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool]) -> list[int]:
+    def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
         """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
-        nobody may be.
+        nobody may be. Where there is nobody, who is silent stays drawn if asked `later`, too: it pays in these books
+        beforehand, so a round that others fall out of can ask it.
         """
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):
             return drawn
         order = keys.order(keys.word(keys.fold(self.key, "redraw", t)), self.population).tolist()
         others = (k for k in order if k not in drawn and not away(k))
-        return sorted([*here, *itertools.islice(others, len(drawn) - len(here))])
+        found = [*here, *itertools.islice(others, len(drawn) - len(here))]
+        silent = (k for k in drawn if away(k)) if later else ()
+        return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
     # the sum ----------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import NoReturn
+from urllib.parse import unquote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -199,7 +200,9 @@ class Rpc(Carrier):
         with self._lock:
             before, hole.fetching = hole.fetching, call
         if before is not None and before.peer() != call.peer():  # else the same process asks for the next letter
-            self._note(Event(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {before.peer()}"))
+            self._note(
+                Event(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
+            )
         if before is not None:
             before.cancel()
         if not call.add_callback(partial(self._gone, hole, call)):
@@ -334,10 +337,11 @@ def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 def _whom(call: Foreign) -> str:
     """Who is at the other end, as far as the line knows."""
+    where = unquote(call.peer())
     for pem in call.auth_context().get("x509_pem_cert", ()):
         with contextlib.suppress(ValueError):
-            return f"{call.peer()} with certificate {x509.load_pem_x509_certificate(pem).serial_number:x}"
-    return str(call.peer())
+            return f"{where} with certificate {x509.load_pem_x509_certificate(pem).serial_number:x}"
+    return where
 
 
 def connections_for(sites: int) -> int:

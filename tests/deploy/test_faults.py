@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -237,14 +238,58 @@ def test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for(
         carriers[-1].gone = after if carriers[1:] else before
         return carriers[-1]
 
-    everyone = BY_NAME[PRIVATE].experiment(cohort={"name": "everyone"})
-    between = Federated(everyone, tmp_path, carried=carried, patience=Patience(1.0, 2))
+    four = BY_NAME[PRIVATE].experiment(cohort={"name": "random", "size": 4})  # so somebody is left to take a place
+    between = Federated(four, tmp_path, carried=carried, patience=Patience(1.0, 2))
     with killed_at_server("reserved", 0):
         between.play()
+    (reserved,) = ledger_of(between.folder)
+    assert ("2" in reserved.charges) == (before != "site-2"), "the client of site-2 is drawn, if it is there"
     ended = between.play()
-    assert ended.metrics[0].answered == 4
-    assert ended.metrics[1].answered == (4 if after else 5)
+    assert ledger_of(between.folder)[0].charges == reserved.charges
+    assert ended.metrics[0].answered == (3 if after else 4)  # who was drawn and is away is not replaced any more
+    assert ended.metrics[1].answered == 4
     assert verify(between.folder) == []
+
+
+def test_a_round_goes_on_with_who_comes_when_others_have_gone(tmp_path: Path) -> None:
+    """One site is away when a round begins, another goes for good in the middle of it, and the first comes: there are
+    enough, and none is waited for that cannot come. Everybody's books hold, and each pays for what it has answered.
+    """
+    carriers, waited = list[Away](), list[Event]()
+
+    class Losing(Away):
+        lost: str = ""
+
+        def send(self, to: str, letter: Writes) -> int:
+            ticket = super().send(to, letter)
+            if to == self.lost:
+                self.cancel(ticket)
+            return ticket
+
+        def came(self, seconds: float) -> Sequence[Arrived]:
+            time.sleep(0 if self._waiting else min(seconds, 0.02))
+            return super().came(seconds)
+
+    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Away:
+        carriers.append(Losing(desks))
+        carriers[0].gone = "site-2"
+        return carriers[0]
+
+    def hears(event: Event) -> None:
+        if event.event == "gathering" and event.count == 4:
+            carriers[0].lost = "site-1"  # type: ignore[attr-defined]
+        if event.event == "waiting":
+            waited.append(event)
+            assert len(waited) < 20, "it has come, and the round waits again and again"
+            carriers[0].gone = ""
+
+    everyone = BY_NAME[PRIVATE].experiment(cohort={"name": "everyone"}, rounds=2)
+    between = Federated(everyone, tmp_path, carried=carried, patience=Patience(0.5, 4), hears=hears)
+    ended = between.play()
+    assert [row.answered for row in ended.metrics] == [4, 4]
+    assert verify(between.folder) == []
+    paid = {site: len([e for e in ledger_of(tmp_path / site) if e.charges]) for site in between.agreed.sites}
+    assert paid == {"site-0": 2, "site-1": 0, "site-2": 2, "site-3": 2, "site-4": 2}
 
 
 def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> None:

@@ -37,6 +37,13 @@ DEPLOYED = [
         f"{REMOTE}::test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline",
     ),
     one(
+        "who is away when a round begins cannot be asked in it any more",
+        "engine/server.py",
+        "if later else ()",
+        "if later and not t < 99 else ()",
+        f"{FAULTS}::test_a_round_goes_on_with_who_comes_when_others_have_gone",
+    ),
+    one(
         "a stop waits for a whole deadline",
         "letters/remote_sites.py",
         "        return min(until, self._stop)",
