@@ -53,11 +53,11 @@ def declared(
         None if key is None else texts(held.columns[key]),
         held.numbers,
         schema.features,
-        tuple(_unknown(held, said, features, () if outcome is None else label)),
+        tuple(unknown_values(held, said, features, () if outcome is None else label)),
     )
 
 
-def _unknown(
+def unknown_values(
     held: WithoutGaps, said: Mapping[str, Column], features: Mapping[str, Feature], labels: Sequence[str]
 ) -> Iterator[Unknown]:
     """`labels`: those that are numbers."""

@@ -15,10 +15,11 @@ from sordino.data import images
 from sordino.data.area import area
 from sordino.data.cells import texts, whole, without_gaps
 from sordino.data.dataset import Array
-from sordino.data.declared_columns import as_declared
+from sordino.data.declared_columns import as_declared, unknown_values
 from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
 from sordino.data.outcome import LabelKind
+from sordino.data.outside import Owners, remarks
 from sordino.data.schema import Column
 from sordino.data.table_files import TableFile, TableRows, Written, read
 from sordino.errors import DataError
@@ -33,6 +34,7 @@ class NewRows(NamedTuple):
     names: tuple[str, ...]  # the number of a row, or the file of an image
     truth: tuple[str, ...] | None = None  # its class, where that was asked for
     y: Array | None = None  # its label, where that is no class
+    remarks: tuple[str, ...] = ()  # on values that training has not known, either
 
 
 # of a table -----------------------------------------------------------------------------------------------------------
@@ -89,12 +91,15 @@ def rows_of(
             if (at := next((at for at, text in enumerate(words) if text not in said.words), None)) is not None:
                 known = ", ".join(said.words)
                 raise held.unfit(name, words[at], at, f"is no level that the model knows: {known}", FIX)
-    parts = [as_declared(held, name, said).values for name, said in columns.items()]
+    features = {name: as_declared(held, name, said) for name, said in columns.items()}
+    owner = Owners(np.zeros(found.table.num_rows, np.int64), (found.name,), True)
+    told = remarks(list(unknown_values(held, columns, features, ())), owner)
     names = tuple(str(at) for at in range(1, found.table.num_rows + 1))
-    x = np.hstack(parts)
+    x = np.hstack([feature.values for feature in features.values()])
     if labels and outcome is not None:
-        return NewRows(x, names, y=outcome.read(held, labels))
-    return NewRows(x, names, tuple(texts(whole(held.columns[labels[0]]))) if labels else None)
+        return NewRows(x, names, y=outcome.read(held, labels), remarks=told)
+    truth = tuple(texts(whole(held.columns[labels[0]]))) if labels else None
+    return NewRows(x, names, truth, remarks=told)
 
 
 def _numbers(columns: Mapping[str, Column]) -> list[str]:

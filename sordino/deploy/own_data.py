@@ -113,4 +113,6 @@ def servers_rows(experiment: Experiment, path: Path) -> ServersRows:
     """The server's own examples, from a file of its own: what it measures results on, and what it ranks models with."""
     data = experiment.data.model_copy(update={"path": str(path)})
     alone = {"data": data, "partition": {"scheme": "iid", "clients": 1}}
-    return Population(experiment.model_copy(update=alone)).kept
+    population = Population(experiment.model_copy(update=alone))
+    population.check()
+    return population.kept

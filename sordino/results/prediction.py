@@ -223,6 +223,7 @@ def predict(
         found = _read(bundle, problem, rows, score, encoding)
         _check_truth(found, bundle)
         model, notes = _shared(bundle, task) if own is None else _own_model(bundle, problem, task, own, encoding)
+        notes = (*notes, *found.remarks)
         x = torch.from_numpy(found.x)
         answers = model.answers(x)
         judged = None if found.y is None else _judged(task, model.params, Examples(x, torch.from_numpy(found.y)))

@@ -72,3 +72,11 @@ def test_the_fix_for_an_encoding_can_be_followed(tmp_path: Path, cli: Callable[.
         [*sordino.predict(run, file, encoding="cp1252").rows], [*sordino.predict(run, same).rows]
     )  # and in Python
     assert "one of: utf-8" in cli("predict", run, file, "--encoding", "cp9999").err
+
+
+def test_numbers_in_another_unit_are_noted(tmp_path: Path, cli: Callable[..., Said]) -> None:
+    run = trained(tmp_path, "refuse")
+    said = cli("predict", run, saved(tmp_path, [ROW | {"dose": 900}, ROW, ROW | {"dose": 3000}], "grams.csv"))
+    assert said.code == 0
+    assert "dose: 2 of 3 values lie outside [0, 10]" in " ".join(said.err.split())
+    assert "outside" not in cli("predict", run, saved(tmp_path, [ROW], "fine.csv")).err
