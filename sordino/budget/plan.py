@@ -19,6 +19,7 @@ from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
 from sordino.ledger.events import valid_delta
+from sordino.ledger.facts import delta_text
 from sordino.ledger.pricing import (
     Classic,
     CountedPhase,
@@ -45,11 +46,26 @@ class Budget:
     delta: float
     schedule: Schedule | Adaptive
     personal: Sequence[float] | None = None  # the epsilon of each client
+    lacking: float = 0.0  # of delta: what the noise lacks of the law that is priced
 
     def __post_init__(self) -> None:
         fix = "for no privacy leave [privacy] epsilon out"
         check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget, fix=fix)
         valid_delta(self.delta, zero=True)  # 0 is for pure noise: see runs.refusals
+        if self.lacking and not self.lacking < self.delta:
+            raise UnsoundGuarantee(
+                f"privacy.delta is {self.delta:g}, with real noise",
+                why=f"the tables from which it is drawn lack {self.lacking:.2g} of the ideal law, for so many numbers "
+                "in so many rounds at this epsilon, and that is a part of delta",
+                fix=f"set privacy.delta above {delta_text(1.1 * self.lacking)}, or a smaller epsilon, fewer rounds or "
+                "a smaller model",
+                code="noise-lacks-delta",
+            )
+
+    @property
+    def ideal(self) -> float:
+        """The delta that noise of the ideal law may spend."""
+        return self.delta - self.lacking
 
     def of(self, client: int) -> float:
         return self.epsilon if self.personal is None else float(self.personal[client])
@@ -79,7 +95,7 @@ class Plan:
     reads: Sequence[int]  # noisy reads per exposure, per client
     portion: float = 1.0  # of every client's budget; the rest is for other phases of the run
     _shares: dict[tuple[Amount, int], list[Amount]] = field(default_factory=dict)
-    _caps: dict[float, Amount] = field(default_factory=dict)
+    _caps: dict[tuple[float, float], Amount] = field(default_factory=dict)
     _multipliers: dict[tuple[Amount, int], float] = field(default_factory=dict)
 
     individual: ClassVar[bool] = False  # does everyone pay, and each its own price?
@@ -98,24 +114,29 @@ class Plan:
     @property
     def cap(self) -> Amount | None:
         """The cap of one client in the ledger's integers; where budgets differ, that of the most generous client."""
-        return None if self.budget is None or self.pricing is None else self._cap(self.budget.epsilon)
+        if self.budget is None or self.pricing is None:
+            return None
+        return self._cap(self.budget.epsilon, self.budget.delta)
 
     def cap_of(self, client: int) -> Amount | None:
-        return None if self.budget is None or self.pricing is None else self._cap(self.budget.of(client))
+        if self.budget is None or self.pricing is None:
+            return None
+        return self._cap(self.budget.of(client), self.budget.delta)
 
-    def _cap(self, epsilon: float) -> Amount:
-        if epsilon not in self._caps:
+    def _cap(self, epsilon: float, delta: float) -> Amount:
+        if (epsilon, delta) not in self._caps:
             assert self.pricing is not None
-            assert self.budget is not None
-            self._caps[epsilon] = cap(self.pricing.total(epsilon, self.budget.delta))
-        return self._caps[epsilon]
+            self._caps[epsilon, delta] = cap(self.pricing.total(epsilon, delta))
+        return self._caps[epsilon, delta]
 
     def _mine(self, client: int) -> Amount | None:
-        """What this phase may spend of a client's budget."""
-        limit = self.cap_of(client)
-        if limit is not None and isinstance(self.pricing, CountedPhase):
+        """What this phase may spend of a client's budget, with noise that is not quite of the law that is priced."""
+        if self.budget is None or self.pricing is None:
+            return None
+        limit = self._cap(self.budget.of(client), self.budget.ideal)
+        if isinstance(self.pricing, CountedPhase):
             return tuple(part if i == self.pricing.place else 0 for i, part in enumerate(limit))
-        return limit if limit is None or self.portion == 1 else tuple(int(part * self.portion) for part in limit)
+        return limit if self.portion == 1 else tuple(int(part * self.portion) for part in limit)
 
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
@@ -300,7 +321,7 @@ def shared_currency(
     is sampled. Otherwise they are counted as one plan where that is fixed for everybody and `alone` on its ledger,
     and in Renyi divergence at one order where it is not.
     """
-    epsilon, delta = budget.epsilon, budget.delta
+    epsilon, delta = budget.epsilon, budget.ideal
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:
         return [PRICINGS[offer.mechanism.calibration] for offer, _ in offers]
@@ -321,7 +342,7 @@ def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float
     if published is not None:
         return NominalPrice(published)
     if offer.rate < 1 and offer.mechanism.calibration != "pure":  # sampled Laplace is charged as if it were not sampled
-        epsilon, delta = (budget.epsilon, budget.delta) if budget else (1.0, 1e-5)
+        epsilon, delta = (budget.epsilon, budget.ideal) if budget else (1.0, 1e-5)
         fixed = budget is not None and isinstance(budget.schedule, Uniform) and offer.mechanism.calibration == "exact"
         return (counted if fixed else best_order)(offer.rate, epsilon, delta, longest)
     return PRICINGS[offer.mechanism.calibration]

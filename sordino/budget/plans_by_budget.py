@@ -55,11 +55,10 @@ class ThresholdPlan(Plan):
     @property
     def _delta(self) -> float:
         assert self.budget is not None
-        return self.budget.delta / len(self.rows)
+        return self.budget.ideal / len(self.rows)
 
-    def _cap(self, epsilon: float) -> Amount:
-        assert self.budget is not None
-        return cap((epsilon, self.budget.delta))
+    def _cap(self, epsilon: float, delta: float) -> Amount:
+        return cap((epsilon, delta))
 
     def rates(self, t: int, spent: Spent) -> Floats:
         return self.rows[t][1] if t < len(self.rows) else np.zeros_like(self.rows[0][1])
@@ -98,7 +97,7 @@ class PublishedPlan(Plan):
     def currency(self) -> Currency:
         return Currency("published epsilon", ("epsilon",), "all")
 
-    def _cap(self, epsilon: float) -> Amount:
+    def _cap(self, epsilon: float, delta: float) -> Amount:
         return cap((epsilon,))
 
     def rates(self, t: int, spent: Spent) -> Floats:
@@ -128,9 +127,9 @@ class PublishedPlan(Plan):
         assert limit is not None
         if math.isnan(self._tau) or limit[0] <= spent[0]:
             return None
-        multiplier = _spread_over(self._tau, self.budget.delta, self.rounds)
+        multiplier = _spread_over(self._tau, self.budget.ideal, self.rounds)
         charge = {
-            "one_round": _of_one(multiplier, self.budget.delta),
+            "one_round": _of_one(multiplier, self.budget.ideal),
             "share": self._tau / self.rounds,
             "full_round": self._tau,
         }[self.cohort.cost]
@@ -170,7 +169,7 @@ def draft_personal(
     budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
     common = (offer, Exact(), budget, None, exposures, once(exposures))
     if isinstance(cohort, ByBudget):
-        multiplier, each = balanced(budgets, budget.delta, rounds, cohort.size)
+        multiplier, each = balanced(budgets, budget.ideal, rounds, cohort.size)
         pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
         return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
     if isinstance(cohort, Threshold):

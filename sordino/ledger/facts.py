@@ -7,6 +7,7 @@ JSON has no infinity; this module alone knows the word that stands for one.
 from __future__ import annotations
 
 import math
+from decimal import ROUND_CEILING, Context
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -37,11 +38,15 @@ Epsilon = Annotated[
 Number = int | float  # written as it is: a count stays a count
 
 
+def delta_text(delta: float) -> str:
+    """Three digits of a delta, which are never less than all of them."""
+    return f"{float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(delta)))):.3g}"
+
+
 class Fact(BaseModel):
     """What was found, said or spent. Keys of a file that are not named here may be anything."""
 
-    # protected_namespaces: older versions of pydantic warn of every name that begins with model_
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     @model_validator(mode="after")
     def _says_nothing_by_silence(self, info: ValidationInfo) -> Self:

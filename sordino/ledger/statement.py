@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
@@ -28,7 +27,7 @@ from sordino.ledger.claims import (
 )
 from sordino.ledger.covering import TotalCost, bounded, cost, covered, least, subjects
 from sordino.ledger.events import Event, Json, NonPrivate, from_json, leaves, to_json
-from sordino.ledger.facts import Epsilon, Fact
+from sordino.ledger.facts import Epsilon, Fact, delta_text
 from sordino.ledger.notes import Release, histories, read_notes
 
 Key = tuple[Unit, Neighbours, Adversary]
@@ -75,7 +74,7 @@ class Guarantee(Fact):
         """An epsilon with all that it depends on, in one line."""
         return (
             f"epsilon {self.epsilon:.4g} per {self.unit} ({self.neighbours}) against the {self.adversary} "
-            f"at delta {self.delta:g}, {self.status}"
+            f"at delta {delta_text(self.delta)}, {self.status}"
         )
 
     @property
@@ -106,10 +105,11 @@ def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[
     for adversary in ADVERSARIES:
         for unit, neighbours in subjects(released, adversary):
             costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
-            worst, drift = max(((_epsilon(each, delta, neighbours), each.drift) for each in costs), key=itemgetter(0))
-            if delta + _lacking(worst, drift) < 1 and math.isfinite(worst):
+            worst, ideal, whole = _worst(costs, delta, neighbours)
+            epsilon = _epsilon(costs[worst], ideal, neighbours)
+            if whole < 1 and math.isfinite(epsilon):
                 status = max((each.status for each in costs), key=STATUSES.index)
-                found.append(((unit, neighbours, adversary), worst, status))
+                found.append(((unit, neighbours, adversary), epsilon, status))
     return sorted(found, key=lambda one: _place(one[0]))
 
 
@@ -134,23 +134,23 @@ def _place(subject: Key) -> tuple[int, int]:
 def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bool = False) -> Guarantee:
     """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
     unit, neighbours, adversary = key
-    costs = [(cost(releases, (unit, neighbours), adversary), len(releases)) for releases in clients]
-    worst, count = max(costs, key=lambda one: _epsilon(one[0], delta, neighbours))
-    because = tuple(dict.fromkeys(reason for each, _ in costs for reason in each.because))
-    status = max((each.status for each, _ in costs), key=STATUSES.index)
+    costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
+    place, ideal, whole = _worst(costs, delta, neighbours)
+    worst, count = costs[place], len(clients[place])
+    because = tuple(dict.fromkeys(reason for each in costs for reason in each.because))
+    status = max((each.status for each in costs), key=STATUSES.index)
     if not worst.parts:
-        never = tuple(dict.fromkeys(reason for each, _ in costs if not each.parts for reason in each.because))
+        never = tuple(dict.fromkeys(reason for each in costs if not each.parts for reason in each.because))
         return _nothing(key, delta, status, never, count)
-    bound = bounded(worst.parts, delta, neighbours, every)
-    lacking = _lacking(bound.epsilon, worst.drift)
-    if delta + lacking >= 1:
+    if whole >= 1:
         return _nothing(key, delta, "none", (COARSE,), count)
+    bound = bounded(worst.parts, ideal, neighbours, every)
     return Guarantee(
         unit=unit,
         neighbours=neighbours,
         adversary=adversary,
         epsilon=bound.epsilon,
-        delta=delta + lacking,
+        delta=whole,
         accountant=bound.accountant,
         accountants=bound.accountants,
         status=status,
@@ -160,9 +160,33 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bo
     )
 
 
-def _lacking(epsilon: float, drift: float) -> float:
-    """What the noise that was drawn lacks of the ideal law, on both sides."""
+def lacking(epsilon: float, drift: float) -> float:
+    """The part of delta that the noise which was drawn lacks of the ideal law, on both sides."""
     return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0
+
+
+def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> tuple[int, float, float]:
+    """The place of the client that lost most, the delta at which the ideal law of its noise is priced, and the delta
+    that holds: the one that is asked for, of which the ideal law has what the noise does not lack; or a larger one,
+    where the noise lacks more than all of it.
+    """
+
+    def most(at: float) -> tuple[int, float]:
+        found = [_epsilon(each, at, neighbours) for each in costs]
+        epsilon = max(found)
+        return found.index(epsilon), epsilon
+
+    drift, ideal = max(each.drift for each in costs), delta
+    place, epsilon = most(delta)
+    for _ in range(8):
+        if ideal + lacking(epsilon, drift) <= delta:
+            return place, ideal, delta
+        ideal = delta - lacking(epsilon, drift) * (1 + 1e-6)  # a little less: its epsilon is a little larger
+        if not ideal > 0:
+            break
+        place, epsilon = most(ideal)
+    place, epsilon = most(delta)
+    return place, delta, delta + lacking(epsilon, drift)
 
 
 def unspent(key: Key, accountant: str) -> Guarantee:
@@ -219,7 +243,7 @@ def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delt
             _row((unit, how, adversary), [releases for releases in noised if releases], delta) if any(noised) else other
         )
         if alone.finite:
-            beside.append(f"noised releases beside it: {alone.epsilon:.4g} at delta {delta:g} ({how})")
+            beside.append(f"noised releases beside it: {alone.epsilon:.4g} at delta {delta_text(delta)} ({how})")
     return row.beside(because=(*row.because, *beside))
 
 

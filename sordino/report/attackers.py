@@ -12,6 +12,7 @@ import numpy as np
 from sordino.attacks.findings import Assault, AttackFinding, BesideGuess, Held, PictureRow, Roc
 from sordino.engine.checkpoint import atomic_write
 from sordino.ledger.claims import standing
+from sordino.ledger.facts import delta_text
 from sordino.report.markup import Html, joined, listed, table, tag
 from sordino.report.pictures import Pixels, png
 from sordino.report.tables import epsilon_text
@@ -131,7 +132,7 @@ def promised(held: Held, simulated: bool) -> str:
     nominal = "" if held.nominal_epsilon is None else f"; {held.nominal_epsilon:.3g} is printed and proves nothing"
     return (
         f"ε {epsilon_text(held.epsilon)} for one {held.unit} ({held.neighbours}) against the {held.adversary}, "
-        f"δ {held.delta:.3g}, {standing(held.status, simulated)}{nominal}"
+        f"δ {delta_text(held.delta)}, {standing(held.status, simulated)}{nominal}"
     )
 
 

@@ -21,7 +21,7 @@ from sordino.evaluate.headlines import HEADLINES, Metric
 from sordino.evaluate.measures import Metrics, Point, curve, headline
 from sordino.evaluate.preparation_cost import flops_until
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
-from sordino.ledger.facts import Epsilon, Fact, Number
+from sordino.ledger.facts import Epsilon, Fact, Number, delta_text
 from sordino.ledger.statement import Guarantee
 from sordino.report import still
 from sordino.report.belief import subject
@@ -245,9 +245,9 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
         return [*told, "No finite epsilon covers all of them together: at least one of them promises nothing."]
     for row, by in merged(finite):
         text = (
-            f"Charged as a whole, all {methods} together cost at most epsilon {row.epsilon:.3g} at delta {row.delta:g} "
-            f"about one {row.unit}, against {subject(by)} ({row.neighbours}; one seed each, composed by the ledger's "
-            "accountants)"
+            f"Charged as a whole, all {methods} together cost at most epsilon {row.epsilon:.3g} at delta "
+            f"{delta_text(row.delta)} about one {row.unit}, against {subject(by)} ({row.neighbours}; one seed "
+            "each, composed by the ledger's accountants)"
         )
         if seeds > 1:
             text += f"; with the {seeds} seeds of each that were run here, epsilon {epsilon_text(row.every_seed)}"

@@ -22,6 +22,7 @@ from sordino.ledger.events import (
     Response,
     leaves,
 )
+from sordino.ledger.facts import delta_text
 from sordino.ledger.statement import Guarantee
 from sordino.report.belief import belief, percent, subject
 from sordino.report.tables import epsilon_text
@@ -121,7 +122,7 @@ def table(found: Evidence) -> list[tuple[str, ...]]:
             f"one {row.unit}",
             subject(by),
             epsilon_text(row.epsilon) if row.nominal_epsilon is None else _both(row),
-            f"{row.delta:.3g}",
+            delta_text(row.delta),
             f"{row.neighbours}: {CHANGE[row.neighbours]}",
             standing(row.status, found.simulated),
             row.accountant,
@@ -143,8 +144,8 @@ def _both(row: Guarantee) -> str:
 def line(row: Guarantee, by: Sequence[str], simulated: bool) -> str:
     """A promise with all that makes it one."""
     return (
-        f"epsilon {epsilon_text(row.epsilon)} at delta {row.delta:.3g} for one {row.unit} ({row.neighbours}) against "
-        f"{', '.join(by)}: {standing(row.status, simulated)}"
+        f"epsilon {epsilon_text(row.epsilon)} at delta {delta_text(row.delta)} for one {row.unit} ({row.neighbours}) "
+        f"against {', '.join(by)}: {standing(row.status, simulated)}"
     )
 
 

@@ -17,6 +17,7 @@ from sordino.evaluate.measures import last_scored, remarks, scores
 from sordino.evaluate.preparation_cost import Reached
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Status, standing
+from sordino.ledger.facts import delta_text
 from sordino.ledger.statement import Guarantee
 from sordino.report.belief import headline
 from sordino.report.words import by_phase
@@ -235,7 +236,7 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
         told = [str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row.because]
         counted = [row.accountant] if 0 < row.epsilon < math.inf else []
         why = ", ".join([*counted, *([f"({' '.join(told)})"] if told else [])])
-        facts = (row.unit, _epsilons(row), f"{row.delta:.3g}", row.neighbours, row.status, why)
+        facts = (row.unit, _epsilons(row), delta_text(row.delta), row.neighbours, row.status, why)
         merged.setdefault(facts, []).append(row.adversary)
     for (unit, epsilon, delta, neighbours, status, why), adversaries in merged.items():
         style = STATUS_STYLE[status]

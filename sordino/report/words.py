@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.ledger.events import Json
-from sordino.ledger.facts import Epsilon, Fact
+from sordino.ledger.facts import Epsilon, Fact, delta_text
 from sordino.ledger.statement import Guarantee
 from sordino.report.belief import FORMALITY, believed, subject
 from sordino.runs.shapes import OfPhase
@@ -109,7 +109,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
         return f"Nothing is promised about {what}, against {who}: {reasons or 'no noise covers it'}."
     holds = (
         f"{CHANGE[row.neighbours]} makes nothing they see more than {_times(row.epsilon)} times as likely, "
-        f"plus a chance of {row.delta:.3g}"
+        f"plus a chance of {delta_text(row.delta)}"
     )
     if row.status == "nominal" and printed is not None:
         return (
@@ -127,7 +127,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: b
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
         promised = [
-            f"epsilon {row.epsilon:.3g} at delta {row.delta:g} of one {row.unit} ({row.neighbours}) "
+            f"epsilon {row.epsilon:.3g} at delta {delta_text(row.delta)} of one {row.unit} ({row.neighbours}) "
             f"against {subject(by)}, {standing(row.status, simulated)}"
             for row, by in merged([row for row in phase.guarantees if row.finite])
         ]

@@ -12,6 +12,7 @@ from sordino.errors import RunError, SordinoError
 from sordino.evaluate.measures import last_scored
 from sordino.ledger.claims import ADVERSARIES, UNITS, standing
 from sordino.ledger.events import Json
+from sordino.ledger.facts import delta_text
 from sordino.ledger.statement import Guarantee
 from sordino.runs.folder import RunFolder, no_folder
 from sordino.runs.shapes import Receipt
@@ -127,7 +128,7 @@ def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
     if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
         return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
-    text = f"ε {row.epsilon:.3g} per {row.unit}, against {row.adversary}, δ {row.delta:.3g}, "
+    text = f"ε {row.epsilon:.3g} per {row.unit}, against {row.adversary}, δ {delta_text(row.delta)}, "
     if row.nominal_epsilon is not None:
         return text + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
     return text + standing(row.status, simulated)

@@ -4,6 +4,7 @@ promise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +20,11 @@ from sordino.cohorts.kinds import Cohort, alike
 from sordino.config import Privacy
 from sordino.engine.secure_sum import check_gate
 from sordino.errors import UnsoundGuarantee
+from sordino.ledger.notes import SYSTEM
 from sordino.ledger.pricing import Pricing
 from sordino.ledger.published_sampling import nominal_multiplier
+from sordino.ledger.statement import lacking
+from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.stages import Weigh
 from sordino.runs.refusals import check_delta, check_sizes
@@ -52,6 +56,14 @@ class PriceRequest:
         sizes, where = np.unique(np.asarray(self.sizes), return_inverse=True)
         each = [self.algorithm.read.reads(self.algorithm.work, size) for size in sizes.tolist()]
         return np.array(each)[where].data
+
+    @property
+    def drift(self) -> float:
+        """The most that real noise of a client may lack of the ideal law, in total variation over all rounds."""
+        several = math.ceil(self.cohort.expected(len(self.sizes))) if self.algorithm.uplink.shared else 1
+        offer, _ = self.asks
+        draws = several if offer.unit == "client" else max(self.reads)
+        return max(self.exposures) * draws * self.coordinates * TABLE_ERROR
 
     @property
     def asks(self) -> tuple[Offer, int]:
@@ -110,12 +122,22 @@ class PriceRequest:
                 code="personal-schedule",
             )
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
-            published = nominal_multiplier(budget.epsilon, budget.delta, algorithm.read.rate, max(self.exposures))
+            published = nominal_multiplier(budget.epsilon, budget.ideal, algorithm.read.rate, max(self.exposures))
         reads = {"example": self.reads}
         if part is None:
             return draft(self.offers, budget, self.exposures, reads, published)
         portion, currency = part
         return draft(self.offers, budget if portion else None, self.exposures, reads, published, portion, currency)
+
+
+def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: float) -> float:
+    """What real noise lacks of the law that a budget is priced by: a part of delta. On a ledger that runs share the cap
+    is that of all of them, and the statement says what each one lacks.
+    """
+    if privacy.noise != SYSTEM or privacy.ledger is not None:
+        return 0.0
+    drift = math.fsum(one.drift for one in phases if any(typed is None for _, typed in one.offers))
+    return lacking(epsilon, drift) * (1 + 1e-5)  # more than a statement takes
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -34,7 +34,7 @@ from sordino.ledger.pricing import Pricing
 from sordino.privacy.uplink.robust import check_robust
 from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
-from sordino.runs.prices import PriceRequest, check_reads, shared
+from sordino.runs.prices import PriceRequest, check_reads, lacking_delta, shared
 from sordino.runs.public_inputs import shown_rows
 from sordino.runs.refusals import check_network, check_secure
 from sordino.tasks.build import Architecture
@@ -145,13 +145,14 @@ class Whole:
         privacy = self.experiment.privacy
         if privacy.epsilon is None:
             return None
+        lacks = partial(lacking_delta, [phase.priced for phase in self.phases], privacy)
         made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
         schedule = build(privacy.schedule, made, "privacy.schedule")
         if not isinstance(privacy.epsilon, dict):
-            return Budget(privacy.epsilon, privacy.delta, schedule)
+            return Budget(privacy.epsilon, privacy.delta, schedule, None, lacks(privacy.epsilon))
         people, key = len(self.public.sizes), keys.root(self.experiment.seed)
         each = client_budgets.personal(led(self.experiment, privacy.epsilon), people, key, self.public.clients).tolist()
-        return Budget(max(each), privacy.delta, schedule, each)
+        return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
 
     @cached_property
     def parts(self) -> dict[int, tuple[float, Pricing | None]]:

@@ -168,7 +168,8 @@ def _replayed(setup: Setup, known: Federation, entries: list[Entry], between: bo
     wrong: list[str] = []
     for mine in (*setup.preparation, setup):
         with (again := mine.federation(known.home, "", ":memory:", "again", known.only)).ledger:
-            for entry in entries:
+            # where a ledger was put back, what had left comes before what was only reserved
+            for entry in sorted(entries, key=lambda one: Op.of(one.op)[2]):
                 _, phase, t = Op.of(entry.op)
                 if phase != mine.phase:
                     continue

@@ -21,6 +21,7 @@ from sordino.engine.common_memory import Ends, Spoken, apart, whole
 from sordino.engine.forks import Answers, Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit
 from sordino.lazy import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
+from sordino.runs import clients as clients_module
 from sordino.runs.clients import forks_of
 from sordino.runs.simulation import simulated
 from sordino.types import NoiseSource
@@ -215,6 +216,20 @@ def ignores(pid: int, number: int) -> bool:
             return True
         time.sleep(0.005)
     return False
+
+
+def test_no_more_help_than_a_round_has_clients_and_the_machine_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand forks for twenty clients would only take the machine's memory."""
+
+    def many(clients: int, cores: int) -> int:
+        made = config.load(None, [f"partition.clients={clients}", "engine.workers=1000", "algorithm=fedavg"])
+        monkeypatch.setattr(clients_module, "cores", lambda: cores)
+        found = forks_of(simulated(made).setup)
+        assert found is not None
+        return found._many
+
+    assert many(20, 2) == 4 * 2
+    assert many(5, 2) == 5
 
 
 def test_a_fork_ends_with_its_asker_and_holds_nothing_open(tmp_path: Path) -> None:

@@ -237,11 +237,20 @@ def test_no_row_is_below_any_of_its_releases() -> None:
                 assert row.epsilon >= least * (1 - 1e-9)
 
 
-def test_what_the_noise_tables_lack_is_in_delta() -> None:
-    """Total variation tau on both sides: (epsilon, delta + (1 + e^epsilon) tau)."""
+def test_what_the_noise_tables_lack_is_taken_out_of_delta() -> None:
+    """Total variation tau on both sides: (epsilon, delta + (1 + e^epsilon) tau). It is epsilon that becomes larger, and
+    delta where all of it would not be enough.
+    """
     made = claim("example", "replace", Gaussian(1.0), drift=1e-11)
     row = stated((made,), (made,))["example", "replace"]
-    assert row.delta == pytest.approx(DELTA + (1 + math.exp(row.epsilon)) * 2e-11, rel=1e-9)
-    assert row.epsilon == pytest.approx(epsilon_of(math.sqrt(2), DELTA), rel=1e-9)
+    assert row.delta == DELTA
+    assert row.epsilon > epsilon_of(math.sqrt(2), DELTA)
+    left = DELTA - (1 + math.exp(row.epsilon)) * 2e-11
+    assert row.epsilon == pytest.approx(epsilon_of(math.sqrt(2), left), rel=1e-9)
+    assert row.epsilon >= epsilon_of(math.sqrt(2), left)
+    more = claim("example", "replace", Gaussian(1.0), drift=1e-7)
+    row = stated((more,), (more,))["example", "replace"]
+    assert row.epsilon == epsilon_of(math.sqrt(2), DELTA)
+    assert row.delta == pytest.approx(DELTA + (1 + math.exp(row.epsilon)) * 2e-7, rel=1e-9)
     loud = claim("example", "replace", Gaussian(0.1), drift=1e-9)
     assert math.isinf(stated((loud,))["example", "replace"].epsilon)  # e^epsilon times as much is no delta

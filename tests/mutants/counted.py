@@ -77,15 +77,15 @@ COUNTED_OR_NOT = [
     one(
         "a row that is as sure as its surest client",
         "ledger/statement.py",
-        "status = max((each.status for each, _ in costs), key=STATUSES.index)",
-        "status = min((each.status for each, _ in costs), key=STATUSES.index)",
+        "status = max((each.status for each in costs), key=STATUSES.index)\n    if not",
+        "status = min((each.status for each in costs), key=STATUSES.index)\n    if not",
         f"{COVERING}::test_a_row_is_no_surer_than_its_least_sure_client",
     ),
     one(
         "an epsilon while it runs that is as sure as its surest client",
         "ledger/statement.py",
-        "status = max((each.status for each in costs), key=STATUSES.index)",
-        "status = min((each.status for each in costs), key=STATUSES.index)",
+        "status = max((each.status for each in costs), key=STATUSES.index)\n                found",
+        "status = min((each.status for each in costs), key=STATUSES.index)\n                found",
         f"{COVERING}::test_a_row_is_no_surer_than_its_least_sure_client",
     ),
     one(
@@ -94,5 +94,19 @@ COUNTED_OR_NOT = [
         "cost([reads * part for part in self.pricing.cost(self.fixed)])",
         "cost([part for part in self.pricing.cost(self.fixed)])",
         "tests/budget/test_plan.py::test_a_typed_noise_pays_for_every_read",
+    ),
+    one(
+        "noise that is planned for all of delta",
+        "budget/plan.py",
+        "return self.delta - self.lacking",
+        "return self.delta",
+        "tests/runs/test_delta.py::test_the_delta_of_a_receipt_is_the_one_that_was_granted",
+    ),
+    one(
+        "what the tables lack is on one side",
+        "ledger/statement.py",
+        "return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0",
+        "return drift if drift else 0.0",
+        f"{COVERING}::test_what_the_noise_tables_lack_is_taken_out_of_delta",
     ),
 ]

@@ -257,8 +257,8 @@ PRIVACY = [
     one(
         "delta times 10",
         "runs/setup.py",
-        "return Budget(privacy.epsilon, privacy.delta, schedule)",
-        "return Budget(privacy.epsilon, 10 * privacy.delta, schedule)",
+        "return Budget(privacy.epsilon, privacy.delta, schedule, None",
+        "return Budget(privacy.epsilon, 10 * privacy.delta, schedule, None",
         PLANNED,
     ),
     one(

@@ -16,6 +16,7 @@ from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.attacks.assault import check_allowed
 from sordino.budget import calculator, client_budgets, schedules
+from sordino.budget.plan import Budget
 from sordino.cli import data as data_verbs
 from sordino.cohorts.stragglers import Stragglers
 from sordino.config import gates
@@ -170,6 +171,9 @@ CALLS: dict[str, Call] = {
     "a rate above 1 in an event": Call("rate-out-of-range", lambda: events.Poisson(1.1, events.Gaussian(1.0))),
     "neighbours nobody defined": Call(
         "unknown-neighbours", lambda: accountants.best(events.Gaussian(1.0), 1e-5, "add-remove")
+    ),
+    "a delta that real noise uses up": Call(
+        "noise-lacks-delta", lambda: Budget(8.0, 1e-5, schedules.Uniform(), lacking=1e-5)
     ),
     "a sample under replace": Call(
         "poisson-needs-zero-out", lambda: accountants.best(events.Poisson(0.5, events.Gaussian(1.0)), 1e-5, "replace")
