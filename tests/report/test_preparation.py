@@ -251,6 +251,7 @@ def test_a_folder_is_read_without_ledger_or_lock_and_left_alone(
 def test_a_run_that_stopped_on_the_way_is_shown_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "run"
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("ask", "handed*", "metrics.jsonl", "model*"))
+    shutil.rmtree(other / "checkpoints")  # nor was any round of the training kept
     (other / "preparation.jsonl").write_text(json.dumps(RunFolder(folder).prepared()[0].to_json()) + "\n")
     facts = prepared(other)
     assert facts is not None
