@@ -15,15 +15,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from sordino import config, tree
+from sordino import tree
 from sordino.engine import common_memory, forks, site
 from sordino.engine.common_memory import Ends, Spoken, apart, whole
 from sordino.engine.forks import Answers, Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit
 from sordino.lazy import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
-from sordino.runs import clients as clients_module
-from sordino.runs.clients import forks_of
-from sordino.runs.simulation import simulated
 from sordino.types import NoiseSource
 from tests.laws.cases import BY_NAME, Case
 from tests.laws.traces import Trace, differences, finished
@@ -218,20 +215,6 @@ def ignores(pid: int, number: int) -> bool:
     return False
 
 
-def test_no_more_help_than_a_round_has_clients_and_the_machine_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand forks for twenty clients would only take the machine's memory."""
-
-    def many(clients: int, cores: int) -> int:
-        made = config.load(None, [f"partition.clients={clients}", "engine.workers=1000", "algorithm=fedavg"])
-        monkeypatch.setattr(clients_module, "cores", lambda: cores)
-        found = forks_of(simulated(made).setup)
-        assert found is not None
-        return found._many
-
-    assert many(20, 2) == 4 * 2
-    assert many(5, 2) == 5
-
-
 def test_a_fork_ends_with_its_asker_and_holds_nothing_open(tmp_path: Path) -> None:
     """A lock that the asker holds is free when the asker is gone, though a fork still lives."""
     with open(tmp_path / "lock", "w") as lock:
@@ -390,24 +373,3 @@ def test_the_law_catches_sums_that_are_rounded(
 
     monkeypatch.setattr(forks, "apart", rounded)
     assert "model" in differences(alone("sums"), traced(WAYS["sums"], tmp_path / "run", 3))
-
-
-# who may have them ----------------------------------------------------------------------------------------------------
-
-
-def many(**tables: Any) -> bool:
-    tables = {"privacy": {}, "algorithm": {"name": "fedavg"}, "engine": {"workers": 3}} | tables
-    return forks_of(simulated(config.validate(tables)).setup) is not None
-
-
-def test_who_is_helped() -> None:
-    assert many()
-    assert not many(engine={"workers": 1})
-    assert not many(privacy={"noise": "system"})  # what a dead fork owes would be noised a second time
-    assert not many(engine={"workers": 3, "executor": "processes"})
-    assert not many(model={"name": "tests.tasks.test_hands:Graph"})  # somebody's own
-
-
-def test_nobody_is_forked_beside_torchs_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not Forks(3).begin(serve)

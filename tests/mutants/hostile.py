@@ -15,7 +15,6 @@ APART = "tests/privacy/readers/test_apart.py"
 CONVEX = "tests/privacy/readers/test_convex_stable.py"
 NEIGHBOURING_TABLES = "tests/data/test_neighbouring_tables.py"
 SITES = "tests/runs/test_sites.py"
-FORKS = "tests/engine/test_forks.py"
 PRESETS = "tests/algorithms/test_preset.py"
 TWO_TELL = f"{ADVERSARY}::test_two_runs_with_one_seed_draw_different_cohorts"
 ONE_TELLS = f"{ADVERSARY}::test_nothing_that_is_left_tells_one_example_from_another[gaussian_gdp]"
@@ -386,28 +385,6 @@ HOSTILE = [
         "if t < 0 or not again.plans(",
         "if not again.plans(",
         "tests/runs/test_verify.py::test_what_is_no_round_is_planned_by_nobody",
-    ),
-    # processes that help
-    one(
-        "a fork writes out what its asker tells by coefficients",
-        "engine/common_memory.py",
-        "if isinstance(leaf, Span) and leaf.index is EVERY:",
-        "if False:",
-        f"{FORKS}::test_forks_change_no_byte[coefficients]",
-    ),
-    one(
-        "a fork keeps what its asker holds open",
-        "engine/forks.py",
-        "                    os.close(number)",
-        "                    pass",
-        f"{FORKS}::test_a_fork_ends_with_its_asker_and_holds_nothing_open",
-    ),
-    one(
-        "answers lie where those of the unit before lay",
-        "engine/common_memory.py",
-        "if t != self._round:",
-        "if True:",
-        f"{FORKS}::test_what_is_said_twice_in_a_round_lies_in_two_places",
     ),
     # robust sums
     one(

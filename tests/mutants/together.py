@@ -1,4 +1,4 @@
-"""Bugs of clients that are computed in one call, and added up where they are computed."""
+"""Bugs of clients that are computed in one call or by processes that help, and added up where they are computed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.mutants.mutant import one
 
 ADDED = "tests/engine/test_added_up.py"
 OFTEN = "tests/engine/test_steered.py::test_how_often_somebody_took_part_divides_only_where_it_decides"
+FORKS = "tests/engine/test_forks.py"
 
 
 TOGETHER = [
@@ -99,5 +100,27 @@ TOGETHER = [
         "reach=reach.__getitem__",
         "reach=lambda client: 1.0",
         f"{ADDED}::test_who_breaks_the_promise_of_a_clip_counts_for_nothing_in_a_unit",
+    ),
+    # processes that help
+    one(
+        "a fork writes out what its asker tells by coefficients",
+        "engine/common_memory.py",
+        "if isinstance(leaf, Span) and leaf.index is EVERY:",
+        "if False:",
+        f"{FORKS}::test_forks_change_no_byte[coefficients]",
+    ),
+    one(
+        "a fork keeps what its asker holds open",
+        "engine/forks.py",
+        "                    os.close(number)",
+        "                    pass",
+        f"{FORKS}::test_a_fork_ends_with_its_asker_and_holds_nothing_open",
+    ),
+    one(
+        "answers lie where those of the unit before lay",
+        "engine/common_memory.py",
+        "if t != self._round:",
+        "if True:",
+        f"{FORKS}::test_what_is_said_twice_in_a_round_lies_in_two_places",
     ),
 ]

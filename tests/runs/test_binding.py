@@ -384,20 +384,3 @@ def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> 
         examples = [row.examples for row in spending(tmp_path / name).by_client]
         told.append((Agreement.read(tmp_path / name).public.sizes, examples))
     assert told[0] == told[1] == ((1,) * 5, [None] * 5)
-
-
-def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who takes part in a visible cohort follows from the experiment. A chain made anew without half of the exposures
-    is found; believed, it would halve epsilon.
-    """
-    said = Accounts._said
-
-    def fewer(self: Accounts, prices: Any) -> Any:
-        return [(clients[:1], claims) for clients, claims in said(self, prices)]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Accounts, "_said", fewer)
-        start(CASE.experiment(privacy=REAL), tmp_path / "forged")
-    assert any("who took part" in line for line in verify(tmp_path / "forged"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sordino.engine.accounts import Accounts
 from sordino.ledger import accountants, covering, storage
 from sordino.runs import listing
 from sordino.runs import verify as verification
@@ -168,3 +169,20 @@ def test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line(tmp_path: Pa
     claimed["guarantees"][0]["epsilon"] = 0.001  # edited, it is no receipt of an earlier round
     (tmp_path / "run" / "privacy.json").write_text(json.dumps(claimed))
     assert "the ledger knows no such receipt" in verify(tmp_path / "run")[0]
+
+
+def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes part in a visible cohort follows from the experiment. A chain made anew without half of the exposures
+    is found; believed, it would halve epsilon.
+    """
+    said = Accounts._said
+
+    def fewer(self: Accounts, prices: Any) -> Any:
+        return [(clients[:1], claims) for clients, claims in said(self, prices)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Accounts, "_said", fewer)
+        start(CASE.experiment(privacy=REAL), tmp_path / "forged")
+    assert any("who took part" in line for line in verify(tmp_path / "forged"))

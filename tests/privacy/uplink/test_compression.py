@@ -373,19 +373,8 @@ def test_the_published_rule_is_v_shaped() -> None:
     assert tuple(rate(share) for share in shares) == wanted
     switches = [s / 1000 for s in range(1, 1000) if rate(s / 1000) != rate((s - 1) / 1000)]
     assert switches == [0.055, 0.146, 0.2, 0.251, 0.351, 0.45]
-    assert [rate(s / 100, rule="monotone") for s in range(0, 101, 10)] == [
-        0.2,
-        0.2,
-        0.2,
-        0.3,
-        0.4,
-        0.5,
-        0.5,
-        0.5,
-        0.5,
-        0.5,
-        0.5,
-    ]
+    monotone = [0.2, 0.2, 0.2, 0.3, 0.4, *[0.5] * 6]
+    assert [rate(s / 100, rule="monotone") for s in range(0, 101, 10)] == monotone
 
 
 def test_shares_of_layers() -> None:
