@@ -1,4 +1,4 @@
-"""Bugs of secure sums: shares, sealed messages and the keys of masks."""
+"""Bugs of secure and of robust sums."""
 
 from __future__ import annotations
 
@@ -29,5 +29,20 @@ SUMS = [
         'return derive(agree(own, peer), context, b"mask"',
         'return derive(agree(own, peer), b"", b"mask"',
         f"{MASKS}::test_a_pair_shares_another_mask_in_every_round",
+    ),
+    # robust sums
+    one(
+        "noise for a sum on a median",
+        "privacy/uplink/robust.py",
+        "bool(_robust(gate)) and len(_robust(gate)) < len(gate.server)",
+        "False",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start[a median under central noise]",
+    ),
+    one(
+        "a robust sum of what broke its clip",
+        "privacy/uplink/uplink.py",
+        "admitted = [self._admit(u, bound, reach(k))",
+        "admitted = [u",
+        "tests/privacy/uplink/test_robust.py::test_an_upload_beyond_its_clip_counts_as_zeros",
     ),
 ]
