@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
+MANY = 1000  # rows of a table that is drawn: more take a long time, and nobody looks at their lines
 LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 
 
@@ -23,7 +26,23 @@ class Screen(Console):
             self.width = LONG
 
     def print(self, *objects: Any, **options: Any) -> None:
+        if len(objects) == 1 and isinstance(objects[0], Table) and objects[0].row_count > MANY:
+            self.file.write("".join(f"{line}\n" for line in lines(objects[0])))
+            return
         super().print(*(objects if self.is_terminal else [_plain(each) for each in objects]), **options)
+
+
+def lines(table: Table) -> Iterator[str]:
+    """A table as plain lines, each cell as wide as the widest below its head."""
+    if table.title:
+        yield str(table.title)
+    cells = [
+        [str(column.header), *(Text.from_markup(str(cell)).plain for cell in column.cells)] for column in table.columns
+    ]
+    wide = [max(map(len, column)) for column in cells]
+    places = [str.rjust if column.justify == "right" else str.ljust for column in table.columns]
+    for row in zip(*cells, strict=True):
+        yield "  ".join(place(cell, width) for place, cell, width in zip(places, row, wide, strict=True)).rstrip()
 
 
 def _plain(shown: Any) -> Any:

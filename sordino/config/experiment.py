@@ -310,7 +310,7 @@ def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T
 
 @lru_cache(maxsize=256)
 def _model(made: Callable[..., object]) -> type[BaseModel]:
-    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
     model: type[BaseModel] = create_model("Table", __config__=strict, **parameters(made))  # type: ignore[call-overload]
     return model
 

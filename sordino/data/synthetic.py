@@ -66,13 +66,22 @@ def load(
     sizes = 50 + rng.lognormal(4, 2, clients).astype(np.int64)
     sizes = np.minimum(sizes, largest) if largest is not None else sizes
     shared = Truth(rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES), np.zeros(FEATURES))
-    parts: dict[str, list[Split]] = {"train": [], "test": []}
-    for k, size in enumerate(sizes.tolist()):
+    cuts = [max(1, int((1 - test_fraction) * size)) for size in sizes.tolist()]
+    held = [np.array(cuts), sizes - np.array(cuts)]
+    # every row has its place before it is drawn: of many devices two copies would not fit
+    train, test = (
+        Split(
+            np.empty((many.sum(), FEATURES), np.float32),
+            np.empty(many.sum(), np.int64),
+            np.repeat(range(clients), many),
+        )
+        for many in held
+    )
+    ends = [np.cumsum(many).tolist() for many in held]
+    for k, (size, cut) in enumerate(zip(sizes.tolist(), cuts, strict=True)):
         x, y = device_examples(shared if iid else truth(alpha, beta, rng), size, rng)
-        cut = max(1, int((1 - test_fraction) * size))
-        for name, rows in (("train", slice(cut)), ("test", slice(cut, None))):
-            parts[name].append(Split(x[rows], y[rows], np.full(len(y[rows]), k)))
-    train, test = (Split(*(np.concatenate(column) for column in zip(*parts[n], strict=True))) for n in parts)
+        for split, end, rows in ((train, ends[0][k], slice(cut)), (test, ends[1][k], slice(cut, None))):
+            split.x[end - len(y[rows]) : end], split.y[end - len(y[rows]) : end] = x[rows], y[rows]
     untouched = (0.0,) * FEATURES, (1.0,) * FEATURES
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
     return Dataset(name, "table", CLASSES, train, test, *untouched)

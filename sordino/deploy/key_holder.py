@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,9 @@ class KeyHolder:
     folder: Path
     whole: Whole
     letterhead: Letterhead
+    note: Callable[[str], None] = lambda text: None
     over: bool = field(default=False, init=False)  # has the server said so?
+    _declined: str = field(default="", init=False)  # why something was refused last
 
     def __post_init__(self) -> None:
         if all(held(self.whole, stage) is None for stage in range(len(self.whole.phases))):
@@ -63,9 +66,16 @@ class KeyHolder:
             answer, bodies = self._answered(letter)
         except SordinoError as error:
             answer, bodies = Refused.of(error), []
+            self._decline(f"{error.what} {error.why}".strip())
         head = None if letter is None else letter.head
         to, stage, attempt = ("", 0, 0) if head is None else (head.sender, head.stage, head.attempt)
         return self.letterhead.write(to, stage, said(answer), bodies, attempt)
+
+    def _decline(self, why: str) -> None:
+        """Its owner is told, too; the same again only once."""
+        if why != self._declined:
+            self._declined = why
+            self.note(f"warning: this key holder does not do what the server asks: {why}")
 
     def _answered(self, letter: Letter) -> tuple[Answer, list[bytes]]:
         command = understood(letter.head.said)

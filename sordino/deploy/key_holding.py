@@ -43,7 +43,7 @@ def hold(asked: KeyHolding, stop: Callable[[], bool], say: Says, note: Callable[
     letterhead = Letterhead(HOLDER, told.run, experiment.digest(), agreed.digest, asked.identity, known)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with RunFolder(folder).locked():  # two of them would open two sums of one round
-        holder = KeyHolder(folder, whole, letterhead)
+        holder = KeyHolder(folder, whole, letterhead, note)
         note(f"tell every site, and not through the server: --key-digest {holder.digest}")
         leave = Leave(lambda: holder.over, stop, say, holder.was_over)
         attend_for(invitation, HOLDER, asked, holder.answer, leave, longest(whole, agreed))

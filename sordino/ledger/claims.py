@@ -36,7 +36,7 @@ def check_neighbours(neighbours: object) -> None:
             why="who takes part, and with how many examples, is public here, and the noise is scaled by it: what can "
             "be hidden is what a unit contributes, not that it exists. The number that other programs print under "
             "add_remove is the same, its sentence is not",
-            fix='set neighbours = "zero_out"',
+            fix='write neighbours = "zero_out" in its place',
             code="presence-is-public",
         )
 

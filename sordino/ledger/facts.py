@@ -46,7 +46,8 @@ def delta_text(delta: float) -> str:
 class Fact(BaseModel):
     """What was found, said or spent. Keys of a file that are not named here may be anything."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    # protected_namespaces: older versions of pydantic warn of every name that begins with model_
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
 
     @model_validator(mode="after")
     def _says_nothing_by_silence(self, info: ValidationInfo) -> Self:

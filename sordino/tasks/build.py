@@ -122,7 +122,8 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
         raise DataError(
             f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
             why=user_code.told(error),
-            fix="choose a model for examples of this shape" + (", or resize the images" if len(shape) == 3 else ""),
+            fix="choose a model for examples of this shape"
+            + (", or resize the images" if len(shape) == 3 else ": logistic, mlp, or one of your own"),
             code="model-does-not-fit",
         ) from error
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != (2, classes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,15 @@ def test_what_cannot_be_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(DataError) as refusal:
         synthetic.load(**bad)  # type: ignore[arg-type]
     assert refusal.value.code == "bad-synthetic"
+
+
+def test_rows_lie_in_memory_once() -> None:
+    """Of a hundred thousand devices a second copy would not fit."""
+    tracemalloc.start()
+    try:
+        found = synthetic.load(clients=400, largest=300)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    held = sum(column.nbytes for split in (found.train, found.test) for column in split)
+    assert peak < 1.2 * held

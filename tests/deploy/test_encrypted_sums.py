@@ -180,7 +180,10 @@ def test_the_secret_stays_with_its_holder(played: Played) -> None:
 
 # what is opened -------------------------------------------------------------------------------------------------------
 def test_the_holder_opens_no_sum_of_too_few_and_none_of_another_round(played: Played) -> None:
-    asked = played.play.first(HOLDER, OpenSum)
+    asked, told = played.play.first(HOLDER, OpenSum), list[str]()
+    holder = played.play.between.holder
+    assert holder is not None
+    holder.note = told.append
     (total,) = played.play.bodies(asked)
     (upload,) = played.play.between.letterhead(SERVER).read(played.play.first(FIVE[0], Round).answer).bodies
     for command, message, why in (
@@ -193,6 +196,9 @@ def test_the_holder_opens_no_sum_of_too_few_and_none_of_another_round(played: Pl
         assert code(played.play.asks(HOLDER, command, [message])) == why
     assert code(played.play.asks(HOLDER, Begin(), [total])) == "other-messages"
     assert code(played.play.asks(HOLDER, Hand(), [total])) == "not-for-key-holders"
+    assert code(played.play.asks(HOLDER, Hand(), [total])) == "not-for-key-holders"
+    assert len(told) == len(set(told)) >= 6  # the forger is not the only one who knows, and the same is told once
+    assert "a key holder is asked to hand" in told[-1]
 
 
 def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(

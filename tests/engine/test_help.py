@@ -1,4 +1,4 @@
-"""Who is helped by further processes, and by how many."""
+"""Who is helped by further processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from sordino import config
 from sordino.engine.forks import Forks
-from sordino.runs import clients as clients_module
 from sordino.runs.clients import forks_of
 from sordino.runs.simulation import simulated
 
@@ -30,17 +29,3 @@ def test_who_is_helped() -> None:
 def test_nobody_is_forked_beside_torchs_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert not Forks(3).begin(lambda ends: None)
-
-
-def test_no_more_help_than_a_round_has_clients_and_the_machine_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand forks for twenty clients would only take the machine's memory."""
-
-    def many(clients: int, cores: int) -> int:
-        made = config.load(None, [f"partition.clients={clients}", "engine.workers=1000", "algorithm=fedavg"])
-        monkeypatch.setattr(clients_module, "cores", lambda: cores)
-        found = forks_of(simulated(made).setup)
-        assert found is not None
-        return found._many
-
-    assert many(20, 2) == 4 * 2
-    assert many(5, 2) == 5

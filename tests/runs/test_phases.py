@@ -5,6 +5,7 @@ every phase under its own name, and messages as long as the schemas say.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from sordino.engine.site import Site
 from sordino.ledger.ledger import State
 from sordino.ledger.notes import parsed
 from sordino.privacy.noise.sources import for_client, for_round
+from sordino.runs import seal
 from sordino.runs.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.setup import Setup
@@ -128,3 +130,32 @@ def test_the_phases_are_what_the_names_say() -> None:
     assert isinstance(parts.setup.algorithm, SlaugFL)
     assert not parts.setup.prepares
     assert "slaug_fl" in ALGORITHMS
+
+
+def test_what_the_server_found_before_the_training_belongs_to_the_receipt(once: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(once, tmp_path / "run"))
+    tables = sorted(run.glob("preparation/*/*.jsonl"))
+    assert tables
+    assert verify(run) == []
+    for table in tables:
+        whole = table.read_bytes()
+        table.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        assert verify(run) == [f"{table.relative_to(run)}: it is not the file of the receipt"]
+        table.write_bytes(whole)
+    (tables[0].parent / "more.jsonl").write_text("{}")
+    assert verify(run) == [f"{tables[0].parent.relative_to(run)}/more.jsonl: the receipt does not know it"]
+
+
+def test_a_receipt_from_before_tables_were_sealed_still_holds(once: Path) -> None:
+    told = seal.claimed(once)
+    old = {**told, "files": {name: value for name, value in told["files"].items() if "/" not in name}}
+    assert len(old["files"]) < len(told["files"])
+    assert seal.wrong(once, old) == []
+
+
+def test_a_file_of_the_receipt_that_is_a_folder_is_not_absent(once: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(once, tmp_path / "run"))
+    (run / "model.json").unlink()
+    (run / "model.json").mkdir()
+    assert verify(run) == ["model.json: it is not the file of the receipt"]
+    assert seal.absent(run, seal.claimed(run)) == []

@@ -81,7 +81,7 @@ class NoisyGradient(Clipped):
             raise UnsoundGuarantee(
                 "Poisson sampling with replace neighbours",
                 why="the price of a Poisson sample is proved only for a record that is counted or not",
-                fix='set neighbours = "zero_out"',
+                fix='set read.neighbours = "zero_out"',
                 code="poisson-needs-zero-out",
             )
 

@@ -1,0 +1,21 @@
+"""Who helps to train the clients of one place."""
+
+from __future__ import annotations
+
+import pytest
+
+from sordino import config
+from sordino.runs import clients
+from sordino.runs.simulation import simulated
+
+
+@pytest.mark.parametrize(("people", "cores", "many"), [(20, 2, 8), (5, 2, 5)])
+def test_no_more_help_than_a_round_has_clients_and_the_machine_cores(
+    people: int, cores: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand forks for twenty clients would only take the machine's memory."""
+    monkeypatch.setattr(clients, "cores", lambda: cores)
+    made = config.load(None, [f"partition.clients={people}", "engine.workers=1000", "algorithm=fedavg"])
+    found = clients.forks_of(simulated(made).setup)
+    assert found is not None
+    assert found._many == many
