@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sordino.results.published import tables, written
+from sordino.results.published.running import strongest
 from tests.helpers.command_line import Said
 
 SHEET = """
@@ -70,3 +71,20 @@ def test_what_cannot_be_repeated_is_named(experiments: Path, cli: Callable[..., 
         said = cli("reproduce", *words)
         assert (said.code, code in said.err) == (2, True), words
     assert "did you mean 'two'" in cli("reproduce", "mine", "--row", "tow").err
+
+
+def test_where_nothing_is_finite_a_row_says_the_best_that_is_claimed() -> None:
+    def row(unit: str, adversary: str, epsilon: object, status: str) -> dict[str, object]:
+        return {"unit": unit, "adversary": adversary, "epsilon": epsilon, "status": status}
+
+    nothing, nominal = row("example", "server", "inf", "none"), row("client", "participants", "inf", "nominal")
+    assert strongest([nothing, nominal]) == nominal
+    assert strongest([nothing]) == nothing
+    assert strongest([nothing, nominal, row("example", "public", 3.0, "proved")])["epsilon"] == 3.0
+
+
+def test_the_oldest_rows_have_no_curve_to_compare(experiments: Path, cli: Callable[..., Said]) -> None:
+    kept = experiments / "mine" / tables.RESULTS
+    assert cli("reproduce", "mine", "--row", "one").code == 0
+    kept.write_text("".join(json.dumps(json.loads(line) | {"curve": []}) + "\n" for line in kept.open()))
+    assert "one, seed 0: the same" in cli("reproduce", "mine", "--row", "one", "--again").out

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError
+from sordino.ledger.claims import STATUSES
 from sordino.results.published.tables import (
     RESULTS,
     TUNING,
@@ -58,8 +59,8 @@ class RepeatedRun:
 
     @property
     def same(self) -> bool:
-        """Every score that is kept, and the promise. Seconds are another machine's."""
-        told = ("final", "last", "curve", "epsilon", "status")
+        """Every score that is kept, and the promise. Seconds are another machine's; the oldest rows have no curve."""
+        told = ("final", "last", "epsilon", "status", *(("curve",) if self.kept.curve else ()))
         return all(getattr(self.kept, name) == getattr(self.now, name) for name in told)
 
     def __str__(self) -> str:
@@ -292,9 +293,10 @@ def beside(metrics: list[dict[str, Any]], last: int) -> dict[str, float]:
 
 def strongest(guarantees: list[dict[str, Any]]) -> dict[str, Any]:
     """The finite row about the largest unit and the strongest adversary; the first finite one about a part of an
-    example where there is no other; the first row where nothing is finite.
+    example where there is no other; where nothing is finite, the first row of the best status.
     """
     order = [(unit, adversary) for unit in ("client", "example") for adversary in ("server", "participants", "public")]
     by = {(g["unit"], g["adversary"]): g for g in guarantees}
     ranked = [*(by[key] for key in order if key in by), *guarantees]
-    return next((one for one in ranked if one["epsilon"] != "inf"), guarantees[0])
+    best = min(guarantees, key=lambda one: STATUSES.index(one["status"]))
+    return next((one for one in ranked if one["epsilon"] != "inf"), best)
