@@ -14,7 +14,7 @@ SordinoError                 a ValueError that says what, why and what to do; `c
 |  |- BudgetExhausted        the ledger cannot grant it any more
 |  `- UnsupportedEvent       an accountant was asked about a mechanism it does not know
 |- LedgerError      exit 5   foreign, damaged or misplaced ledger; an operation replayed with other content
-|- RunError         exit 6   run folder, checkpoint
+|- RunError         exit 6   run folder, checkpoint, disk, memory
 |  |- NonFiniteModel         a model that is no longer finite; the last good one is kept
 |  `- EmptyRound             a round in which nobody's contribution counts
 |- WireError        exit 7   a message that is not what the receiver expects

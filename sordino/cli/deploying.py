@@ -34,7 +34,12 @@ Rehearsal = Annotated[
     bool, typer.Option("--rehearsal", help="A trial with seeded noise: nobody is protected, and the receipt says so.")
 ]
 Moved = Annotated[
-    bool, typer.Option("--moved", help="With real noise: this folder has taken the place of the one that began.")
+    bool,
+    typer.Option(
+        "--moved",
+        help="With real noise: this folder has taken the place of the one that began, or of a newer one that is lost; "
+        "what it does not know counts as spent.",
+    ),
 ]
 WithCode = Annotated[
     bool, typer.Option("--with-code", help="Run classes of somebody's own that the invitation names: read them first.")
@@ -163,7 +168,9 @@ def join(
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
     max_epsilon: Annotated[
         float | None,
-        typer.Option(help="Take part only if the run can cost this client no more, whatever is asked."),
+        typer.Option(
+            help="Take part only if the run can cost no unit that its noise protects more, whatever is asked."
+        ),
     ] = None,
     share_scores: Annotated[
         bool, typer.Option("--share-scores", help="Tell the server how well models meet this site's test examples.")
@@ -300,6 +307,9 @@ def _standing(console: Console) -> Callable[[Standing, str], None]:
 
     def say(standing: Standing, why: str) -> None:
         nonlocal last, since, told
+        if standing == "late":  # of one answer: the site is as connected as before
+            note(f"warning: an answer came too late: {why}")
+            return
         text = "connected" if standing in ("waiting", "working") else f"{standing}{': ' + why if why else ''}"
         now = time.monotonic()
         if text != last:

@@ -111,7 +111,7 @@ class Encrypt:
 
 @dataclass(frozen=True)
 class OpenSum:
-    """OpenSum the encrypted sum of a round; a key holder is asked this."""
+    """Open the encrypted sum of a round; a key holder is asked this."""
 
     t: int
     clients: int  # whose uploads are in the sum, beside what the server has added

@@ -9,7 +9,7 @@ refunded.
 The file holds hash-chained records and no totals: budgets, states and grants are a fold over them (`books`),
 done anew whenever a ledger is opened. A writer takes SQLite's write lock, folds what others appended,
 decides, appends and commits with a full sync. An older copy put back in the file's place cannot be noticed
-from inside: publish `head()` with every release, and let whoever saw it ask `descends_from`.
+from inside: `runs.witness` notes elsewhere where the ledger stood, and asks whether it knows what has left.
 
 Where a cost depends on a client's data, that client's grants, `spent` and `remaining` are shown to that
 client only (individual filters, Feldman and Zrnic 2021).
@@ -262,7 +262,7 @@ class Ledger:
             return f"{books.sequence + 1}:{books.head.hex()}"
 
     def descends_from(self, head: str) -> bool:
-        """Whether this ledger has been at `head`: False for one restored from an older copy."""
+        """Has this ledger been at `head`? One that was restored from an older copy has not."""
         query = "SELECT 1 FROM record WHERE lower(hex(hash)) = ?"
         with self._reading():
             return self._db.execute(query, (head,)).fetchone() is not None

@@ -44,7 +44,7 @@ class Heading:
     said: Mapping[str, Any]  # a command, or the answer to one
     config: Name = ""  # digest of the experiment
     agreement: Name = ""  # digest of the agreement
-    ledger: Name = ""  # the head of the sender's ledger
+    ledger: Name = ""  # where the server's ledger stands, or how many rounds have left a site: NUMBER:HASH
     attempt: int = 0
     sizes: tuple[Size, ...] = ()  # of the bodies
     digest: Name = ""  # of the bodies, where somebody signs

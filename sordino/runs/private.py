@@ -9,7 +9,9 @@ operating system keeps here
     metrics.jsonl    what an evaluator may see: accuracies and losses on the test data, client by client
     model.json       how the model is used, where rows decided columns, classes or scale
     sites.json       at a server: the newest place of its ledger that each site has signed, which it is given back
-    events.jsonl     between sites, of a hidden cohort: who came, was asked and answered
+    events.jsonl     between sites: who came, was asked and answered, with all addresses and reasons
+    log.txt          what the owner was told of the rows
+    evaluator-only.html, figures   the page of an evaluator
     here             which folder this is, so that a copy is noticed before it releases a round again
 """
 
@@ -56,7 +58,8 @@ def check_place(run: Path, moved: bool) -> None:
 
 
 def check_no_copy(run: Path) -> None:
-    """A copy has files of its own, so it is noticed, whatever is in them."""
+    """Refuses a copy that lies elsewhere: its files are others. One that is put back in place is for `runs.witness` to
+    notice."""
     place = run / FOLDER / HERE
     try:
         same = place.read_text() == str(place.stat().st_ino)

@@ -117,9 +117,10 @@ def test_a_file_that_is_nearly_there_is_named(
 
 
 def test_words_of_others_are_understood(tmp_path: Path, cli: Callable[..., Said]) -> None:
-    assert "write sordino run" in cli("train", *SMALL).err
-    said = cli("attack", *SMALL, "--attack", "membership").err
-    assert "choose loss_threshold or lira" in said
+    trained, attacked = cli("train", *SMALL), cli("attack", *SMALL, "--attack", "membership")
+    assert (trained.code, attacked.code) == (2, 2)
+    assert "write sordino run" in trained.err
+    assert "choose loss_threshold or lira" in attacked.err
 
 
 def test_to_resume_a_finished_run_runs_nothing_and_says_so(tmp_path: Path, cli: Callable[..., Said]) -> None:

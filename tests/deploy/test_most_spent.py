@@ -78,10 +78,11 @@ def test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown(
     most = {row.subject: row.epsilon for row in proposed.at_stake}
     spent = asked_in_every_round(between, stalled).guarantees
     assert any(row.finite for row in spent)
-    for row in spent:
-        if row.unit == proposed.at_stake[0].unit:
-            assert row.epsilon <= most[row.subject] * (1 + 1e-9), row.subject
-            assert row.epsilon <= proposed.epsilon * (1 + 1e-9)
+    judged = [row for row in spent if row.unit == proposed.at_stake[0].unit]
+    assert judged
+    for row in judged:
+        assert row.epsilon <= most[row.subject] * (1 + 1e-9), row.subject
+        assert row.epsilon <= proposed.epsilon * (1 + 1e-9)
 
 
 def test_the_rounds_that_a_seed_draws_are_fewer_than_can_be_paid(tmp_path: Path) -> None:

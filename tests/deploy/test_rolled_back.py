@@ -42,10 +42,16 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def answers(server: Server, t: int) -> str:
+def answers(server: Server, t: int) -> bytes | str:
     """The bytes of the answer to a round, or the code of a refusal."""
     answer, bodies = server.says(server.planned(t))
-    return answer.code if isinstance(answer, Refused) else str(hash(b"".join(bodies)))
+    return answer.code if isinstance(answer, Refused) else b"".join(bodies)
+
+
+def answered(server: Server, t: int) -> bytes:
+    found = answers(server, t)
+    assert isinstance(found, bytes), found
+    return found
 
 
 def restarted(server: Server, moved: bool = False) -> None:
@@ -58,9 +64,9 @@ def test_an_older_copy_of_a_site_answers_nothing_again(name: str, tmp_path: Path
     """Also of a hidden cohort, whose ledger says nothing of the rounds that were answered."""
     server = Server(Federated(real(name), tmp_path))
     folder, copy = server.member.folder, tmp_path / "copy"
-    assert len({answers(server, t) for t in (0, 1)}) == 2
+    assert answered(server, 0) != answered(server, 1)
     shutil.copytree(folder, copy)
-    assert answers(server, 2)
+    answered(server, 2)
     server.member.close()
     put_back(copy, folder)
     with pytest.raises(LedgerError) as refusal:
@@ -69,7 +75,7 @@ def test_an_older_copy_of_a_site_answers_nothing_again(name: str, tmp_path: Path
     restarted(server, moved=True)
     assert len(server.member.purse.lost) == 1
     assert answers(server, 2) == "answered-before"
-    assert answers(server, 3).lstrip("-").isdigit()
+    answered(server, 3)
     assert server.spent() == 4
     assert server.member.receipt().rounds == 4
     server.member.close()
@@ -87,7 +93,7 @@ def test_a_copy_from_between_paying_and_answering_answers_nothing_again(tmp_path
     server.member.close()
     shutil.copytree(folder, copy)
     restarted(server)
-    assert answers(server, 0).lstrip("-").isdigit()  # nothing had left: it is computed, and paid once
+    answered(server, 0)  # nothing had left: it is computed, and paid once
     server.member.close()
     put_back(copy, folder)
     with pytest.raises(LedgerError):
@@ -119,7 +125,7 @@ def test_a_site_that_dies_as_it_notes_an_answer_gives_that_one(after: bool, tmp_
     server.member.close()
     restarted(server)
     assert kept == "0/round/0"
-    assert answers(server, 0) == answers(server, 0)
+    assert answered(server, 0) == answered(server, 0)
     assert server.member.purse.place.startswith("1:")
     server.member.close()
 
@@ -240,11 +246,11 @@ def test_without_the_signed_head_an_older_copy_goes_on(tmp_path: Path, monkeypat
     folder, copy = server.member.folder, tmp_path / "copy"
     shutil.copytree(folder, copy)
     head = signed(server, 0)
-    first = answers(server, 0)
+    first = answered(server, 0)
     server.member.close()
     put_back(copy, folder)
     restarted(server)
     assert begins(server, head) == ""
-    assert answers(server, 0) not in (first, "answered-before")
+    assert answered(server, 0) != first
     assert server.spent() == 1
     server.member.close()

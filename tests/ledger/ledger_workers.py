@@ -64,7 +64,7 @@ class World(NamedTuple):
     currency: Currency = ZCDP
 
     def open(self, path: Path | str, kind: type[Ledger] = Ledger) -> Ledger:
-        charter = Charter("data", "client", "add-remove", "server", 1e-5, self.currency)
+        charter = Charter("data", "client", "zero_out", "server", 1e-5, self.currency)
         return kind.open(path, charter, self.caps, self.total)
 
 

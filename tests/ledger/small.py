@@ -14,7 +14,7 @@ from sordino.ledger.ledger import Charter
 TENTH = UNIT // 10
 
 
-CHARTER = Charter("data", "client", "add-remove", "server", 1e-5, ZCDP)
+CHARTER = Charter("data", "client", "zero_out", "server", 1e-5, ZCDP)
 
 
 ONE = {"ada": (TENTH,)}

@@ -68,13 +68,17 @@ def test_a_table_of_both_says_whose_answers_they_are_and_gives_no_p(as_used: Com
     assert f"own ({OWN})" in page
 
 
-def test_where_all_are_measured_alike_the_caption_says_it_and_there_is_a_p(as_used: Comparison) -> None:
+def test_where_all_are_measured_alike_the_caption_says_it_and_there_is_a_p(
+    as_used: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alike = [row.beside(measured_by=OWN) for row in as_used.table]
     assert "measured by" not in lines(alike)[0]
     assert f"measured by {OWN}" in as_latex(alike)
-    first, second = as_used.methods
-    same = sordino.results.comparison.table([second, second.__class__("again", first.runs[:0] + second.runs, [])])
+    monkeypatch.setattr(sordino.results.comparison, "paired_p", lambda ours, theirs: 0.04)
+    second = as_used.methods[1]
+    same = sordino.results.comparison.table([second, second.__class__("again", second.runs, [])])
     assert [row.measured_by for row in same] == [OWN, OWN]
+    assert [row.p_against_first for row in same] == [None, 0.04]
 
 
 def test_everywhere_a_run_shows_its_score_it_says_whose_answers_it_is_of(

@@ -72,6 +72,7 @@ def test_a_plan_that_leaves_nothing_for_it_is_found(tmp_path: Path, monkeypatch:
 def test_a_statement_that_adds_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: delta as it was printed, which was more than was granted."""
     start(real("exact"), tmp_path / "run")
+    assert verify(tmp_path / "run") == []
     whole = statement._worst
 
     def added(costs: Any, delta: float, neighbours: Any) -> tuple[int, float, float]:

@@ -237,7 +237,7 @@ def test_an_older_copy_of_a_shared_ledger_gives_no_budget_back(tmp_path: Path) -
     with pytest.raises(Killed):
         start(made, tmp_path / "first", die_after(1))
     shutil.copy(ledger, tmp_path / "copy.sqlite")
-    start(made.model_copy(update={"seed": made.seed}), tmp_path / "second")
+    start(made, tmp_path / "second")
     ledger.write_bytes((tmp_path / "copy.sqlite").read_bytes())
     for left in (Path(f"{ledger}-wal"), Path(f"{ledger}-shm")):
         left.unlink(missing_ok=True)

@@ -45,6 +45,8 @@ def stopped(once: Path, tmp_path: Path) -> Path:
 def test_it_is_shown(verb: str, stopped: Path, cli: Cli) -> None:
     found = cli(verb, stopped.parent if verb == "list" else stopped)
     assert found.code == 0, found
+    told = (stopped / "report.html").read_text() if verb == "report" else found.out
+    assert str(PLAYED) in told, told
 
 
 @pytest.mark.parametrize("signed", [False, True])

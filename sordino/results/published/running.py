@@ -126,7 +126,7 @@ def run_missing(
         _write(table, program, data)
         heard(f"{program.file} has written {program.writes}")
     if not ran:
-        heard("Nothing was missing, so nothing was run. --row NAME --again runs a kept row once more, and compares.")
+        heard("Nothing was missing, so nothing was run. --row ROW --again runs a kept row once more, and compares.")
     table = read(table.folder)
     write(table)
     return table
