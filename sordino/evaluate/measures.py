@@ -37,8 +37,8 @@ DIVERGED = 10.0  # times the lowest test loss of the run, or a loss that no answ
 AT_RANDOM = 20.0  # of a classifier: it gives the truth a chance of exp(-20) on average
 
 
-def remarks(run: Metrics) -> list[str]:
-    """What its end tells that nobody should overlook: it is no better than a constant answer, or it has diverged."""
+def warnings(run: Metrics) -> list[str]:
+    """Warnings on how a run ended: no better than a constant answer, or diverged."""
     last, found = last_scored(run), list[str]()
     if last is None or last.loss is None or last.headline is None:
         return found

@@ -12,7 +12,7 @@ from sordino.attacks import audited
 from sordino.attacks.audited import TrainedAudit
 from sordino.attacks.findings import Assault
 from sordino.evaluate.evaluation import measured_by
-from sordino.evaluate.measures import remarks
+from sordino.evaluate.measures import warnings
 from sordino.evaluate.preparation_cost import in_front
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
@@ -78,7 +78,7 @@ class RunFacts(Fact):
     examples: int | str
     parameters: int
     metrics: tuple[RoundRow, ...]
-    remarks: tuple[str, ...]  # on how it ended
+    warnings: tuple[str, ...]  # on how it ended
     before: RoundRow | None
     prepared: Preparation | None
     secure: tuple[tuple[str, str], ...]
@@ -162,7 +162,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         examples=examples,
         parameters=setup.coordinates,
         metrics=_thin(metrics),
-        remarks=tuple(remarks(metrics)),
+        warnings=tuple(warnings(metrics)),
         before=next(iter(in_front(run.prepared())), None),
         prepared=preparation.gather(folder, setup, home, rounds=metrics),
         secure=tuple(secure(metrics)),

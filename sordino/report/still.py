@@ -33,7 +33,7 @@ def of_run(facts: RunFacts) -> Html:
     """The report of one run."""
     return joined(
         [
-            *_top(facts.name, facts.lead, facts.notice, *facts.remarks),
+            *_top(facts.name, facts.lead, facts.notice, *facts.warnings),
             _section("What can still be learned, by whom", promises(facts.guarantees)),
             _listed("Phase by phase", facts.by_phase),
             _listed("What this rests on", facts.assumptions),

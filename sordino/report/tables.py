@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.evaluate.headlines import HEADLINES
-from sordino.evaluate.measures import last_scored, remarks, scores
+from sordino.evaluate.measures import last_scored, scores, warnings
 from sordino.evaluate.preparation_cost import Reached
 from sordino.evaluate.rows import RoundRow
 from sordino.ledger.claims import Status, standing
@@ -51,7 +51,7 @@ def epsilon_text(value: float) -> str:
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:
     """What a run says at its end. `before`: what is said of a preparation, if there was one."""
     console.print(results(metrics))
-    for remark in remarks(metrics):
+    for remark in warnings(metrics):
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
     if before:
         console.print(before)

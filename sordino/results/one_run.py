@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino.evaluate.headlines import HEADLINES, Headline
-from sordino.evaluate.measures import Metrics, final, headline, last_scored, remarks, scores
+from sordino.evaluate.measures import Metrics, final, headline, last_scored, scores, warnings
 from sordino.evaluate.rows import PreparedRow, RoundRow
 from sordino.ledger.books import EVERYONE
 from sordino.results.frames import frame
@@ -204,14 +204,14 @@ class Result:
         return "not evaluated yet" if last is None else last.told
 
     def __repr__(self) -> str:
-        said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, *remarks(self.metrics)]
+        said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, *warnings(self.metrics)]
         said += [self.promise, self.candidates]
         return "\n  ".join(filter(None, said))
 
     def _repr_html_(self) -> str:
         said = [f"<strong>{html.escape(self._reached)}</strong> after {len(self.metrics)} rounds"]
         said += [
-            html.escape(line) for line in (*remarks(self.metrics), self.promise, self.candidates, *self.notes) if line
+            html.escape(line) for line in (*warnings(self.metrics), self.promise, self.candidates, *self.notes) if line
         ]
         said.append(f"<code>{html.escape(str(self.folder))}</code>")
         return f'<div style="line-height:1.6">{_curve(self.metrics)}{"<br>".join(said)}</div>'

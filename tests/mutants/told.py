@@ -77,6 +77,6 @@ TOLD = [
         "evaluate/measures.py",
         "if not last.loss <= DIVERGED * lowest:",
         "if False:",
-        "tests/evaluate/test_remarks.py::test_an_end_that_is_nothing_is_said_to_be_so",
+        "tests/evaluate/test_ending_warnings.py::test_an_end_that_is_nothing_is_said_to_be_so",
     ),
 ]

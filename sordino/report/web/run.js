@@ -8,7 +8,7 @@ const DASHES = facts.dashes, COLOURS = facts.colours;
 const ready = ["audit", "attackers"].map(id => document.getElementById(id)).filter(Boolean); // need no script
 
 head(facts.name, facts.lead, facts.notice);
-for (const said of facts.remarks) make("p", main, said, { class: "notice" });
+for (const said of facts.warnings) make("p", main, said, { class: "notice" });
 headline();
 promises(section("What can still be learned, by whom"), facts.guarantees);
 told("Phase by phase", facts.by_phase);

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sordino
-from sordino.evaluate.measures import remarks
+from sordino.evaluate.measures import warnings
 from sordino.evaluate.rows import RoundRow
 from tests.helpers.command_line import Said
 
@@ -38,7 +38,7 @@ def rows(*losses: float, **last: float) -> list[RoundRow]:
     ],
 )
 def test_an_end_that_is_nothing_is_said_to_be_so(run: list[RoundRow], said: list[str]) -> None:
-    found = remarks(run)
+    found = warnings(run)
     assert len(found) == len(said)
     assert all(part in line for part, line in zip(said, found, strict=True))
 
