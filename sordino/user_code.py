@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from sordino.errors import ConfigError, OwnCodeError, SordinoError
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_NAME = re.compile(r"session:.+|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # all that `load` takes, so `named` misses none
 _HERE = str(Path(__file__).parent)
 _FILES: set[str] = set()  # of classes that were named in this process, and of those they are made from
 LIBRARIES = ("sordino", "torch", "builtins", "abc", "typing", "numpy", "pandas", "pyarrow")  # blamed for nothing
@@ -51,6 +51,13 @@ def load(path: str, what: str) -> Any:
     """The class that `module:Class` names. The module is somebody's program: whatever goes wrong in it is said with
     its place.
     """
+    if not _NAME.fullmatch(path):
+        raise ConfigError(
+            f"{path!r} does not name a {what}",
+            why="names of modules and classes have letters, digits, underscores and dots, and begin with no digit",
+            fix="rename the file, and write module:Class",
+            code="own-name",
+        )
     if is_lent(path):
         return _of_session(path, what)
     module_name, _, class_name = path.partition(":")

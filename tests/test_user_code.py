@@ -244,6 +244,26 @@ def test_a_module_that_ends_the_program_when_it_is_imported(text: str, name: str
     assert f"({name}x.py, line" in refusal.value.what
 
 
+@pytest.mark.parametrize("module", ["my-net", "2net", "ünet", "a b", ""])
+def test_no_module_is_loaded_that_an_experiment_does_not_seem_to_name(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is somebody's own is found by its name: who confirms code, and which promises rest on it, follow from it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{module}.py").write_text("class Net: pass")
+    assert list(user_code.named({"name": f"{module}:Net"})) == []
+    with pytest.raises(ConfigError) as refusal:
+        user_code.load(f"{module}:Net", "model")
+    assert refusal.value.code == "own-name"
+
+
+def test_whatever_a_session_lends_is_somebodys_own() -> None:
+    def loss() -> None: ...
+
+    for made in (loss, lambda: None, type("A-B", (), {})):
+        assert list(user_code.named([user_code.name_of(made)])) == [user_code.name_of(made)]
+
+
 # a worker's streams ---------------------------------------------------------------------------------------------------
 
 

@@ -101,7 +101,7 @@ def load(
     second = first if merge else Split(*test[:2])
     told = tuple(classes or told or NAMES.get(known, ()))
     names = told[:many] if len(told) >= many else ()
-    learned = (*([] if len(told) == many else [CLASSES]), *([COLOURS] if colours is None else []))
+    learned = (*([] if classes is not None else [CLASSES]), *([COLOURS] if colours is None else []))
     return Dataset(name, "image", many, first, second, *stats, note, names, learned=learned)
 
 

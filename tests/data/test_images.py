@@ -18,7 +18,7 @@ from PIL import Image
 
 from sordino import config
 from sordino.data import images
-from sordino.data.dataset import pixel_stats
+from sordino.data.dataset import CLASSES, pixel_stats
 from sordino.errors import ConfigError, DataError
 from sordino.partition.schemes import LongTail, SortedShards
 from sordino.runs.simulation import simulated
@@ -294,3 +294,15 @@ def test_real_cifar(name: str, classes: int, cache: Path) -> None:
     # The known mean, to the last digit or two: these files are JPEG copies, and say so.
     assert pixel_stats(data.train.x)[0] == pytest.approx(data.mean, abs=3e-4)
     assert "JPEG" in data.note
+
+
+def test_names_in_a_file_declare_no_classes(
+    tiny: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many there are still follows from the largest label, which a single row may have."""
+    many = images.load(tiny.root, cache).classes
+    names = [f"class {k}" for k in range(many)]
+    monkeypatch.setattr(images, "_names", lambda *given: tuple(names))
+    seen = images.load(tiny.root, cache)
+    assert (seen.names, CLASSES in seen.learned) == (tuple(names), True)
+    assert CLASSES not in images.load(tiny.root, cache, classes=names).learned
