@@ -130,7 +130,7 @@ class Plan:
         return self._caps[epsilon, delta]
 
     def _mine(self, client: int) -> Amount | None:
-        """What this phase may spend of a client's budget, with noise that is not quite of the law that is priced."""
+        """The budget of this phase for one client, less what real noise lacks of the law that is priced."""
         if self.budget is None or self.pricing is None:
             return None
         limit = self._cap(self.budget.of(client), self.budget.ideal)

@@ -17,7 +17,7 @@ PATHS = ("path", "file", "schema", "ledger", "cache")  # keys that name a file o
 
 
 def told(folder: Path) -> str:
-    """Where a run begins, as its folder keeps it."""
+    """The folder where a run begins, relative to the run's own."""
     return os.path.relpath(Path.cwd(), Path(os.path.realpath(folder.parent), folder.name))
 
 

@@ -102,7 +102,7 @@ LIKE = {"int_type": "10", "float_type": "0.5", "bool_type": "true"}
 
 
 def sweep(setting: str) -> str:
-    """What runs several values. Two whole numbers may be one with a decimal comma."""
+    """The command that runs several values. Two whole numbers may be one with a decimal comma."""
     comma = re.fullmatch(r"([\w.]+=-?\d+),(\d+)", setting)
     point = f"; or write {comma[1]}.{comma[2]}, with a decimal point" if comma else ""
     return f"sordino compare EXPERIMENT.toml --set {setting}{point}"

@@ -106,7 +106,7 @@ def load(
 
 
 def _as_declared(folder: Path, classes: Sequence[str], told: Sequence[str], seen: int) -> int:
-    """How many classes are declared; refused where a file says other names, or a label lies beyond them."""
+    """The number of declared classes; refused where a file says other names, or a label lies beyond them."""
     check_classes(classes)
     if told and tuple(told) != tuple(classes):
         why = f"the files say {', '.join(told)}"

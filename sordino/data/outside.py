@@ -30,7 +30,7 @@ class Unknown(NamedTuple):
 
 
 class Owners(NamedTuple):
-    """Whose rows they are, as far as somebody has named them."""
+    """Names of those who hold the rows, as far as they are known."""
 
     codes: Array
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Owners(NamedTuple):
 
 
 def remarks(found: Sequence[Unknown], owners: Owners) -> tuple[str, ...]:
-    """What there is, column by column."""
+    """Sentences on unknown values, column by column."""
     rows, said = owners.rows, []
     for one in found:
         counts = owners.counts(one)

@@ -102,7 +102,7 @@ def load(
 
 
 def _several(found: Columns, key: str | None) -> tuple[str, ...]:
-    """Whose rows are several, if a key tells whose they are."""
+    """Keys with several rows, where a column is a key."""
     rows = Counter(found.keys or ())
     if key is None or (most := max(rows.values(), default=1)) < 2:
         return ()
@@ -115,7 +115,7 @@ def _several(found: Columns, key: str | None) -> tuple[str, ...]:
 
 
 def _owners(rows: TableRows, found: Columns) -> Owners:
-    """Who is said to have written a value: the client, or where there is one alone the file."""
+    """Owners of the values: clients, or the file where there is one client."""
     if found.group is not None:
         return Owners(found.group, found.groups, found.groups_declared)
     return Owners(np.zeros(len(found.kept), np.int64), (rows.files[0].path.name,), True)

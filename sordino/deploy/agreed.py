@@ -92,7 +92,7 @@ class SitesAgreement(Fact, extra="forbid"):
         return found
 
     def public(self, experiment: Experiment, schema: TableSchema | None) -> PublicNumbers:
-        """What everybody knows. Inputs are scaled by what is declared: no number here is made of rows."""
+        """The public numbers. Inputs are scaled by what is declared: no number here is made of rows."""
         data = self.data
         mean, std = declared_scale(experiment.data, data.kind, data.shape, schema, data.reach)
         return PublicNumbers(

@@ -1,4 +1,4 @@
-"""How a site or a key holder reaches its server: outward, with certificates where the server is another machine."""
+"""The way of a site or a key holder to its server: outward, with certificates where the server is another machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Leave:
 
 
 class Reaches(Protocol):
-    """Where the server is, and how one is known to it."""
+    """Address, key and certificates for a server."""
 
     @property
     def identity(self) -> Ed25519PrivateKey: ...

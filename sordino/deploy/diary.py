@@ -65,7 +65,7 @@ class Diary:
             self.hears(event)
 
     def _bounded(self, event: Event) -> Event | None:
-        """What others can cause as often as they like fills no disk: some lines at once, then one a minute."""
+        """Limits the lines that others can cause: some at once, then one a minute."""
         now = time.monotonic()
         self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
         self._since = now

@@ -122,7 +122,7 @@ class Proposed:
 
     @cached_property
     def at_stake(self) -> list[Guarantee]:
-        """What is promised about the unit that the noise is for, to everybody, at the most that this client can pay: a
+        """Promises about the unit that the noise is for, to everybody, at the most that this client can pay: a
         server may choose what it asks for.
         """
         plan = self.whole.phases[-1].promising

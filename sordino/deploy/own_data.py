@@ -41,7 +41,7 @@ class OwnData:
         return Population(self.experiment.model_copy(update=alone), self.key, self.schema)
 
     def announced(self, name: str, site: str = "") -> SitesAgreement:
-        """What this site tells the others: the public numbers, and one client. Nothing that rows decide but how many
+        """The announcement: public numbers, and one client. Nothing that rows decide but how many
         they are.
         """
         held = self._population
@@ -67,7 +67,7 @@ class OwnData:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What their owner should know of these rows, and nobody else may."""
+        """Remarks for the owner of these rows alone."""
         return self._population.remarks
 
     @cached_property

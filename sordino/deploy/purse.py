@@ -64,7 +64,7 @@ class Purse:
         self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
 
     def _witnessed(self, folder: Path, moved: bool) -> Witness:
-        """What has left this site, as its user's state folder knows it."""
+        """The record of what has left this site, in its user's state folder."""
         found, ledger = Witness.of(folder, lambda ledger, op: op in self._answered), self.training.ledger
         self.lost = found.check(ledger, moved)
         if self.lost:
@@ -79,14 +79,14 @@ class Purse:
 
     @property
     def place(self) -> str:
-        """How many rounds have left this site, and where its ledger stood when the last one did."""
+        """Number of rounds that have left this site, and the head of its ledger at the last one."""
         if self._witness is None or not self._answered:
             return ""
         newest = self._witness.newest or self.training.ledger.place()
         return f"{len(self._answered)}:{newest.partition(':')[2]}"
 
     def check_returned(self, told: str) -> None:
-        """What this site has signed and the server has kept: a site that is behind it has lost what it spent since."""
+        """Refuses to go on behind a head that this site has signed and the server has kept."""
         count, _, head = told.partition(":")
         if self._witness is None or not head or not count.isdecimal():
             return

@@ -208,7 +208,7 @@ class Accounts:
                     self._charge(k, charge)
 
     def cut_off(self, t: int) -> list[int] | None:
-        """Whom an attempt at this round has named that was cut short once its noise was drawn; None where none was.
+        """Clients of an attempt at this round that was cut short once its noise was drawn; None where none was.
 
         Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round
         would be one that nobody has paid for, so the round is lost, and what it cost stays spent. Where nothing was

@@ -292,7 +292,7 @@ def told(
     command: Round,
     messages: Sequence[bytes | memoryview],
 ) -> Iterator[tuple[int | None, Tree]]:
-    """What a round comes with: one broadcast for all (None), or what each client is told of it."""
+    """Broadcasts of a round: one for all (None), or one for each client."""
     whole = algorithm.broadcast(algorithm.init(task, 0))
     each = sorted(command.terms) if command.apart else [None]
     for k, message in zip(each, messages, strict=True):

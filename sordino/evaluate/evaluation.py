@@ -83,14 +83,14 @@ def check_shared(ways: Sequence[str]) -> None:
 
 
 def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
-    """Whose answers the headline is of: the method's own way may be to leave the model as it is."""
+    """The model behind the headline: the method's own way may be to leave the global one as it is."""
     first = next(iter(ways), "global")
     effective = (algorithm.own_way or (OWN if algorithm.personalises else PLAIN)) if first == OWN else first
     return next(way for way in MEASURED if way == effective)
 
 
 def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str]) -> str:
-    """Whose answers were scored last, or will be."""
+    """The model that was scored last, or will be."""
     last = last_scored(run)
     return MEASURED[measured_way(algorithm, ways)] if last is None else last.measured
 

@@ -84,7 +84,7 @@ class Scores(Fact):
 
     @property
     def measured(self) -> str:
-        """Whose answers were scored."""
+        """The model that was scored."""
         return MEASURED[self.way]
 
 

@@ -307,7 +307,7 @@ def _losses(reduced: _Reduced, step: float) -> Any:
 
 
 def _loss(pld: Any, event: _Simple | Poisson, step: float) -> Any:
-    """Of one draw, for a record that is counted or not."""
+    """Privacy loss of one draw, for a record that is counted or not."""
     core, grid = _core(event), {"value_discretization_interval": step}
     if isinstance(core, Response):
         return pld.from_randomized_response(core.replaced, core.levels, **grid)

@@ -145,7 +145,7 @@ class _Line:
 
     @property
     def times(self) -> str:
-        """How long the last letter and its answer were on their way."""
+        """Times of the last letter and its answer on their way."""
         came, went = (f"{many / 1e6:.3g} MB in {seconds:.3g} s" for many, seconds in (self._came, self._went))
         return f"the server waits no more for it; the letter came with {came}, the answer went with {went}"
 

@@ -63,7 +63,7 @@ class Porter:
 
     @property
     def place(self) -> str:
-        """How many rounds have left this place, and the head of its ledger; nothing where nobody needs to know."""
+        """Number of rounds that have left this place, and the head of its ledger; empty where it is not needed."""
         return ""
 
     def admit(self, asked: Operation) -> None:

@@ -97,7 +97,7 @@ def _without(sites: tuple[str, ...]) -> str:
 
 
 def _revoked(sites: tuple[str, ...]) -> str:
-    """What an operator can do where a round waits for somebody who cannot come."""
+    """Advice to an operator whose round waits for a revoked site."""
     if not sites:
         return ""
     who = ", ".join(sites)

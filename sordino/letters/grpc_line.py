@@ -65,7 +65,7 @@ def package() -> Foreign:
 
 
 def claim(run: str, name: str, challenge: bytes) -> bytes:
-    """What a site signs in order to fetch: a server of another run can do nothing with it."""
+    """The text that a site signs in order to fetch: a server of another run can do nothing with it."""
     return "\n".join((FETCHES, run, name, challenge.hex())).encode()
 
 

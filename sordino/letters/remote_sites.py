@@ -158,7 +158,7 @@ class RemoteSites(Sites):
         return enough
 
     def _slow(self, late: Sequence[str]) -> str:
-        """Whose line carries too little for this deadline, as far as one knows."""
+        """Sites whose line is known to be too slow for this deadline."""
         told = []
         for peer in late:
             rate, many = self.carrier.rate(peer), self._there + self._back

@@ -336,7 +336,7 @@ def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _whom(call: Foreign) -> str:
-    """Who is at the other end, as far as the line knows."""
+    """Address and certificate of the other end."""
     where = unquote(call.peer())
     for pem in call.auth_context().get("x509_pem_cert", ()):
         with contextlib.suppress(ValueError):
@@ -345,7 +345,7 @@ def _whom(call: Foreign) -> str:
 
 
 def connections_for(sites: int) -> int:
-    """How many connections may be open at once: with half of the files that the process may open, of which it first
+    """Limit of open connections: with half of the files that the process may open, of which it first
     takes as many as it can get. Strangers fill no more than these, and the run itself has the other half.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

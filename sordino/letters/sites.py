@@ -228,7 +228,7 @@ class Sites(Executor):
         return self._at(self._expected(), terms)
 
     def _at(self, peers: Collection[str], terms: Mapping[int, Terms]) -> dict[str, list[int]]:
-        """Which of these clients each of these sites has."""
+        """Clients of each of these sites, among those given."""
         found: dict[str, list[int]] = {}
         for k in sorted(terms):
             if (peer := self._site_of[k]) in peers:

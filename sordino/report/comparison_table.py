@@ -126,7 +126,7 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def measured_by(rows: Sequence[Row]) -> str | None:
-    """Whose answers all scores are of; None where methods differ in it."""
+    """The way in which all scores are measured; None where methods differ in it."""
     found = {row.measured_by for row in rows}
     return found.pop() if len(found) == 1 else None
 

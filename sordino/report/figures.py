@@ -215,7 +215,7 @@ def _curves(
 
 
 def _axis(facts: ComparisonFacts) -> str:
-    """What is drawn, with whose answers it is of where that is no global model's."""
+    """Label of the score's axis, with the model where it is not the global one."""
     axis = HEADLINES[facts.metric].axis
     return axis if facts.measured_by == MEASURED["global"] else f"{axis}\n{facts.measured_by}"
 

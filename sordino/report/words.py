@@ -157,7 +157,7 @@ def strength(epsilon: float) -> str:
 
 
 def _grade(epsilon: float) -> str:
-    """How a box is coloured beyond its status: what is proved and weak must not look like safety."""
+    """Colour of a box by strength, beyond its status: what is proved and weak must not look like safety."""
     if epsilon == math.inf or epsilon <= MODERATE:
         return ""
     return "weak" if epsilon <= FORMALITY else "formality"

@@ -78,7 +78,7 @@ class Method:
 
     @property
     def measured_by(self) -> str:
-        """Whose answers its scores are of."""
+        """The way in which it is measured."""
         return ", then ".join(dict.fromkeys(row.measured for run in self.runs for row in run if row.loss is not None))
 
     def values(self, of: Measure) -> list[float]:

@@ -164,7 +164,7 @@ class RunFolder:
         return _text(self.log_file).splitlines() if self.log_file.exists() else []
 
     def receipt(self, sealed: bool = True) -> Receipt:
-        """What it promises. Refused where its ledger is here and has `sealed` another one."""
+        """The receipt. Refused where its ledger is here and has `sealed` another one."""
         fix = (
             f"`sordino privacy spent {self.path}` says what it spent; `sordino resume {self.path}` finishes it and "
             "writes the receipt again"

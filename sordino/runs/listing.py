@@ -67,7 +67,7 @@ def listed(place: Path) -> list[Listed]:
 
 
 def adding_up(found: Sequence[Listed]) -> list[str]:
-    """What no row says: runs that protect the same people cost them the sum."""
+    """Notes on runs that protect the same people: their costs add up."""
     real = Counter(one.data for one in found if one.data and one.simulated is False and one.guarantee is not None)
     return [
         f"{count} runs with real noise read the same data ({data}): what they cost adds up, and no row shows the sum. "

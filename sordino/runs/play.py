@@ -196,7 +196,7 @@ def _ended(
 
 
 def _moved(setup: Setup, before: Tree, now: Tree) -> str:
-    """What became of the model in a round that nobody took part in: a server with a momentum goes on."""
+    """Words for the model after a round without clients: a server with a momentum goes on."""
     was, is_ = (tree.leaves(next(iter(setup.algorithm.models(server).values()))) for server in (before, now))
     if all(map(torch.equal, was, is_)):
         return "the model stays as it was"

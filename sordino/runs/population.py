@@ -112,7 +112,7 @@ class Population:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What whoever holds the data should know, and nobody else may."""
+        """Remarks for whoever holds the data, and for nobody else."""
         return (*self.left_out, *self._loaded.remarks)
 
     @property
@@ -280,7 +280,7 @@ class Population:
 
     @property
     def learned_from_rows(self) -> tuple[str, ...]:
-        """What of the model's shape and scale was read off rows before any noise: everything that loaders learn is
+        """Sentences on the shape and scale that were read off rows before any noise: everything that loaders learn is
         here."""
         if self.experiment.data.source in public_inputs.INVENTED:
             return ()

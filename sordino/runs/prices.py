@@ -131,8 +131,8 @@ class PriceRequest:
 
 
 def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: float) -> float:
-    """What real noise lacks of the law that a budget is priced by: a part of delta. On a ledger that runs share the cap
-    is that of all of them, and the statement says what each one lacks.
+    """The part of delta that real noise lacks of the law by which a budget is priced. On a ledger that runs share the
+    cap is that of all of them, and the statement says what each one lacks.
     """
     if privacy.noise != SYSTEM or privacy.ledger is not None:
         return 0.0

@@ -117,7 +117,9 @@ def scaling(data: Data, found: TableSchema | None, own: RowSource | None = None)
 def declared_scale(
     data: Data, kind: str, shape: tuple[int, ...], found: TableSchema | None, reach: tuple[float, float] | None
 ) -> Stats:
-    """What inputs are scaled by, from what is declared alone: of a table `found`, of rows of somebody's own `reach`."""
+    """Mean and deviation that scale inputs, from what is declared alone: of a table `found`, of rows of a user's own
+    `reach`.
+    """
     check_announced(data)
     if found is not None:
         each = [one.scale for one in found.features.values() for _ in range(one.width)]

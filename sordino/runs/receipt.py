@@ -103,7 +103,7 @@ def receipt(setup: Setup, federation: Federation, environment: Environment, ever
 
 
 def _scored(environment: Environment) -> tuple[str, ...]:
-    """What is to be said of test metrics, where no row says it."""
+    """Sentences on test metrics, where no row speaks of them."""
     if environment.clients is not None:
         return () if environment.shares_scores else (NOT_SHARED,)
     return (AT_THE_SERVER if environment.site else EVALUATION,)
@@ -203,7 +203,7 @@ def _as_published(setup: Setup, row: Guarantee, rounds: int, budget: ReceiptBudg
 
 
 def spending(folder: Path, most: int | None = None) -> Spending:
-    """What a run has spent so far, from its ledger: guarantees, and one row per client; `most` rows where there are
+    """Spending of a run so far, from its ledger: guarantees, and one row per client; `most` rows where there are
     more, at even distances.
     """
     setup, federation = opened(folder)
@@ -236,7 +236,7 @@ def some_of(many: int, most: int | None) -> Sequence[int]:
 
 
 def opened(folder: Path, reading: bool = True) -> tuple[Setup, Federation]:
-    """What is public of a run, and its federation on the ledger it used, which is not written to: no data are read."""
+    """The public half of a run, and its federation on its ledger, which is not written to: no data are read."""
     mine = RunFolder(folder)
     mine.check()
     agreed = Agreement.read(folder)

@@ -42,7 +42,7 @@ def digests(folder: Path, names: tuple[str, ...] | None = None) -> dict[str, str
 
 
 def _tables(folder: Path) -> list[str]:
-    """What the server found before the training."""
+    """Tables of the phases before the training."""
     return sorted(str(path.relative_to(folder)) for path in RunFolder(folder).preparation.glob("*/*.jsonl"))
 
 

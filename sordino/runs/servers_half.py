@@ -51,8 +51,8 @@ class ServersHalf(ABC):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to tell whoever holds the data, and nobody else: it is read off the rows. Between sites each is told its
-        own.
+        """Remarks for whoever holds the data, and for nobody else: they are read off the rows. Between sites each
+        is told its own.
         """
         return ()
 

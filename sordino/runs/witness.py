@@ -1,4 +1,4 @@
-"""What has left a run, noted where its folder is not: so an older copy of a ledger that is put back is noticed.
+"""A record of all that has left a run, outside of its folder: an older ledger that is put back is noticed.
 
 No ledger can see from inside that it is an older copy, and a folder that is restored in place (by a snapshot, by
 `rsync`, by `cp -a`) looks as it did. So whatever drew noise is noted in the user's state folder, too
@@ -74,7 +74,7 @@ def _drew(ledger: Ledger, op: str) -> bool:
 
 @dataclass
 class Witness:
-    """What has left one run, or all runs on a shared ledger."""
+    """The record of one run, or of all runs on a shared ledger."""
 
     folder: Path  # of the run
     place: Path  # where it is noted
@@ -122,7 +122,7 @@ class Witness:
 
     @property
     def newest(self) -> str:
-        """Where the ledger stood when something left last."""
+        """The place of the ledger when something left last."""
         return next(reversed(self.noted.values()), "")
 
     def has_seen(self, head: str) -> bool:
@@ -170,7 +170,7 @@ def _whole(file: Path) -> int:
 
 
 def place_of(folder: Path) -> Path:
-    """Where it is noted what leaves this run: under the name of the run, beside the other runs on its ledger."""
+    """The file of this run's record, beside those of the other runs on its ledger."""
     mine = RunFolder(folder)
     shared = Agreement.read(folder).dataset if mine.experiment.privacy.ledger else ""
     return place_for(mine.environment.run, mine.environment.site, shared)

@@ -83,7 +83,7 @@ def several() -> Iterator[None]:
 
 
 def held(net: nn.Module) -> dict[str, tuple[object, object]]:
-    """What a network has beside its parameters, by name, with its value: buffers, attributes, also those of its class,
+    """State of a network beside its parameters, by name, with its value: buffers, attributes, also those of its class,
     and what its hooks enclose.
     """
     found: dict[str, tuple[object, object]] = {}
@@ -97,7 +97,7 @@ def held(net: nn.Module) -> dict[str, tuple[object, object]]:
 
 
 def of_calls(asked: Iterable[object]) -> dict[str, tuple[object, object]]:
-    """What functions and callable objects of somebody's own enclose, by name, with its value."""
+    """Values that functions and callable objects of a user's own enclose, by name."""
     own = [one for one in asked if not _is_library(one)]
     return {str(getattr(one, "__qualname__", type(one).__qualname__)): (one, _value(one, set())) for one in own}
 
@@ -163,7 +163,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _checksum(value: Tensor) -> object:
-    """Of all bytes of a tensor; of one that has none that can be read, how often it was written to."""
+    """Checksum of all bytes of a tensor; of one that cannot be read, the number of writes to it."""
     try:
         plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return str(value.dtype), tuple(value.shape), zlib.crc32(plain.numpy().data)
@@ -193,7 +193,7 @@ def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
 def remembered(
     net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], *passes: Callable[[], object]
 ) -> str:
-    """What any pass but the first changes in the network, or in what was asked with; they should be of different rows.
+    """The first value that a later pass changes in the network, or in what was asked with; passes have other rows.
     What the first one makes for good, such as a table of positions, tells nothing of the rows that come later.
     """
     first, *others = passes

@@ -166,7 +166,7 @@ class CellGradient(Clipped):
 
     @property
     def sensitivity(self) -> float:
-        """How far the sum moves when a cell is counted or not, or when an example turns its episode around."""
+        """Sensitivity of the sum: a cell is counted or not, or an example turns its episode around."""
         return self.clip if self.sampling == "poisson" else 2 * self.clip
 
     @property

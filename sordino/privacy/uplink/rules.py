@@ -196,7 +196,7 @@ class Links:
         return Claim("client", neighbours, "server", event, "conditional", (*more, *because))
 
     def trusted(self, claim: Claim) -> Claim:
-        """What is left of a claim for a client that sees neither what the server adds to a sum nor how it draws."""
+        """The claim of a client that sees neither what the server adds to a sum nor how it draws."""
         if claim.adversary == "server" or isinstance(claim.event, NonPrivate):
             return claim
         noised = bool(private(self.server)) or self.per_coordinate is not None
