@@ -20,7 +20,7 @@ DEPLOYED = [
         "letters/remote_sites.py",
         "            self._rounds.pop(ticket, None)",
         "            pass",
-        f"{FAULTS}::test_what_goes_wrong_at_a_site_is_told_to_nobody_else",
+        f"{REMOTE}::test_who_has_refused_once_is_asked_again_when_others_are_gone",
     ),
     one(
         "who has gone since a round began is not waited for",

@@ -379,11 +379,4 @@ HOSTILE = [
         "if False:",
         f"{SITES}::test_sizes_that_are_nobodys_business_reach_no_server",
     ),
-    one(
-        "an entry that names no round is any round",
-        "runs/verify.py",
-        "if t < 0 or not again.plans(",
-        "if not again.plans(",
-        "tests/runs/test_verify.py::test_what_is_no_round_is_planned_by_nobody",
-    ),
 ]

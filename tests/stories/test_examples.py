@@ -60,7 +60,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     three = [one.accuracy for name, one in runs(place).items() if name in ("clinics", "second", "third")]
     assert sorted(three)[1] > 0.8
     server = clinics.privacy[(clinics.privacy.unit == "example") & (clinics.privacy.adversary == "server")].iloc[0]
-    assert server.status == "proved"
+    assert server.status == "conditional"  # its network and its loss are somebody's own
     assert 3.99 < server.epsilon <= 4.0
     assert list(open_.privacy.status) == ["none"] * 6
     assert f"Without privacy: accuracy {open_.accuracy:.1%}; nothing promised" in said
