@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from sordino import tree  # noqa: E402
-from sordino.algorithms import ALGORITHMS  # noqa: E402
+from sordino.algorithms import all_algorithms  # noqa: E402
 from sordino.engine import wire  # noqa: E402
 from sordino.engine.choose_executor import decide  # noqa: E402
 from sordino.privacy.noise.sources import Counter  # noqa: E402
@@ -75,13 +75,13 @@ def costs(repeats: int) -> None:
     drawn = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (500, 32, 32, 3), generator=drawn, dtype=torch.uint8)
     examples, grant = Examples(x, torch.arange(500) % 3), Grant(0, 500, 500, Counter(1), 1.0)
-    trained = ALGORITHMS["pfl_dyn"]()
+    trained = all_algorithms()["pfl_dyn"]()
     down, state = trained.broadcast(trained.init(task, 1)), trained.init_client(task)
 
     def train() -> Any:
         return trained.local(task, down, state, Open().open(examples, grant, task), 7)[0]
 
-    upload, ways = train(), {name: ALGORITHMS["cuag_pfl"](**given).uplink for name, given in KINDS.items()}
+    upload, ways = train(), {name: all_algorithms()["cuag_pfl"](**given).uplink for name, given in KINDS.items()}
 
     def through(uplink: Any) -> Callable[[], Any]:
         def both() -> Any:
@@ -113,7 +113,7 @@ def traffic(models: list[str]) -> None:
         net = NETS[name]((3, 32, 32), 10)
         upload = {name: p.detach() for name, p in net.named_parameters()}
         for rate, published in PUBLISHED[name].items():
-            uplink = ALGORITHMS["cuag_pfl"](variant="no_noise", rate=rate).uplink
+            uplink = all_algorithms()["cuag_pfl"](variant="no_noise", rate=rate).uplink
             sent = uplink.client[0].encode(upload, Bound(), None)
             fields, header = wire.schema(sent), wire.Header("traffic", "00" * 32, 0, 0, 0, "up")
             size = wire.payload_bytes(fields)

@@ -83,10 +83,12 @@ def table(rounds: int, algorithm: str) -> dict[str, Any]:
 def prepared(place: Path, rounds: int, algorithm: str) -> Any:
     """Files, keys, certificates and an agreement, as people would make them."""
     from sordino import config
-    from sordino.deploy import agreed, certificates, identity
-    from sordino.deploy.joining import data_key
-    from sordino.deploy.own_data import OwnData
     from sordino.runs.signature import generate, private_key, public_key
+    from sordino.sites import agreement_file as agreed
+    from sordino.sites import identity
+    from sordino.sites import trial_certificates as certificates
+    from sordino.sites.join import data_key
+    from sordino.sites.own_data import OwnData
 
     experiment = config.validate(table(rounds, algorithm))
     write(place / "all", SITES * IMAGES, 0)
@@ -137,10 +139,10 @@ def gaps(ends: list[float]) -> list[float]:
 
 def between(place: Path) -> tuple[list[float], dict[str, float]]:
     from sordino import config
-    from sordino.deploy.certificates import of_server
-    from sordino.deploy.serving import Serving, serve
-    from sordino.letters.sites import Patience
     from sordino.runs.signature import private_key
+    from sordino.sites.serve import Serving, serve
+    from sordino.sites.trial_certificates import of_server
+    from sordino.transport.sites import Patience
 
     ends: list[float] = []
     ready: list[float] = []

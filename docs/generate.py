@@ -24,18 +24,18 @@ from receipt_page import receipt
 
 import sordino
 from sordino import config
-from sordino.algorithms import ALGORITHMS
+from sordino.accounting.statement import Guarantee
+from sordino.algorithms import all_algorithms
 from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
-from sordino.cohorts.by_budget import COHORTS
 from sordino.config import Experiment, gates
 from sordino.config.describing import described
-from sordino.ledger.statement import Guarantee
 from sordino.partition.schemes import SCHEMES
 from sordino.report.tables import epsilon_text
 from sordino.report.words import merged, sentence
 from sordino.runs.catalogue import catalogue
 from sordino.runs.listing import strongest
+from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ SPECIAL = {
 
 def write(folder: Path) -> None:
     """Only what changed is written, so that a second build is quick."""
-    pages = {f"algorithms/{name}.md": algorithm(name) for name in ALGORITHMS}
+    pages = {f"algorithms/{name}.md": algorithm(name) for name in all_algorithms()}
     pages |= {
         "algorithms/index.md": algorithms(),
         "command-line.md": command_line(),
@@ -85,18 +85,18 @@ def write(folder: Path) -> None:
 
 
 def algorithms() -> str:
-    rows = [(f"[{name}]({name}.md)", first_line(purpose(name)), promised(name)) for name in ALGORITHMS]
+    rows = [(f"[{name}]({name}.md)", first_line(purpose(name)), promised(name)) for name in all_algorithms()]
     return joined(
         "# Algorithms",
         "One file each. The pages are made from the docstrings, the signatures, and the receipt of a small run; "
         "nothing in the last column is typed by hand.",
         table(("name", "what", "promises at best"), rows),
-        toctree(ALGORITHMS, hidden=True),
+        toctree(all_algorithms(), hidden=True),
     )
 
 
 def algorithm(name: str) -> str:
-    made, module = ALGORITHMS[name], module_of(name)
+    made, module = all_algorithms()[name], module_of(name)
     parts = [f"# {name}"]
     if not inspect.isclass(made):
         parts.append(prose(inspect.getdoc(made) or ""))
@@ -153,17 +153,17 @@ def settings(name: str) -> list[str]:
 
 
 def is_private(name: str) -> bool:
-    made = ALGORITHMS[name]()
+    made = all_algorithms()[name]()
     return made.read.offer() is not None or made.uplink.noise() is not None
 
 
 def purpose(name: str) -> str:
-    made = ALGORITHMS[name]
+    made = all_algorithms()[name]
     return (module_of(name).__doc__ if inspect.isclass(made) else inspect.getdoc(made)) or ""
 
 
 def module_of(name: str) -> ModuleType:
-    module = inspect.getmodule(ALGORITHMS[name])
+    module = inspect.getmodule(all_algorithms()[name])
     assert module is not None
     return module
 

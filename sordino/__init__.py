@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.attacks.audit import Audit
-    from sordino.attacks.audited import TrainedAudit
+    from sordino.audit.audited import TrainedAudit
+    from sordino.audit.gates import Audit
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
     from sordino.results.prediction import Predicted
@@ -113,7 +113,7 @@ def audit(
     Nothing is trained. `trials`: releases of either neighbour (30,000); `system`: noise that no seed repeats; `twin`:
     attack a broken twin, which must be caught; `short`: the share of its noise that the twin lacks (0.3).
     """
-    from sordino.attacks import audit as attacks
+    from sordino.audit import gates as attacks
     from sordino.user_code import lent
 
     plain, objects = _told(settings)
@@ -134,8 +134,8 @@ def audit_trained(
 
     `canaries`: examples or clients to guess about (400); `seed`: of their coins.
     """
-    from sordino.attacks import audit as attacks
-    from sordino.attacks.trained import CANARIES, audit_trained
+    from sordino.audit import gates as attacks
+    from sordino.audit.trained import CANARIES, audit_trained
     from sordino.user_code import lent
 
     plain, objects = _told(settings)

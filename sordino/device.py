@@ -1,4 +1,4 @@
-"""Where a run computes: on the processor, or on an accelerator.
+"""Devices: where a run computes, on the processor or an accelerator.
 
 While a run is `on` a device, whatever is made without further words lies there: data, models, what clients keep, clips,
 noise, sums. What leaves a run, and what random numbers are drawn from, is on the processor, so a device changes no draw

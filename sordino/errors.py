@@ -1,4 +1,4 @@
-"""What a user can do wrong, and what to do about it.
+"""Errors: what is wrong, why, and what to do.
 
 SordinoError                 a ValueError that says what, why and what to do; `code` names the refusal
 |- ConfigError      exit 2   unknown key, wrong type, value out of range, module that does not import

@@ -1,4 +1,4 @@
-"""Random numbers from keys: the same ones looped, stacked, and in another process.
+"""Random keys: the same numbers looped, stacked, and in another process.
 
 A key is a 64-bit integer (or an int64 tensor of them, one per stacked client). `fold` derives a child key, `uniform`
 and `normal` draw from it: pure functions of (key, index), no hidden state, so a draw cannot depend on who drew before.

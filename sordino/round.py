@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from sordino.accounting.events import Json
 from sordino.engine.executor import Clients
 from sordino.engine.server import Federation
-from sordino.ledger.events import Json
 from sordino.tree import Tree
 from sordino.types import Received
 

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
-from sordino import lazy
-from sordino.lazy import Lazy, Moved, Scaled, Span, Zero, dense
+from sordino.fast import factored as lazy
+from sordino.fast.factored import Lazy, Moved, Scaled, Span, Zero, dense
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""The words that all rooms share: task, shard, reader, grant, claim.
+"""Types that all rooms share: task, shard, reader, grant, claim.
 
 An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly
 where the network is: `local` runs at the client, `update` at the server, and everything between them passes two gates.
@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
+from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Unit
+from sordino.accounting.events import Event
+from sordino.fast.factored import Ready
 from sordino.keys import Key
-from sordino.lazy import Ready
-from sordino.ledger.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Unit
-from sordino.ledger.events import Event
 from sordino.ledger.op import HANDED, TRAINING, Way
 from sordino.tree import Tree
 

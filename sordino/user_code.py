@@ -1,4 +1,4 @@
-"""Parts of a user's own, named as `module:Class` or `session:Name`.
+"""Code of a user's own, named as `module:Class` or `session:Name`.
 
 Modules are looked up from the current directory. What a session lends is known for as long as it lends it, and in its
 own process only.

@@ -90,7 +90,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client processes that are forked, not started."""
-    from sordino.letters import pipes
+    from sordino.transport import pipes
 
     monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
 

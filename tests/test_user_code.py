@@ -14,8 +14,8 @@ import pytest
 
 from sordino import config, user_code
 from sordino.errors import ConfigError, NonFiniteModel, OwnCodeError, RunError, SordinoError
-from sordino.letters import pipes
 from sordino.runs.run import start
+from sordino.transport import pipes
 from tests.laws import warm
 
 CODE = """

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from sordino import config
+from sordino.accounting.statement import Guarantee
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.audit import NOTHING, audit
 from sordino.attacks.findings import AttackFinding
+from sordino.audit.gates import NOTHING, audit
 from sordino.errors import SordinoError
-from sordino.ledger.statement import Guarantee
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import settle, simulated
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sordino import config, keys
-from sordino.attacks.separation import ALARMS, hits_at
-from sordino.attacks.trained import WRONG, judged, placed, scores, strongest
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.statement import Guarantee
+from sordino.audit.separation import ALARMS, hits_at
+from sordino.audit.trained import WRONG, judged, placed, scores, strongest
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino import config, keys
-from sordino.attacks.trained import CANARIES, WRONG, judged, placed, scores, strongest
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.statement import Guarantee
+from sordino.audit.trained import CANARIES, WRONG, judged, placed, scores, strongest
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 

@@ -21,10 +21,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 
-from sordino.ledger.accountants import best
-from sordino.ledger.events import Gaussian, Poisson, Repeat
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_clipping import composed, prifedsync_mu, scaffold_epsilon
+from sordino.accounting.accountants import best
+from sordino.accounting.events import Gaussian, Poisson, Repeat
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.published_clipping import composed, prifedsync_mu, scaffold_epsilon
 from sordino.privacy.uplink.block_sum import runs
 from sordino.privacy.uplink.sensing import coherence, cosines, matrix
 

@@ -21,16 +21,16 @@ from torch import Tensor
 from world import CLASSES, DEVICES, EACH, KEY, TRAIN, Eye, World, trained, world
 
 from sordino import keys
+from sordino.accounting.gaussian_dp import mu_of
 from sordino.attacks import inversion
 from sordino.attacks.labels import inferred
 from sordino.attacks.likeness import psnr, ranks, ssim
 from sordino.attacks.losses import losses
 from sordino.attacks.prototypes import SCORES, PrototypeRelease, mean, play, reference
-from sordino.attacks.separation import Separation, separation
-from sordino.attacks.sources import Weak
-from sordino.attacks.sums import pair, played
+from sordino.audit.noise_sources import Weak
+from sordino.audit.separation import Separation, separation
+from sordino.audit.sums import pair, played
 from sordino.keys import Key
-from sordino.ledger.gaussian_dp import mu_of
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums

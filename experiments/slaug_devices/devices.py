@@ -20,12 +20,12 @@ from typing import Any
 from sordino import config
 from sordino.config import Experiment
 from sordino.engine.slow_network import Emulated
-from sordino.letters.carrier import Arrived, Writes
-from sordino.letters.letter import peek
-from sordino.letters.pipes import Pipes
 from sordino.runs import processes
 from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
+from sordino.transport.carrier import Arrived, Writes
+from sordino.transport.message import peek
+from sordino.transport.pipes import Pipes
 
 HERE, ROUNDS, DEVICES = Path(__file__).parent, 10, 10
 PRESET = HERE.parent / "slaug_small" / "mnist.toml"

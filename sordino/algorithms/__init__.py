@@ -1,4 +1,4 @@
-"""How: one paper per file.
+"""Federated learning algorithms: one paper per file.
 
 A file gives its algorithm the name on the command line: a class says `name="fedavg"`, a preset has that of its
 function. The callable's parameters are the paper's hyper-parameters. Nothing else lists them.
@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import TypeAlias
 
 from sordino.algorithms.algorithm import NAMES, Algorithm, AnyAlgorithm
 from sordino.algorithms.phases import Phased
 from sordino.algorithms.preset import Preset
+from sordino.branches import parts
 
 Method: TypeAlias = Callable[..., AnyAlgorithm | Phased]
 
 
-def _listed() -> dict[str, Method]:
+@cache
+def all_algorithms() -> dict[str, Method]:
+    """Algorithms by name: each file of this room, and those that branches add."""
     found: dict[str, Method] = {}
-    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
-        for made in vars(import_module(module.name)).values():
-            name = _name(made, module.name)
+    files = [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
+    for file in (*files, *parts("algorithms").values()):
+        for made in vars(import_module(file)).values():
+            name = _name(made, file)
             if name in found:
                 raise TypeError(f"two algorithms are called {name!r}: {found[name]} and {made}")
             if name:
@@ -37,6 +42,3 @@ def _name(made: object, file: str) -> str:
     if isinstance(made, type) and issubclass(made, Algorithm):
         return NAMES.get(made, "") if made.__module__ == file else ""
     return ""
-
-
-ALGORITHMS = _listed()

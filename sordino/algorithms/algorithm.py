@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from sordino import user_code
+from sordino.accounting.events import Json
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.ledger.events import Json
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import PLAIN, WAYS
 from sordino.types import C, D, Examples, Params, Reader, Received, S, Scorer, Shard, Task, U, Work

@@ -10,35 +10,18 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import registered
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
 from sordino.attacks.findings import UNPOISONED, UNSEEN, Assault
+from sordino.audit.replay import check_allowed
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
-from sordino.errors import PrivacyError, Range, RunError, check_range
-from sordino.ledger.claims import Adversary
+from sordino.errors import Range, RunError, check_range
 from sordino.ledger.ledger import Ledger, of_run
-from sordino.ledger.notes import SYSTEM
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import key_of_data
 from sordino.runs.simulation import settle, simulated
-
-IN_A_FILE = "attacks draw images of the training data and keep them in a file"
-
-
-def check_allowed(
-    experiment: Experiment, folder: Path | None = None, verb: str = "attack", why: str = IN_A_FILE
-) -> None:
-    """Refuses runs of real people: nothing of their data may be drawn, or written down, and no noise drawn again."""
-    between = folder is not None and bool(RunFolder(folder).environment.site)
-    if experiment.privacy.noise == SYSTEM or between:
-        raise PrivacyError(
-            "this run protects real people, and is not attacked",
-            why=f"{why}; between sites nobody has these data",
-            fix=f"attack the same experiment as a simulation, on data that you may show: `sordino {verb} "
-            "EXPERIMENT.toml privacy.noise=counter`",
-            code="attack-on-real-run",
-        )
 
 
 def assault(

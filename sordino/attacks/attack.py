@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from sordino.accounting.claims import Adversary
 from sordino.attacks.findings import AttackFinding, Verdict
-from sordino.ledger.claims import Adversary
 
 if TYPE_CHECKING:
     from sordino.attacks.attacked_run import AttackedRun

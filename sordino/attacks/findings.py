@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
-from sordino.ledger.facts import Epsilon, Fact, Number
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
+from sordino.accounting.facts import Epsilon, Fact, Number
 from sordino.runs.shapes import LeftInRun
 
 Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]

@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import BLIND, Attack
 from sordino.attacks.attacked_run import AttackedRun, MemberView
-from sordino.attacks.bound import upper
 from sordino.attacks.findings import AttackFinding, BesideGuess, Held, Roc, Verdict
-from sordino.attacks.separation import ALARMS, hits_at, separation
-from sordino.ledger.claims import Adversary
+from sordino.audit.lower_bounds import upper
+from sordino.audit.separation import ALARMS, hits_at, separation
 
 POINTS = 60  # of a curve
 LEVEL = 0.99  # of intervals

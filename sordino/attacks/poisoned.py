@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.attacks.replay import BEGINNING, Change, PhaseStart, Replay
+from sordino.audit.replay import BEGINNING, Change, PhaseStart, Replay
 from sordino.engine.executor import Clients
 from sordino.engine.site import Site
 from sordino.privacy.uplink import Uplink

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 
 from sordino import tree
+from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.findings import AttackFinding, BesideGuess, Verdict
 from sordino.attacks.poisoned import LiarsView, Lies
-from sordino.ledger.claims import Adversary
 from sordino.tree import Tree
 from sordino.types import Examples, Params
 

@@ -1,4 +1,4 @@
-"""What may be spent, and how loud the noise is that it buys.
+"""Turn a privacy budget into noise multipliers, rates and shares.
 
 Plans and calculators turn an epsilon into noise, and noise into an epsilon.
 """

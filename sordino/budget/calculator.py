@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
+from sordino.accounting.accountants import epsilon_by
+from sordino.accounting.calibrate import exact_multiplier, sampled_multiplier
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
+from sordino.accounting.events import Gaussian, Json, Poisson, Repeat, check_multiplier
+from sordino.accounting.facts import Epsilon, Fact, Number
+from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.errors import COUNT, POSITIVE, ConfigError, UnsoundGuarantee, UnsupportedEvent, check_range
-from sordino.ledger.accountants import epsilon_by
-from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
-from sordino.ledger.events import Gaussian, Json, Poisson, Repeat, check_multiplier
-from sordino.ledger.facts import Epsilon, Fact, Number
-from sordino.ledger.gaussian_dp import epsilon_of
 
 # noise / largest signal of one round: above the first it mostly shows noise, below the second a signal is plain
 LOUD, QUIET = 1.0, 0.3

@@ -15,12 +15,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
-from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
-from sordino.ledger.currency import UNIT, ZCDP, Amount, Currency, cap, cost
-from sordino.ledger.events import valid_delta
-from sordino.ledger.facts import delta_text
-from sordino.ledger.pricing import (
+from sordino.accounting.currency import UNIT, ZCDP, Amount, Currency, cap, cost
+from sordino.accounting.events import valid_delta
+from sordino.accounting.facts import delta_text
+from sordino.accounting.pricing import (
     Classic,
     CountedPhase,
     Discrete,
@@ -33,6 +31,8 @@ from sordino.ledger.pricing import (
     counted,
     counted_phases,
 )
+from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
+from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer
 
 

@@ -16,15 +16,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.calibrate import exact_multiplier
+from sordino.accounting.currency import APPROX, UNIT, Amount, Currency, cap, cost
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.pricing import NUDGE, Counted, Exact
+from sordino.accounting.thresholds import balanced, included, planned, threshold
 from sordino.budget.plan import Budget, Plan, Price, once
 from sordino.budget.schedules import Adaptive, Uniform
-from sordino.cohorts.by_budget import ByBudget, Personal, Threshold, ThresholdPublished
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.calibrate import exact_multiplier
-from sordino.ledger.currency import APPROX, UNIT, Amount, Currency, cap, cost
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.pricing import NUDGE, Counted, Exact
-from sordino.ledger.thresholds import balanced, included, planned, threshold
+from sordino.sampling.by_budget import ByBudget, Personal, Threshold, ThresholdPublished
 from sordino.types import Offer
 
 Floats = NDArray[np.float64]

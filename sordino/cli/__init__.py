@@ -1,4 +1,4 @@
-"""The command line.
+"""Command line: the verbs and what they print.
 
 Importing it loads neither torch nor scipy.
 """

@@ -17,8 +17,8 @@ from sordino.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sordino.attacks.audit import AttackedPromise, Audit
-    from sordino.attacks.audited import TrainedAudit
+    from sordino.audit.audited import TrainedAudit
+    from sordino.audit.gates import AttackedPromise, Audit
     from sordino.config import Experiment
 
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
@@ -75,7 +75,7 @@ def audit(
     Nothing is trained, but with --trained: the experiment's own gates release made-up uploads and gradients, and a
     proved lower bound on what that loses is held against the claim.
     """
-    from sordino.attacks import audit as attacks
+    from sordino.audit import gates as attacks
 
     name, changes = experiment_and_changes(what or [])
     experiment = attacks.experiment_of(name, changes)
@@ -122,8 +122,8 @@ def _check_alone(trials: bool, system: bool, twin: bool) -> None:
 
 
 def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, seed: int, as_json: bool) -> None:
-    from sordino.attacks.audited import write
-    from sordino.attacks.trained import CANARIES, audit_trained
+    from sordino.audit.audited import write
+    from sordino.audit.trained import CANARIES, audit_trained
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         many = CANARIES if canaries is None else canaries
@@ -144,7 +144,7 @@ def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, 
 def _show_trained(found: TrainedAudit) -> None:
     from rich.table import Table
 
-    from sordino.attacks.audited import COLUMNS
+    from sordino.audit.audited import COLUMNS
 
     console = Screen(highlight=False)
     if not found.promises:
@@ -163,7 +163,7 @@ def _show_trained(found: TrainedAudit) -> None:
 
 
 def _show(found: Audit) -> None:
-    from sordino.attacks.audit import EMPTY, UNSEEN
+    from sordino.audit.gates import EMPTY, UNSEEN
 
     console = Screen()
     for phase in found.phases if len(found.phases) > 1 else ():
@@ -206,7 +206,7 @@ def _table(subjects: list[AttackedPromise], simulated: bool) -> Table:
 
 def _numbers(one: AttackedPromise, simulated: bool) -> tuple[str, str]:
     """The claim of one exposure and the bound; at another delta too, where they are compared there."""
-    from sordino.ledger.claims import standing
+    from sordino.accounting.claims import standing
 
     claimed = f"{one.claimed:.3g}, {standing(one.status, simulated)}, at {one.delta:g}"
     if one.at_delta != one.delta:

@@ -30,7 +30,7 @@ def check(
 ) -> None:
     """Try the library's laws on an algorithm, a model, or another part of your own: about ten seconds. Exit code 2
     where one is broken."""
-    from sordino.check import check as try_all
+    from sordino.laws import check as try_all
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"), kind, _shape(inputs))

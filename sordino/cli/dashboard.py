@@ -38,10 +38,10 @@ def dashboard(
 
     Another address than this machine's own needs --certificates and --token-file.
     """
-    from sordino.dashboard.door import Dashboard, new_token, token_of
-    from sordino.dashboard.facts import Watched
-    from sordino.deploy.certificates import of_server
+    from sordino.report.dashboard.facts import Watched
+    from sordino.report.dashboard.http_server import Dashboard, new_token, token_of
     from sordino.runs.folder import RunFolder
+    from sordino.sites.trial_certificates import of_server
 
     RunFolder(run).check()
     watched = Watched(run, evaluator)

@@ -19,10 +19,10 @@ from sordino.cli.screen import Screen, say
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sordino.deploy.joining import Proposed
-    from sordino.letters.attending import Standing
-    from sordino.letters.events import Event
     from sordino.runs.play import Ended, Progress
+    from sordino.sites.client_line import Standing
+    from sordino.sites.join import Proposed
+    from sordino.transport.events import Event
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 Identity = Annotated[Path, typer.Option(help="The key that signs letters, as `sordino identity new` made it.")]
@@ -69,9 +69,9 @@ def announce(
 ) -> None:
     """Say what the others must know of this site's data: sizes, the shape of an example, a digest; no row."""
     from sordino import config
-    from sordino.deploy.joining import data_key
-    from sordino.deploy.own_data import OwnData
     from sordino.runs.signature import private_key
+    from sordino.sites.join import data_key
+    from sordino.sites.own_data import OwnData
 
     own = OwnData(config.load(experiment), data, data_key(private_key(identity)))
     _remark(Console(stderr=True), own.remarks)
@@ -83,7 +83,7 @@ def agree(
     out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
 ) -> None:
     """Make one agreement of what all sites have announced, if it fits together."""
-    from sordino.deploy.agreed import merged, read
+    from sordino.sites.agreement_file import merged, read
 
     _write(merged([read(path) for path in announced]).toml(), out)
 
@@ -123,12 +123,12 @@ def serve(
     """Serve a run between real sites. The same command again goes on where it stopped."""
     from sordino import config
     from sordino.cli.running import show_run
-    from sordino.deploy.certificates import of_server
-    from sordino.deploy.serving import Serving
-    from sordino.deploy.serving import serve as serving
-    from sordino.letters.events import ROUTINE, WARNINGS
-    from sordino.letters.sites import Patience
     from sordino.runs.signature import private_key
+    from sordino.sites.serve import Serving
+    from sordino.sites.serve import serve as serving
+    from sordino.sites.trial_certificates import of_server
+    from sordino.transport.events import ROUTINE, WARNINGS
+    from sordino.transport.sites import Patience
 
     loaded, console = config.load(experiment), Console(stderr=True, quiet=quiet or as_json)
     folder, key = out or Path("runs") / loaded.name, private_key(identity)
@@ -189,11 +189,11 @@ def join(
     verbose: Verbose = False,
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
-    from sordino.deploy.joining import Joining, proposed
-    from sordino.deploy.joining import join as joining
     from sordino.report.site_plan import plan
     from sordino.runs.interrupts import patience
     from sordino.runs.signature import private_key
+    from sordino.sites.join import Joining, proposed
+    from sordino.sites.join import join as joining
 
     shown = Console(stderr=True, quiet=quiet or as_json)
     asked = proposed(
@@ -267,9 +267,9 @@ def hold_key(
     quiet: Quiet = False,
 ) -> None:
     """Hold the key of a run whose sums are encrypted: it opens sums, and has no data."""
-    from sordino.deploy.key_holding import KeyHolding, hold
     from sordino.runs.interrupts import patience
     from sordino.runs.signature import private_key
+    from sordino.sites.hold_key import KeyHolding, hold
 
     shown = Console(stderr=True, quiet=quiet)
     asked = KeyHolding(invitation, private_key(identity), out, address, certificates, rehearsal, with_code)

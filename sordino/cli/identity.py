@@ -20,8 +20,8 @@ DAYS = 365
 @app.command()
 def new(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub is for others.")]) -> None:
     """Make the key pair that a server or a site signs its letters with."""
-    from sordino.deploy.identity import fingerprint
     from sordino.runs.signature import generate, public_key
+    from sordino.sites.identity import fingerprint
 
     public = generate(file)
     typer.echo(
@@ -36,8 +36,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print a public key and its fingerprint, which two people compare on the phone."""
-    from sordino.deploy.identity import fingerprint
     from sordino.runs.signature import private_key, public_key
+    from sordino.sites.identity import fingerprint
 
     key = public_key(file) if file.suffix == ".pub" else private_key(file).public_key()
     facts = {
@@ -58,8 +58,8 @@ def allow_(
     place: List,
 ) -> None:
     """Put a site on the list. Compare the fingerprint with its owner first."""
-    from sordino.deploy.identity import allow, fingerprint
     from sordino.runs.signature import public_key
+    from sordino.sites.identity import allow, fingerprint
 
     public = public_key(key)
     allow(place, name, public)
@@ -69,7 +69,7 @@ def allow_(
 @app.command("revoke")
 def revoke_(name: Annotated[str, typer.Argument(help="Of the site.")], place: List) -> None:
     """Take a site off the list: its key is believed no more, by running servers neither."""
-    from sordino.deploy.identity import revoke
+    from sordino.sites.identity import revoke
 
     revoke(place, name)
     typer.echo(f"{name} is off {place}; its key stays there as revoked")
@@ -84,7 +84,7 @@ def certificates(
     days: Annotated[int, typer.Option(help="For how long they hold.")] = DAYS,
 ) -> None:
     """Make certificates for a trial: a CA, one for the server, one for each site. Without --server, more sites."""
-    from sordino.deploy.certificates import add, make
+    from sordino.sites.trial_certificates import add, make
 
     if server:
         make(folder, server, site or [], days)

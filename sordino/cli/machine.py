@@ -22,7 +22,7 @@ def doctor(
     """Look at this machine: what it can do, what would be slow, what is broken (then the exit code is 2)."""
     from rich.table import Table
 
-    from sordino.check.machine import benched, engine, judge, measure
+    from sordino.laws.machine import benched, engine, judge, measure
 
     facts = measure(Path("runs"))
     findings = [*judge(facts), *(benched(facts) if bench else ())]

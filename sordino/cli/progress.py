@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from sordino.evaluate.rows import Scores
-    from sordino.ledger.statement import Guarantee
+    from sordino.accounting.statement import Guarantee
+    from sordino.metrics.rows import Scores
     from sordino.runs.play import Progress as Step
 
 EVERY = 2.0  # seconds between plain lines
@@ -197,7 +197,7 @@ class LiveSpending:
         return f"ε {value}{of} {whom}{status}{age}"
 
     def _compose(self, step: Step) -> None:
-        from sordino.ledger.statement import statement
+        from sordino.accounting.statement import statement
 
         begun, federation = self._clock(), step.federation
         notes = [entry.note for entry in federation.entries()]

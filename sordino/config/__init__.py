@@ -1,4 +1,4 @@
-"""An experiment as a file.
+"""Settings of an experiment: read from TOML and checked.
 
 Its tables and keys, the gates it may name, and what is said of a wrong one.
 """

@@ -19,6 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
 
 from sordino import user_code
+from sordino.accounting.claims import check_neighbours
 from sordino.config import data_sources
 from sordino.config.data_section import Data
 from sordino.config.digest import SINCE, digest_of
@@ -26,7 +27,6 @@ from sordino.config.reading import parsed, read
 from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
 from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, ConfigError, Range, UnsoundGuarantee, check_range
-from sordino.ledger.claims import check_neighbours
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -354,11 +354,13 @@ def _set(table: Table, path: str, value: object) -> None:
 
 def _owner(table: Table, key: str) -> list[str]:
     """A bare key that only the chosen algorithm knows belongs to it: lr=0.1 is algorithm.lr=0.1."""
-    from sordino.algorithms import ALGORITHMS
+    from sordino.algorithms import all_algorithms
 
     chosen = table.get("algorithm", Experiment.model_fields["algorithm"].default)
     name = chosen.get("name") if isinstance(chosen, dict) else None
-    made = user_code.load(name, "algorithm") if isinstance(name, str) and ":" in name else ALGORITHMS.get(str(name))
+    made = (
+        user_code.load(name, "algorithm") if isinstance(name, str) and ":" in name else all_algorithms().get(str(name))
+    )
     if made is None or key not in parameters(made):
         return []
     others = [place for place in Experiment.model_fields if place != "algorithm" and key in _section(table, place)]

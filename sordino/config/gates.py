@@ -32,7 +32,7 @@ from sordino.privacy.uplink.robust import CoordinateMedian, Krum, NearestMixing,
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare
 from sordino.privacy.uplink.sensing import Sensing
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
-from sordino.secure.layout import Layout
+from sordino.secagg.layout import Layout
 from sordino.types import Neighbours, Reader
 
 Law = Literal["gaussian", "gaussian_classic", "laplace"]

@@ -1,4 +1,4 @@
-"""What exists.
+"""Data sets and how they are loaded.
 
 Loaders return a `Dataset`. Those that read parquet, CSV and image files need the `data` extra, and load it when they
 are asked.

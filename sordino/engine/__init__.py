@@ -1,1 +1,1 @@
-"""How a round is computed: clients, messages, processes, checkpoints."""
+"""Engine: computing a round, with clients, executors and checkpoints."""

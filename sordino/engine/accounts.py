@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
+from sordino.accounting.notes import SYSTEM, named, note, parsed
 from sordino.algorithms.algorithm import AnyAlgorithm, Home
 from sordino.budget.plan import Plan, Price
-from sordino.cohorts.kinds import Cohort
 from sordino.errors import BudgetExhausted, LedgerError
-from sordino.ledger.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
-from sordino.ledger.notes import SYSTEM, named, note, parsed
 from sordino.ledger.op import Op, of_round
 from sordino.privacy.noise.sources import TABLE_ERROR
+from sordino.sampling.kinds import Cohort
 from sordino.types import Adversary, Claim
 
 KEEPS = "{} keeps nothing of the rows that it is shown"

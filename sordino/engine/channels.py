@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from sordino.errors import ConfigError, EmptyRound, KeyMismatch, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
-from sordino.secure.layout import Ints, Layout
-from sordino.secure.sealed import Public, Sealed, Secret, unpack
+from sordino.secagg.layout import Ints, Layout
+from sordino.secagg.sealed import Public, Sealed, Secret, unpack
 
 if TYPE_CHECKING:
-    from sordino.secure.session import Session
+    from sordino.secagg.session import Session
 
 Uploads = Iterable[tuple[int, Ints]]
 
@@ -108,7 +108,7 @@ def too_few(stage: Encrypted, came: int, began: int) -> str:
 def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
     """So many clients, the most that a round can have, can be added and are enough to open a sum."""
     if isinstance(stage, Encrypted) and stage.scheme != "paillier":
-        from sordino.secure import lattice
+        from sordino.secagg import lattice
 
         {"bfv": lattice.BfvPublic, "ckks": lattice.CkksPublic}[stage.scheme](b"", None).check(layout, clients)
     layout.check(clients)
@@ -167,7 +167,7 @@ class MaskedWords:
 
     def session(self, run: str, t: int, size: int, model: bytes) -> Session:
         """`model`: the digest of what goes down."""
-        from sordino.secure.session import Session
+        from sordino.secagg.session import Session
 
         self.layout.check(self.among)
         return Session(run, t, size, self.layout.width, self._top, self.stage.least(self.among), model)
@@ -198,7 +198,7 @@ class Masks:
         self._stage, self._layout, self._run = stage, layout, run
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        from sordino.secure.secagg import run_round
+        from sordino.secagg.secagg import run_round
 
         beyond, nothing, masked = 0, np.zeros(size, np.int64), MaskedWords(self._stage, self._layout, len(cohort))
 
@@ -222,13 +222,13 @@ class Masks:
 
 
 def _paillier(stage: Encrypted) -> Secret:
-    from sordino.secure import paillier
+    from sordino.secagg import paillier
 
     return paillier.generate(stage.key_bits, stage.testing)
 
 
 def _lattice(scheme: str, stage: Encrypted) -> Secret:
-    from sordino.secure import lattice
+    from sordino.secagg import lattice
 
     return lattice.generate(scheme)
 
@@ -243,10 +243,10 @@ GENERATE: dict[str, Callable[[Encrypted], Secret]] = {
 def public_key(stage: Encrypted, data: bytes) -> Public:
     """The public key in these bytes, of the scheme that the experiment says."""
     if stage.scheme == "paillier":
-        from sordino.secure import paillier
+        from sordino.secagg import paillier
 
         return paillier.read_public(data, stage.testing)
-    from sordino.secure import lattice
+    from sordino.secagg import lattice
 
     found = lattice.read_public(data)
     if found.ring.name != stage.scheme:
@@ -262,10 +262,10 @@ def public_key(stage: Encrypted, data: bytes) -> Public:
 def secret_key(stage: Encrypted, data: bytes) -> Secret:
     """The secret key in these bytes."""
     if stage.scheme == "paillier":
-        from sordino.secure import paillier
+        from sordino.secagg import paillier
 
         return paillier.read_secret(data, stage.testing)
-    from sordino.secure import lattice
+    from sordino.secagg import lattice
 
     return lattice.read_secret(data)
 

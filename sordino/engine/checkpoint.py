@@ -29,8 +29,8 @@ import torch
 from safetensors import SafetensorError
 
 from sordino import tree
+from sordino.accounting.events import Json
 from sordino.errors import DISK, RunError, damaged
-from sordino.ledger.events import Json
 from sordino.tree import Tree
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 
 from sordino.device import CPU
 from sordino.errors import ConfigError
-from sordino.kernels.processor import bf16_instructions
+from sordino.fast.processor import bf16_instructions
 
 
 def decide(executor: str, precision: str, noisy: bool, device: str = CPU) -> tuple[str, str]:

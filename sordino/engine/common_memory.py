@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from sordino.lazy import EVERY, ClientRows, Lazy, Matrix, Scaled, Span
+from sordino.fast.factored import EVERY, ClientRows, Lazy, Matrix, Scaled, Span
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,12 +12,12 @@ import torch
 
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.cohorts.stragglers import Crew
 from sordino.engine import wire
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.errors import NonFiniteModel, WireError
 from sordino.privacy.uplink import Summed
+from sordino.sampling.stragglers import Crew
 from sordino.tree import Tree
 from sordino.types import Task
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sordino import tree
-from sordino.ledger.events import Json
+from sordino.accounting.events import Json
 from sordino.tree import Tree
 
 if TYPE_CHECKING:

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sordino import keys, tree
+from sordino.accounting.notes import SYSTEM
 from sordino.budget.noise_level import in_mean, of_reader, of_uplink
 from sordino.budget.plan import Price
 from sordino.budget.schedules import Adaptive
-from sordino.cohorts.draws import Seeded, Unseen
-from sordino.cohorts.kinds import Tossed
-from sordino.cohorts.stragglers import Crew, Stragglers
 from sordino.engine.accounts import Accounts
 from sordino.engine.channels import SumAtSites
 from sordino.engine.inbox import Inbox
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.weights import Weights
-from sordino.ledger.notes import SYSTEM
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
 from sordino.privacy.uplink.robust import fewest
 from sordino.privacy.uplink.stages import Weigh
+from sordino.sampling.draws import Seeded, Unseen
+from sordino.sampling.kinds import Tossed
+from sordino.sampling.stragglers import Crew, Stragglers
 from sordino.tree import Tree
 from sordino.types import NoiseSource, Received, Terms
 

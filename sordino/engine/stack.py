@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from sordino import tree
+from sordino.fast.factored import EVERY, ClientRows, Lazy, Span
 from sordino.keys import Key, signed
-from sordino.lazy import EVERY, ClientRows, Lazy, Span
 from sordino.privacy.readers.padded import PaddedShard
 from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tree import Tree

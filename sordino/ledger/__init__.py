@@ -1,9 +1,9 @@
-"""What was spent, and at what price.
+"""Privacy ledger: what was reserved and spent, kept on disk.
 
 Events, their accountants, calibration, and the ledger that adds up.
 
 >>> from sordino.ledger.books import Charter
->>> from sordino.ledger.currency import ZCDP, cap, cost
+>>> from sordino.accounting.currency import ZCDP, cap, cost
 >>> from sordino.ledger.ledger import Ledger
 >>> charter = Charter("digits", "client", "replace", "server", 1e-5, ZCDP)
 >>> ledger = Ledger.open(":memory:", charter, caps={"ada": cap((1.0,)), "bob": cap((0.2,))})

@@ -14,10 +14,10 @@ from enum import StrEnum
 from operator import add
 from typing import Any, NamedTuple
 
+from sordino.accounting.claims import as_written
+from sordino.accounting.currency import Amount, Currency
+from sordino.accounting.events import Json
 from sordino.errors import LedgerError
-from sordino.ledger.claims import as_written
-from sordino.ledger.currency import Amount, Currency
-from sordino.ledger.events import Json
 from sordino.ledger.storage import damaged
 
 EVERYONE = "*"

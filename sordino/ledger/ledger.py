@@ -28,6 +28,8 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
+from sordino.accounting.currency import Amount
+from sordino.accounting.events import Json
 from sordino.errors import LedgerError
 from sordino.ledger.books import (
     BEFORE,
@@ -44,8 +46,6 @@ from sordino.ledger.books import (
     link,
     read_genesis,
 )
-from sordino.ledger.currency import Amount
-from sordino.ledger.events import Json
 from sordino.ledger.op import Op
 from sordino.ledger.storage import check_pages, damaged, identity, open_database, read_database, refusals, turnstile
 

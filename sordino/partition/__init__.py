@@ -1,4 +1,4 @@
-"""Who holds what.
+"""Divide a data set among clients.
 
 Schemes that divide a data set among clients, and descriptions of the result.
 """

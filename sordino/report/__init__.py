@@ -1,1 +1,1 @@
-"""What a person sees: pages, tables, figures."""
+"""Reports: pages, tables, figures and the live dashboard."""

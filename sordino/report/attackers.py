@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sordino.accounting.claims import standing
+from sordino.accounting.facts import delta_text
 from sordino.attacks.findings import Assault, AttackFinding, BesideGuess, Held, PictureRow, Roc
 from sordino.engine.checkpoint import atomic_write
-from sordino.ledger.claims import standing
-from sordino.ledger.facts import delta_text
 from sordino.report.markup import Html, joined, listed, table, tag
 from sordino.report.pictures import Pixels, png
 from sordino.report.tables import epsilon_text

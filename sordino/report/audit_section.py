@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sordino.attacks.audited import COLUMNS, AuditedPromise, TrainedAudit
+from sordino.audit.audited import COLUMNS, AuditedPromise, TrainedAudit
 from sordino.report.markup import Html, joined, listed, table, tag
 
 PLACE = "audit"  # of the section in a page; what draws the page takes it over as it is

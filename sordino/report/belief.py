@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from sordino.ledger.claims import Adversary, Neighbours, Unit
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.claims import Adversary, Neighbours, Unit
+from sordino.accounting.statement import Guarantee
 from sordino.runs.listing import strongest
 
 PRIOR = 0.01

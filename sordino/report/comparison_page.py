@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
+from sordino.accounting.facts import Epsilon, Fact, Number, delta_text
+from sordino.accounting.statement import Guarantee
 from sordino.engine.checkpoint import atomic_write
-from sordino.evaluate.headlines import HEADLINES, Metric
-from sordino.evaluate.measures import Metrics, Point, curve, headline
-from sordino.evaluate.preparation_cost import flops_until
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit
-from sordino.ledger.facts import Epsilon, Fact, Number, delta_text
-from sordino.ledger.statement import Guarantee
+from sordino.metrics.headlines import HEADLINES, Metric
+from sordino.metrics.measures import Metrics, Point, curve, headline
+from sordino.metrics.preparation_cost import flops_until
 from sordino.report import still
 from sordino.report.belief import subject
 from sordino.report.comparison_table import Row, caption, lines, measured_by, shaped, sources

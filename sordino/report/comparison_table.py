@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from sordino.evaluate.headlines import HEADLINES, Metric
-from sordino.ledger.events import Json
-from sordino.ledger.facts import Fact
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.events import Json
+from sordino.accounting.facts import Fact
+from sordino.accounting.statement import Guarantee
+from sordino.metrics.headlines import HEADLINES, Metric
 from sordino.report.tables import bytes_text
 from sordino.runs.listing import promise
 

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sordino.config import Experiment
-from sordino.errors import LedgerError
-from sordino.ledger.claims import standing
-from sordino.ledger.events import (
+from sordino.accounting.claims import standing
+from sordino.accounting.events import (
     DiscreteGaussian,
     Event,
     Gaussian,
@@ -22,8 +20,10 @@ from sordino.ledger.events import (
     Response,
     leaves,
 )
-from sordino.ledger.facts import delta_text
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.facts import delta_text
+from sordino.accounting.statement import Guarantee
+from sordino.config import Experiment
+from sordino.errors import LedgerError
 from sordino.report.belief import belief, percent, subject
 from sordino.report.tables import epsilon_text
 from sordino.report.words import CHANGE, Described, described, merged

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from sordino.errors import ConfigError
-from sordino.evaluate.headlines import HEADLINES, MEASURED, Headline
-from sordino.evaluate.measures import headline, last_scored, scores
-from sordino.evaluate.rows import RoundRow
+from sordino.metrics.headlines import HEADLINES, MEASURED, Headline
+from sordino.metrics.measures import headline, last_scored, scores
+from sordino.metrics.rows import RoundRow
 from sordino.report.comparison_page import ComparisonFacts, CurvePoint
 from sordino.report.palette import DASHES, LIGHT, SERIES
 from sordino.report.run_facts import RunFacts

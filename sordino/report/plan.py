@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sordino.accounting.claims import standing
 from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Answer, Enough, PlanRow, warning, ways_out
-from sordino.ledger.claims import standing
 from sordino.report.tables import STATUS_STYLE, bytes_text, epsilon_text, guarantees
 from sordino.runs.forecast import Compared, Planned
 

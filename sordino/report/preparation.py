@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys, tree
+from sordino.accounting.facts import Fact
 from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
 from sordino.config import Experiment
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
-from sordino.evaluate.preparation_cost import Cost, Plain, Sent, charged, messages
-from sordino.evaluate.rows import RoundRow
-from sordino.ledger.facts import Fact
-from sordino.public_images import Candidates
+from sordino.metrics.preparation_cost import Cost, Plain, Sent, charged, messages
+from sordino.metrics.rows import RoundRow
 from sordino.report.pictures import Pixels, strip
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
@@ -30,6 +29,7 @@ from sordino.runs.home import ServersHome, source_of
 from sordino.runs.receipt import some_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
+from sordino.synthesis.public_images import Candidates
 from sordino.types import HANDED, Formula
 
 AGAIN = ("public_split", "sklearn_digits", "procedural", "folder")  # sources whose candidates cost little to make again

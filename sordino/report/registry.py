@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 
+from sordino.accounting.events import Json
+from sordino.accounting.statement import Guarantee
 from sordino.errors import ConfigError
-from sordino.ledger.events import Json
-from sordino.ledger.statement import Guarantee
 from sordino.report.as_yaml import as_yaml
 from sordino.report.belief import ONE, rounded_up
 from sordino.report.evidence import Evidence, line

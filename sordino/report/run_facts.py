@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sordino import config
-from sordino.attacks import audited
-from sordino.attacks.audited import TrainedAudit
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
+from sordino.accounting.currency import UNIT
+from sordino.accounting.facts import Fact, Number
+from sordino.accounting.notes import SYSTEM, noised
+from sordino.accounting.statement import Key, epsilons
 from sordino.attacks.findings import Assault
-from sordino.evaluate.evaluation import measured_by
-from sordino.evaluate.measures import warnings
-from sordino.evaluate.preparation_cost import in_front
-from sordino.evaluate.rows import RoundRow
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
-from sordino.ledger.currency import UNIT
-from sordino.ledger.facts import Fact, Number
+from sordino.audit import audited
+from sordino.audit.audited import TrainedAudit
 from sordino.ledger.ledger import Entry
-from sordino.ledger.notes import SYSTEM, noised
-from sordino.ledger.statement import Key, epsilons
+from sordino.metrics.evaluation import measured_by
+from sordino.metrics.measures import warnings
+from sordino.metrics.preparation_cost import in_front
+from sordino.metrics.rows import RoundRow
 from sordino.partition.describe import summary, table
 from sordino.report import preparation
 from sordino.report.attackers import told

@@ -12,10 +12,10 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+from sordino.accounting.facts import Fact
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import LedgerError
-from sordino.evaluate.headlines import in_words
-from sordino.ledger.facts import Fact
+from sordino.metrics.headlines import in_words
 from sordino.report import palette, still
 from sordino.report.markup import Html
 from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather

@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sordino.deploy.identity import fingerprint
-from sordino.deploy.joining import Proposed
+from sordino.accounting.notes import SYSTEM
 from sordino.engine import wire
-from sordino.ledger.notes import SYSTEM
 from sordino.report.belief import subject
 from sordino.report.tables import bytes_text, guarantees
 from sordino.report.words import described, merged
 from sordino.runs.setup import Setup
+from sordino.sites.identity import fingerprint
+from sordino.sites.join import Proposed
 
 
 def plan(console: Console, asked: Proposed) -> None:

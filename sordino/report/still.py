@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from sordino.evaluate.headlines import HEADLINES
-from sordino.evaluate.measures import headline, last_scored, scores
-from sordino.evaluate.rows import RoundRow
+from sordino.metrics.headlines import HEADLINES
+from sordino.metrics.measures import headline, last_scored, scores
+from sordino.metrics.rows import RoundRow
 from sordino.report import attackers, audit_section, palette
 from sordino.report.markup import Html, joined, listed, table, tag
 from sordino.report.run_facts import RunFacts

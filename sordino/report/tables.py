@@ -12,13 +12,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sordino.evaluate.headlines import HEADLINES
-from sordino.evaluate.measures import last_scored, scores, warnings
-from sordino.evaluate.preparation_cost import Reached
-from sordino.evaluate.rows import RoundRow
-from sordino.ledger.claims import Status, standing
-from sordino.ledger.facts import delta_text
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.claims import Status, standing
+from sordino.accounting.facts import delta_text
+from sordino.accounting.statement import Guarantee
+from sordino.metrics.headlines import HEADLINES
+from sordino.metrics.measures import last_scored, scores, warnings
+from sordino.metrics.preparation_cost import Reached
+from sordino.metrics.rows import RoundRow
 from sordino.report.belief import headline
 from sordino.report.words import by_phase
 from sordino.runs.shapes import OfClient, OfPhase, Receipt, ReceiptBudget

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from sordino.ledger.claims import Adversary, Neighbours, Status, Unit, standing
-from sordino.ledger.events import Json
-from sordino.ledger.facts import Epsilon, Fact, delta_text
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
+from sordino.accounting.events import Json
+from sordino.accounting.facts import Epsilon, Fact, delta_text
+from sordino.accounting.statement import Guarantee
 from sordino.report.belief import FORMALITY, believed, subject
 from sordino.runs.shapes import OfPhase
 

@@ -1,1 +1,1 @@
-"""What runs have found: one run, several beside each other, and sweeps."""
+"""Results: one run, comparisons, sweeps and predictions."""

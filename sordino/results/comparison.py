@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino import config
+from sordino.accounting.notes import SYSTEM
+from sordino.accounting.statement import Guarantee, Key
 from sordino.config import Experiment
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
-from sordino.evaluate.evaluation import ways
-from sordino.evaluate.headlines import HEADLINES
-from sordino.evaluate.measures import (
+from sordino.metrics.evaluation import ways
+from sordino.metrics.headlines import HEADLINES
+from sordino.metrics.measures import (
     Measure,
     Metrics,
     at_bytes,
@@ -38,9 +40,7 @@ from sordino.evaluate.measures import (
     traffic,
     worst_tenth,
 )
-from sordino.evaluate.preparation_cost import before, in_front
-from sordino.ledger.notes import SYSTEM
-from sordino.ledger.statement import Guarantee, Key
+from sordino.metrics.preparation_cost import before, in_front
 from sordino.report import comparison_page as pages
 from sordino.report.comparison_page import Composed
 from sordino.report.comparison_table import Measured, Row

@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.evaluate.headlines import HEADLINES, Headline
-from sordino.evaluate.measures import Metrics, final, headline, last_scored, scores, warnings
-from sordino.evaluate.rows import PreparedRow, RoundRow
 from sordino.ledger.books import EVERYONE
+from sordino.metrics.headlines import HEADLINES, Headline
+from sordino.metrics.measures import Metrics, final, headline, last_scored, scores, warnings
+from sordino.metrics.rows import PreparedRow, RoundRow
 from sordino.results.frames import frame
 from sordino.runs.folder import RunFolder, numbers
 from sordino.runs.listing import promised

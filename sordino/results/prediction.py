@@ -21,9 +21,9 @@ from sordino import config, user_code
 from sordino.config import build
 from sordino.data import missing_extra
 from sordino.errors import ConfigError, DataError
-from sordino.evaluate.accuracy import Evaluator
-from sordino.evaluate.rows import Scores
-from sordino.evaluate.scores import scored
+from sordino.metrics.accuracy import Evaluator
+from sordino.metrics.rows import Scores
+from sordino.metrics.scores import scored
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.results.frames import frame

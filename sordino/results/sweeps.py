@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from sordino.accounting.claims import ADVERSARIES
+from sordino.accounting.notes import read_notes
+from sordino.accounting.statement import Guarantee, Key, statement
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
-from sordino.ledger.claims import ADVERSARIES
-from sordino.ledger.notes import read_notes
-from sordino.ledger.statement import Guarantee, Key, statement
 from sordino.report.comparison_page import Composed
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"

@@ -1,4 +1,4 @@
-"""A run, from its experiment to its receipt.
+"""Runs: from settings to a plan, the rounds, the folder and the receipt.
 
 What may be shown, what is private, and how others check it.
 """

@@ -17,11 +17,11 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sordino import user_code
+from sordino.accounting.facts import Fact
 from sordino.data.schema import Column, TextColumn
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError, damaged
-from sordino.evaluate.evaluation import taught_way
-from sordino.ledger.facts import Fact
+from sordino.metrics.evaluation import taught_way
 from sordino.runs import private, seal
 from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import MOST, parsed

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sordino import user_code
+from sordino.accounting.events import Json
 from sordino.config import filled
 from sordino.errors import ConfigError
-from sordino.evaluate.rows import RoundRow
-from sordino.ledger.events import Json
+from sordino.metrics.rows import RoundRow
 from sordino.runs.metrics import shown
 
 

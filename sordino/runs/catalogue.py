@@ -16,8 +16,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple
 
+from sordino.accounting.events import Json
 from sordino.errors import ConfigError
-from sordino.ledger.events import Json
 
 HERE = Path(__file__).parent
 FILE, MEANINGS = HERE / "catalogue.json", HERE / "meanings.toml"
@@ -78,18 +78,18 @@ def asked() -> Json:
 
 
 def _choices() -> dict[str, Choices]:
-    from sordino.algorithms import ALGORITHMS
+    from sordino.algorithms import all_algorithms
     from sordino.budget.schedules import SCHEDULES
-    from sordino.cohorts.by_budget import COHORTS
     from sordino.config import gates
     from sordino.partition.schemes import SCHEMES
-    from sordino.public_images import SOURCES
     from sordino.runs.home import CandidateSettings
+    from sordino.sampling.by_budget import COHORTS
+    from sordino.synthesis.public_images import SOURCES
     from sordino.tasks.nets import NETS
     from sordino.tasks.problems import PROBLEMS
 
     return {
-        "algorithm": Choices(ALGORITHMS),
+        "algorithm": Choices(all_algorithms()),
         "partition": Choices(SCHEMES),
         "model": Choices(NETS),
         "cohort": Choices(COHORTS),

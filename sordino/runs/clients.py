@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sordino import user_code
+from sordino.accounting.notes import SYSTEM
 from sordino.device import CPU
 from sordino.engine.choose_executor import cores
 from sordino.engine.client_states import States
 from sordino.engine.forks import Forks
 from sordino.engine.shards import PreparedShards
 from sordino.engine.site import Site
-from sordino.ledger.notes import SYSTEM
 from sordino.privacy.noise.sources import for_run
 from sordino.runs.setup import Setup
 from sordino.tasks.hands import Hands

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from sordino import user_code
+from sordino.accounting.notes import SYSTEM
 from sordino.config import Engine, Experiment
 from sordino.device import CPU
-from sordino.ledger.notes import SYSTEM
 from sordino.runs.bundle import told_to_nobody
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import DATA

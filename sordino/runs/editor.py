@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sordino.accounting.events import Json
 from sordino.config import Experiment, Section
 from sordino.config.describing import described
-from sordino.ledger.events import Json
 from sordino.runs.catalogue import KEYS, catalogue
 
 DIALECT = "http://json-schema.org/draft-07/schema#"  # the one that TOML editors read

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from sordino import config
+from sordino.accounting.facts import Fact
 from sordino.config import Experiment, began
 from sordino.errors import RunError, damaged
-from sordino.evaluate.rows import PreparedRow, RoundCost, RoundRow
-from sordino.ledger.facts import Fact
 from sordino.ledger.storage import lock
-from sordino.letters.events import Event
+from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
 from sordino.runs.private import FOLDER
 from sordino.runs.shapes import FORMAT, RECEIPT_FORMAT, Environment, LeftInRun, Receipt, parsed
+from sordino.transport.events import Event
 from sordino.version import __version__
 
 F = TypeVar("F", bound=Fact)

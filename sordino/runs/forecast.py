@@ -19,6 +19,10 @@ from typing import NamedTuple
 import torch
 
 from sordino import config
+from sordino.accounting.events import Json
+from sordino.accounting.facts import Fact
+from sordino.accounting.notes import SYSTEM
+from sordino.accounting.statement import Guarantee, Key, unspent
 from sordino.budget.calculator import Enough, PlanRow
 from sordino.config import Experiment
 from sordino.engine import wire
@@ -26,10 +30,6 @@ from sordino.engine.choose_executor import cores
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
-from sordino.ledger.events import Json
-from sordino.ledger.facts import Fact
-from sordino.ledger.notes import SYSTEM
-from sordino.ledger.statement import Guarantee, Key, unspent
 from sordino.runs.clients import forks_of
 from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
 from sordino.runs.population import Population

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from sordino.accounting.events import Json
+from sordino.accounting.notes import SYSTEM
 from sordino.config import Experiment, began
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError, unwritten
-from sordino.ledger.events import Json
-from sordino.ledger.notes import SYSTEM
 from sordino.runs import private
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder

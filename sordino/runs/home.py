@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from sordino import keys
+from sordino.accounting.events import Json
 from sordino.config import Experiment, build, filled, led, parameters
 from sordino.config.wording import check_keys
 from sordino.data import Split
 from sordino.device import CPU, here, on
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.ledger.events import Json
-from sordino.public_images import SOURCES, Candidates, CandidateSource, Wanted, store
-from sordino.public_images.wanted import DISCLOSED
 from sordino.runs.setup import Whole
+from sordino.synthesis.public_images import SOURCES, Candidates, CandidateSource, Wanted, store
+from sordino.synthesis.public_images.wanted import DISCLOSED
 from sordino.types import Examples, Task
 
 

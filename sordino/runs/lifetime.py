@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from sordino.accounting.currency import UNIT
+from sordino.accounting.notes import named, of_a_run, simulated
+from sordino.accounting.statement import statement
 from sordino.errors import LedgerError, RunError
-from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE, Ledger
-from sordino.ledger.notes import named, of_a_run, simulated
 from sordino.ledger.op import Op
-from sordino.ledger.statement import statement
 from sordino.runs.shapes import Lifetime, OfClient, OfRun
 
 SQLITE = b"SQLite format 3\0"

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from sordino.accounting.claims import ADVERSARIES, UNITS, standing
+from sordino.accounting.events import Json
+from sordino.accounting.facts import delta_text
+from sordino.accounting.statement import Guarantee
 from sordino.errors import RunError, SordinoError
-from sordino.evaluate.measures import last_scored
-from sordino.ledger.claims import ADVERSARIES, UNITS, standing
-from sordino.ledger.events import Json
-from sordino.ledger.facts import delta_text
-from sordino.ledger.statement import Guarantee
+from sordino.metrics.measures import last_scored
 from sordino.runs.folder import RunFolder, no_folder
 from sordino.runs.shapes import Receipt
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from sordino.accounting.events import Json
 from sordino.errors import damaged
-from sordino.evaluate.rows import Played
-from sordino.ledger.events import Json
+from sordino.metrics.rows import Played
 from sordino.runs.private import FOLDER
 
 ALWAYS = ("phase", "round", "lost", "model_norm")

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 
 from sordino import tree, user_code
+from sordino.accounting.notes import SYSTEM
 from sordino.config import Experiment, Network, session
 from sordino.engine import checkpoint
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
 from sordino.errors import BudgetExhausted, unwritten
-from sordino.evaluate.rows import RoundCost, RoundRow
-from sordino.ledger.notes import SYSTEM
+from sordino.metrics.rows import RoundCost, RoundRow
 from sordino.round import Outcome
 from sordino.runs import bundle, callbacks, metrics
 from sordino.runs.folder import RunFolder

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sordino import keys, user_code
-from sordino.cohorts.kinds import alike
+from sordino.accounting.events import Json
 from sordino.config import Experiment, build, data_sources, filled
 from sordino.config.session import LENT_PATH
 from sordino.data import SOURCES, Dataset
@@ -25,7 +25,6 @@ from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.ledger.events import Json
 from sordino.partition.rows import Array, RowNumbers, checked, unfit
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
 from sordino.runs import public_inputs
@@ -33,6 +32,7 @@ from sordino.runs.agreement import PublicNumbers
 from sordino.runs.home import ServersRows, source_of
 from sordino.runs.learning_task import check_scheme, check_words, problem_of
 from sordino.runs.refusals import check_everybody_has_data
+from sordino.sampling.kinds import alike
 from sordino.tasks.problems import Problem
 
 LISTED = 8  # names in a sentence

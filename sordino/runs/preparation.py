@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from sordino.accounting.notes import SYSTEM
 from sordino.engine import checkpoint, wire
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
 from sordino.errors import RunError
-from sordino.evaluate.rows import RoundRow
-from sordino.ledger.notes import SYSTEM
+from sordino.metrics.rows import RoundRow
 from sordino.round import Outcome
 from sordino.runs import metrics
 from sordino.runs.folder import RunFolder

@@ -11,23 +11,23 @@ from functools import cached_property
 
 import numpy as np
 
+from sordino.accounting.notes import SYSTEM
+from sordino.accounting.pricing import Pricing
+from sordino.accounting.published_sampling import nominal_multiplier
+from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.budget.plan import Budget, Plan, draft, shared_currency
 from sordino.budget.plans_by_budget import draft_personal
 from sordino.budget.schedules import Adaptive
-from sordino.cohorts.by_budget import Personal, ThresholdPublished
-from sordino.cohorts.kinds import Cohort, alike
 from sordino.config import Privacy
 from sordino.engine.secure_sum import check_gate
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.notes import SYSTEM
-from sordino.ledger.pricing import Pricing
-from sordino.ledger.published_sampling import nominal_multiplier
-from sordino.ledger.statement import lacking
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.stages import Weigh
 from sordino.runs.refusals import check_delta, check_sizes
+from sordino.sampling.by_budget import Personal, ThresholdPublished
+from sordino.sampling.kinds import Cohort, alike
 from sordino.types import Offer
 
 

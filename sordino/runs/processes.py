@@ -12,10 +12,10 @@ from pathlib import Path
 
 from sordino.config import Network
 from sordino.engine import wire
-from sordino.letters.letter import Letterhead
-from sordino.letters.pipes import Pipes
-from sordino.letters.sites import Patience, Sites
 from sordino.runs.setup import Setup
+from sordino.transport.message import Letterhead
+from sordino.transport.pipes import Pipes
+from sordino.transport.sites import Patience, Sites
 
 ROOM = 1 << 26  # bytes of uploads in one letter: what a process holds before it answers
 MANY = 1000  # clients in one letter

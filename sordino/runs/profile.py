@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from sordino.kernels.products import linear
+from sordino.fast.products import linear
 
 EVERY = 0.004  # seconds between two looks
 PACKAGE = PurePath(__file__).parents[1]

@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import load, save
 
 from sordino import config, tree
+from sordino.accounting.events import Json
 from sordino.device import CPU, here, on
 from sordino.engine import wire
 from sordino.engine.choose_executor import device_of
@@ -33,7 +34,6 @@ from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, p
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import RunError
-from sordino.ledger.events import Json
 from sordino.privacy.uplink import Summed
 from sordino.runs.between_ranks import Team, joined, local_rank
 from sordino.runs.interrupts import patience

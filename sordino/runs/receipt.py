@@ -14,16 +14,16 @@ from typing import TypeVar
 
 import numpy as np
 
+from sordino.accounting.currency import UNIT
+from sordino.accounting.notes import SYSTEM, noised, simulated
+from sordino.accounting.pricing import CountedPhase
+from sordino.accounting.statement import Guarantee, beside_scores, of_groups, statement
 from sordino.budget.plan import Plan
 from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
 from sordino.errors import RunError
-from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import EVERYONE
-from sordino.ledger.notes import SYSTEM, noised, simulated
 from sordino.ledger.op import Op
-from sordino.ledger.pricing import CountedPhase
-from sordino.ledger.statement import Guarantee, beside_scores, of_groups, statement
 from sordino.ledger.storage import missing
 from sordino.runs import seal
 from sordino.runs.agreement import Agreement

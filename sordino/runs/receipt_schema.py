@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from sordino.ledger.events import KINDS, Json
-from sordino.ledger.statement import AN_EVENT
+from sordino.accounting.events import KINDS, Json
+from sordino.accounting.statement import AN_EVENT
 from sordino.runs.shapes import RECEIPT_FORMAT, Receipt
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

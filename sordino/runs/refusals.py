@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.budget.plan import Plan
-from sordino.cohorts.kinds import Cohort
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
 from sordino.privacy.readers.covered import check_apart
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import NoiseShare, check_room
 from sordino.privacy.uplink.stages import Weigh
+from sordino.sampling.kinds import Cohort
 from sordino.types import Offer, Task
 
 PURE = "pure"  # the price of Laplace noise, whose promise holds with delta 0

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sordino.accounting.notes import SYSTEM
+from sordino.accounting.statement import Guarantee, statement
 from sordino.algorithms.algorithm import Home
 from sordino.engine.server import Federation
 from sordino.ledger.ledger import MEMORY
-from sordino.ledger.notes import SYSTEM
-from sordino.ledger.statement import Guarantee, statement
 from sordino.runs.setup import Setup
 
 

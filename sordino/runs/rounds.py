@@ -17,7 +17,7 @@ from sordino.engine import checkpoint
 from sordino.engine.executor import Clients, Executor
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError, NonFiniteModel
-from sordino.evaluate.rows import RoundRow, Secure
+from sordino.metrics.rows import RoundRow, Secure
 from sordino.privacy.uplink import Summed
 from sordino.round import Outcome, one_round
 from sordino.runs.metrics import Rows

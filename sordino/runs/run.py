@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sordino import user_code
+from sordino.accounting.notes import SYSTEM, parsed
 from sordino.config import Experiment
 from sordino.device import on
 from sordino.engine.choose_executor import device_of
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.ledger import Ledger, of_run
-from sordino.ledger.notes import SYSTEM, parsed
 from sordino.runs import private
 from sordino.runs.agreement import Agreement
 from sordino.runs.dry import choices

@@ -13,9 +13,9 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+from sordino.accounting.events import Json
 from sordino.errors import LedgerError
 from sordino.ledger import storage
-from sordino.ledger.events import Json
 from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import Receipt
 

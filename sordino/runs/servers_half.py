@@ -16,8 +16,8 @@ from sordino.data.schema import Column
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
-from sordino.evaluate.evaluation import Score
-from sordino.evaluate.rows import Scores
+from sordino.metrics.evaluation import Score
+from sordino.metrics.rows import Scores
 from sordino.runs.agreement import Agreement
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup

@@ -13,30 +13,30 @@ from typing import TypeAlias
 import torch
 
 from sordino import keys, tree, user_code
+from sordino.accounting.pricing import Pricing
 from sordino.algorithms.algorithm import AnyAlgorithm, Home, Known
 from sordino.algorithms.learning import adapting
 from sordino.algorithms.phases import Phase
 from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
 from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
-from sordino.cohorts.by_budget import COHORTS
-from sordino.cohorts.kinds import Cohort, Everyone, check_promises
-from sordino.cohorts.stragglers import Stragglers
 from sordino.config import Engine, Experiment, build, filled, led
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.server import Federation
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError
-from sordino.evaluate.evaluation import ways
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.op import of_phase
-from sordino.ledger.pricing import Pricing
+from sordino.metrics.evaluation import ways
 from sordino.privacy.uplink.robust import check_robust
 from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, lacking_delta, shared
 from sordino.runs.public_inputs import shown_rows
 from sordino.runs.refusals import check_network, check_secure
+from sordino.sampling.by_budget import COHORTS
+from sordino.sampling.kinds import Cohort, Everyone, check_promises
+from sordino.sampling.stragglers import Stragglers
 from sordino.tasks.build import Architecture
 from sordino.tasks.own_loss import LossFunction, loss_named
 from sordino.tree import Tree

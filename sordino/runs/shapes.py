@@ -9,10 +9,10 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError, model_validator
 
+from sordino.accounting.claims import Adversary, Status, Unit, WrittenNeighbours
+from sordino.accounting.facts import Epsilon, Fact, Number
+from sordino.accounting.statement import Guarantee, Written
 from sordino.errors import damaged
-from sordino.ledger.claims import Adversary, Status, Unit, WrittenNeighbours
-from sordino.ledger.facts import Epsilon, Fact, Number
-from sordino.ledger.statement import Guarantee, Written
 
 FORMAT = 1  # of run folders: a folder of any format up to this one is read, by a version of sordino that knows it
 RECEIPT_FORMAT = 2  # of privacy.json

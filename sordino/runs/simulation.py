@@ -19,9 +19,9 @@ from sordino.engine.client_states import States
 from sordino.engine.executor import Executor
 from sordino.engine.shards import Shards
 from sordino.engine.site import Site
-from sordino.evaluate.accuracy import Evaluator
-from sordino.evaluate.evaluation import Evaluation, check, check_models, check_scores
-from sordino.evaluate.own_metrics import metrics_named
+from sordino.metrics.accuracy import Evaluator
+from sordino.metrics.evaluation import Evaluation, check, check_models, check_scores
+from sordino.metrics.own_metrics import metrics_named
 from sordino.runs.clients import clients_of, forks_of, hands_of
 from sordino.runs.home import ServersHome
 from sordino.runs.phases import Methods

@@ -27,13 +27,13 @@ from sordino.engine.forks import ENDING
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.slow_network import Emulated
 from sordino.errors import SordinoError
-from sordino.letters.answers import Refused, said
-from sordino.letters.desk import Desk
-from sordino.letters.letter import Letterhead, peek
-from sordino.letters.pipes import serve, write
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import secret_of
 from sordino.runs.simulation import simulated
+from sordino.transport.answers import Refused, said
+from sordino.transport.desk import Desk
+from sordino.transport.message import Letterhead, peek
+from sordino.transport.pipes import serve, write
 
 
 def main(arguments: list[str]) -> None:

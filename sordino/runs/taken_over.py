@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sordino import tree
+from sordino.accounting.events import Json
+from sordino.accounting.notes import under
 from sordino.engine import checkpoint
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
-from sordino.ledger.events import Json
 from sordino.ledger.ledger import Entry, State
-from sordino.ledger.notes import under
 from sordino.ledger.op import Op
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened

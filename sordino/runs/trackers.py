@@ -20,9 +20,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sordino.accounting.events import Json
+from sordino.accounting.notes import SYSTEM
 from sordino.errors import ConfigError
-from sordino.ledger.events import Json
-from sordino.ledger.notes import SYSTEM
 from sordino.runs.folder import numbers
 from sordino.runs.metrics import shown
 from sordino.runs.shapes import Receipt

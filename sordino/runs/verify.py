@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sordino import user_code
+from sordino.accounting.accountants import EXACT, UPPER
+from sordino.accounting.events import Json
+from sordino.accounting.notes import parsed
 from sordino.config import Experiment
 from sordino.engine.server import Federation
 from sordino.errors import RunError
-from sordino.ledger.accountants import EXACT, UPPER
-from sordino.ledger.events import Json
 from sordino.ledger.ledger import Entry, Ledger, of_run
-from sordino.ledger.notes import parsed
 from sordino.ledger.op import Op
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement

@@ -6,12 +6,12 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sordino.evaluate.measures import last_scored
-from sordino.evaluate.rows import RoundRow, Scores
-from sordino.letters.events import Event
+from sordino.metrics.measures import last_scored
+from sordino.metrics.rows import RoundRow, Scores
 from sordino.runs.folder import RunFolder
 from sordino.runs.listing import promised
 from sordino.runs.shapes import Receipt
+from sordino.transport.events import Event
 
 
 class SiteNow(NamedTuple):

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sordino.accounting.currency import Amount
+from sordino.accounting.facts import Fact
 from sordino.engine.checkpoint import append_line, atomic_write, sync
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
-from sordino.ledger.currency import Amount
-from sordino.ledger.facts import Fact
 from sordino.ledger.ledger import Ledger, State, of_run
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder

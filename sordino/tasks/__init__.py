@@ -1,1 +1,1 @@
-"""What is learned: networks and losses."""
+"""Networks, losses and kinds of labels."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sordino import keys
-from sordino.lazy import take
+from sordino.fast.factored import take
 
 if TYPE_CHECKING:
     from torch import Tensor

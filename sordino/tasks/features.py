@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sordino.errors import ConfigError
-from sordino.lazy import dense
+from sordino.fast.factored import dense
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
 

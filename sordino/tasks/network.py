@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.device import drawing
 from sordino.errors import ConfigError
-from sordino.kernels.for_all import transforming
+from sordino.fast.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.draws import draws, seeded

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.lazy import ClientRows, Part, Ready
+from sordino.fast.factored import ClientRows, Part, Ready
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.losses import WrittenLoss
 from sordino.tasks.memory import remembered, several

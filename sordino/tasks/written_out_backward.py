@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino.kernels.for_all import transforming
-from sordino.kernels.products import linear, times
-from sordino.lazy import Part, Product, Ready, Span
-from sordino.ledger.events import Json
+from sordino.accounting.events import Json
+from sordino.fast.factored import Part, Product, Ready, Span
+from sordino.fast.for_all import transforming
+from sordino.fast.products import linear, times
 from sordino.tasks.nets import Dropout, MeanPool
 from sordino.types import Params
 

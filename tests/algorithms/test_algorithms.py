@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys, tree
-from sordino.algorithms import ALGORITHMS
+from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.scaffold import Client, Scaffold, Server, Up
@@ -179,7 +179,7 @@ def test_steps_stop_in_the_middle_of_an_epoch() -> None:
 @pytest.mark.parametrize("per", ["round", "participation"])
 def test_the_step_size_decays_per_round_or_per_participation(name: str, per: str) -> None:
     """One full-batch step from x moves by eta (g - c_i + c): divide the upload by that and look at eta."""
-    run = quadratics(ALGORITHMS[name](**local(local_steps=1, lr_decay=0.5, lr_decay_per=per)))
+    run = quadratics(all_algorithms()[name](**local(local_steps=1, lr_decay=0.5, lr_decay_per=per)))
     seen: dict[int, list[float]] = {0: [], 1: [], 2: []}
     who = {0: [0, 1], 1: [2, 0], 2: [1, 2], 3: [0, 1]}
     for t in range(4):
@@ -331,7 +331,7 @@ def test_after_one_step_the_client_control_is_the_gradient() -> None:
 )
 def test_impossible_hyper_parameters_are_refused(name: str, field: str, value: Any, code: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        ALGORITHMS[name](**{field: value})
+        all_algorithms()[name](**{field: value})
     assert refusal.value.code == code
 
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Known
 from sordino.algorithms.fedavg import Client, FedAvg
-from sordino.algorithms.fedgen import FedGen
 from sordino.algorithms.moon import Moon
-from sordino.algorithms.vhl import VHL
-from sordino.generators import features
 from sordino.privacy.readers.open import OpenShard
+from sordino.synthesis.fedgen import FedGen
+from sordino.synthesis.generators import features
+from sordino.synthesis.vhl import VHL
 from sordino.tasks.classification import Classification
 from sordino.tasks.contrast import model_contrast, supervised_contrast
 from sordino.types import Params, Received
-from tests.algorithms.slaug.images import DOUBLE, KEY, World, images, shard, task
+from tests.synthesis.slaug.images import DOUBLE, KEY, World, images, shard, task
 
 
 # baselines in closed form ---------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from sordino import config, keys, tree
+from sordino.accounting.accountants import best
+from sordino.accounting.calibrate import exact_multiplier
+from sordino.accounting.events import Gaussian, NonPrivate, Poisson, Repeat
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.published_clipping import adaptive_scale, composed, limit_mu
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.udp import udp
 from sordino.errors import ConfigError, InvalidBudget, UnsoundGuarantee
-from sordino.ledger.accountants import best
-from sordino.ledger.calibrate import exact_multiplier
-from sordino.ledger.events import Gaussian, NonPrivate, Poisson, Repeat
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_clipping import adaptive_scale, composed, limit_mu
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.as_published import Beside, Discounted, OwnNorm, UpdateLevel, UserLevel
 from sordino.privacy.uplink.clip_layers import ClipLayers

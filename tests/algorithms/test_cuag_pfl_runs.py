@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from sordino import config, tree
-from sordino.algorithms import ALGORITHMS
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.published_clipping import composed
+from sordino.algorithms import all_algorithms
 from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.engine.server import Federation
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_clipping import composed
 from sordino.privacy.uplink.as_published import EACH_ROUND, NOT_STEPS, ONE_OF_B, OWN_NORM, PER_LAYER
 from sordino.privacy.uplink.block_sum import runs
 from sordino.privacy.uplink.rates import rates
@@ -206,7 +206,7 @@ def test_all_methods_see_the_same_clients_and_start_from_the_same_model() -> Non
     seen, models = set(), []
     for name in ("fedavg", "scaffold", "pfl_dyn", "udp", "prifedsync", "cuag_pfl"):
         table = {"name": name} | ({"variant": "published"} if name == "cuag_pfl" else {})
-        assert name in ALGORITHMS
+        assert name in all_algorithms()
         parts = simulated(made(table))
         federation = parts.federation(":memory:", "run")
         with federation.ledger:

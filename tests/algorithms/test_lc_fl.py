@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from sordino import tree
+from sordino.accounting.events import Event, from_json
 from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
 from sordino.engine import wire
 from sordino.errors import ConfigError, NonFiniteModel
-from sordino.ledger.events import Event, from_json
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flagged

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from sordino import keys
+from sordino.accounting.accountants import epsilon_by
+from sordino.accounting.calibrate import sampled_multiplier
+from sordino.accounting.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, from_json
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
-from sordino.attacks.bound import Outputs, epsilon_lost, tuned
+from sordino.audit.lower_bounds import Outputs, epsilon_lost, tuned
 from sordino.data import Dataset, Split
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.accountants import epsilon_by
-from sordino.ledger.calibrate import sampled_multiplier
-from sordino.ledger.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, from_json
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import FLAGGED, OF_ONE_UPLOAD, UNBOUNDED, CoordinateLaplace

@@ -13,18 +13,18 @@ import pytest
 import safetensors.torch
 import torch
 
+from sordino.accounting.events import Once, Repeat, Response, from_json
+from sordino.accounting.notes import note
+from sordino.accounting.statement import Guarantee, statement
 from sordino.engine.shards import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, SordinoError
-from sordino.ledger.events import Once, Repeat, Response, from_json
-from sordino.ledger.notes import note
-from sordino.ledger.statement import Guarantee, statement
-from sordino.letters import pipes
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.responses import Responses
 from sordino.runs.private import CLIENTS, FOLDER, secret_of
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
+from sordino.transport import pipes
 from sordino.types import Examples, Work
 from tests.algorithms.lc_fl_runs import EVERYONE, Rounds, made, rows_of, slow
 from tests.laws import warm

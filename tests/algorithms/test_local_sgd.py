@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino import tree
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.local_sgd import LocalSgd
-from tests.algorithms.slaug.images import DOUBLE, KEY, images, shard, task
+from tests.synthesis.slaug.images import DOUBLE, KEY, images, shard, task
 
 
 # momentum -------------------------------------------------------------------------------------------------------------

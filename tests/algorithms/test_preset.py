@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from sordino import algorithms, config
-from sordino.algorithms import ALGORITHMS, fedavg
+from sordino.algorithms import all_algorithms, fedavg
 from sordino.algorithms.client_noise import gaussian_gdp, laplace, noisy_steps
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.dp_prox import dp_prox, dp_sgd
@@ -21,17 +21,17 @@ from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.lc_fl import lc_fl
 from sordino.algorithms.phases import Phased
 from sordino.algorithms.preset import Preset, preset
-from sordino.algorithms.slaug.prepare import Train
-from sordino.algorithms.slaug.slaug_fl import slaug_fl
-from sordino.algorithms.slaug.training import Calibrated
 from sordino.algorithms.udp import WholeModel, udp
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.runs.forecast import Forecast
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
+from sordino.synthesis.slaug.prepare import Train
+from sordino.synthesis.slaug.slaug_fl import slaug_fl
+from sordino.synthesis.slaug.training import Calibrated
 from tests.laws.cases import CASES
 
-PRESETS = {name: made for name, made in ALGORITHMS.items() if isinstance(made, Preset)}
+PRESETS = {name: made for name, made in all_algorithms().items() if isinstance(made, Preset)}
 # what a method decides itself: every field of its base that is missing in what may be set
 DECIDED = {
     "dp_sgd": {"local_steps", "local_epochs", "batch_size"},
@@ -48,7 +48,7 @@ def trained(made: Any) -> Any:
 
 
 def built(name: str, **settings: Any) -> Any:
-    return config.build({"name": name, **settings}, ALGORITHMS, "algorithm")
+    return config.build({"name": name, **settings}, all_algorithms(), "algorithm")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -220,9 +220,9 @@ def test_slaug_takes_what_its_training_takes() -> None:
 
 
 def test_files_give_the_names() -> None:
-    assert {"fedavg", "scaffold", "laplace", "slaug_fl", "fedavgm", "ditto"} <= ALGORITHMS.keys()
-    assert list(ALGORITHMS) == sorted(ALGORITHMS)
-    assert all(made.__module__.startswith("sordino.algorithms.") for made in ALGORITHMS.values())
+    assert {"fedavg", "scaffold", "laplace", "slaug_fl", "fedavgm", "ditto"} <= all_algorithms().keys()
+    assert list(all_algorithms()) == sorted(all_algorithms())
+    assert all(made.__module__.startswith("sordino.algorithms.") for made in all_algorithms().values())
 
 
 def test_a_new_name_in_a_file_is_found_and_a_second_one_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_new_name_in_a_file_is_found_and_a_second_one_refused(monkeypatch: pyt
     brand_new.__module__ = fedavg.__name__
     monkeypatch.setattr(fedavg, "a", preset(FedAvg())(brand_new), raising=False)
     found = algorithms._listed()
-    assert found.keys() - ALGORITHMS.keys() == {"brand_new"}
+    assert found.keys() - all_algorithms().keys() == {"brand_new"}
     brand_new.__name__ = "laplace"
     monkeypatch.setattr(fedavg, "a", preset(FedAvg())(brand_new))
     with pytest.raises(TypeError, match="two algorithms are called 'laplace'"):
@@ -240,17 +240,17 @@ def test_a_new_name_in_a_file_is_found_and_a_second_one_refused(monkeypatch: pyt
 
 
 def test_every_name_has_a_row_of_laws() -> None:
-    assert ALGORITHMS.keys() == {case.algorithm["name"] for case in CASES}
+    assert all_algorithms().keys() == {case.algorithm["name"] for case in CASES}
 
 
 def test_a_file_of_a_users_own_enters_no_list(tmp_path: Path) -> None:
-    before = dict(ALGORITHMS)
+    before = dict(all_algorithms())
 
     class Mine(FedAvg, name="fedavg"):
         pass
 
-    assert before == ALGORITHMS
-    assert ALGORITHMS["fedavg"] is FedAvg
+    assert before == all_algorithms()
+    assert all_algorithms()["fedavg"] is FedAvg
     assert issubclass(Mine, FedAvg)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sordino import tree
+from sordino.accounting.events import Repeat, Response, from_json
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.events import Repeat, Response, from_json
 from sordino.privacy.noise.privunit import parameters
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink

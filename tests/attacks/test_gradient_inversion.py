@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import config, keys, tree
+from sordino.accounting.claims import ADVERSARIES, Adversary
 from sordino.attacks.assault import assault
 from sordino.attacks.attack import judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
@@ -23,8 +24,7 @@ from sordino.attacks.methods.dlg import DeepLeakage
 from sordino.attacks.methods.idlg import ImprovedLeakage
 from sordino.attacks.methods.inverting_gradients import InvertingGradients
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, likeness
-from sordino.attacks.sources import Silent
-from sordino.ledger.claims import ADVERSARIES, Adversary
+from sordino.audit.noise_sources import Silent
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, mlp
 from sordino.types import NoiseSource, Params

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sordino import keys
+from sordino.accounting.gaussian_dp import mu_of
 from sordino.attacks import inversion
 from sordino.attacks.likeness import psnr, ranks, ssim
-from sordino.ledger.gaussian_dp import mu_of
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.types import Examples, Grant

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sordino import config
-from sordino.ledger.accountants import epsilon_by
-from sordino.ledger.currency import UNIT
-from sordino.ledger.events import Gaussian, Poisson, Repeat, Together
-from sordino.ledger.pricing import CountedPhase, Renyi, best_order, budget_at, counted_phases
+from sordino.accounting.accountants import epsilon_by
+from sordino.accounting.currency import UNIT
+from sordino.accounting.events import Gaussian, Poisson, Repeat, Together
+from sordino.accounting.pricing import CountedPhase, Renyi, best_order, budget_at, counted_phases
 from sordino.runs.forecast import Forecast
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from sordino.accounting.currency import UNIT
+from sordino.accounting.pricing import Renyi
 from sordino.budget.plan import Budget, Plan, Price, draft
 from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.books import Charter
-from sordino.ledger.currency import UNIT
 from sordino.ledger.ledger import Ledger
-from sordino.ledger.pricing import Renyi
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.runs.simulation import simulated
 from sordino.types import Offer

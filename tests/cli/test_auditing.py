@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sordino.ledger.gaussian_dp import epsilon_of
+from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.privacy.noise.laws import GaussianNoise
 from tests.helpers.command_line import spoken
 

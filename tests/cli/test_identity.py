@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sordino.deploy.certificates import of_server, of_site
-from sordino.deploy.identity import AllowList
+from sordino.sites.identity import AllowList
+from sordino.sites.trial_certificates import of_server, of_site
 from tests.helpers.command_line import Said
 
 Cli = Callable[..., Said]

@@ -16,7 +16,7 @@ import pytest
 import typer.main
 
 from sordino import errors
-from sordino.algorithms import ALGORITHMS
+from sordino.algorithms import all_algorithms
 from sordino.cli.main import app
 from sordino.config import parameters
 from sordino.errors import SordinoError
@@ -160,12 +160,12 @@ def test_an_output_below_a_file_is_refused(cli: Callable[..., Said], tmp_path: P
 
 def test_algorithms_are_listed_with_their_parameters(cli: Callable[..., Said]) -> None:
     listed = json.loads(cli("algorithms", "--json").out)
-    assert set(listed) == set(ALGORITHMS)
-    for name, made in ALGORITHMS.items():
+    assert set(listed) == set(all_algorithms())
+    for name, made in all_algorithms().items():
         assert set(listed[name]["parameters"]) == set(parameters(made))
         assert listed[name]["summary"]
     shown = cli("algorithms").out
-    assert all(name in shown for name in ALGORITHMS)
+    assert all(name in shown for name in all_algorithms())
 
 
 def test_what_was_spent(run: Path, cli: Callable[..., Said]) -> None:

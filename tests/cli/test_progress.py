@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from sordino import config
+from sordino.accounting.statement import statement
 from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
-from sordino.evaluate.rows import RoundRow, Scores
-from sordino.ledger.statement import statement
+from sordino.metrics.rows import RoundRow, Scores
 from sordino.runs.play import Progress
 from sordino.runs.receipt import opened
 from sordino.runs.run import start
@@ -138,7 +138,7 @@ def spending_plan(unit: str, epsilon: float) -> Any:
 )
 def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = SimpleNamespace(subject=("example", "replace", "server"), epsilon=41.0, status=status)
-    monkeypatch.setattr("sordino.ledger.statement.statement", lambda *_: [row])
+    monkeypatch.setattr("sordino.accounting.statement.statement", lambda *_: [row])
     assert Eager().text(made_up(1)) == text
 
 
@@ -164,7 +164,7 @@ def share_of_time(kind: type[LiveSpending], cost: float, round_time: float, monk
         composed += cost
         return [row]
 
-    monkeypatch.setattr("sordino.ledger.statement.statement", slow)
+    monkeypatch.setattr("sordino.accounting.statement.statement", slow)
     spending = kind(clock)
     for t in range(int(1000 * max(cost, 1) / round_time)):
         clock.now += round_time

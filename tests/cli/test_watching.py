@@ -20,7 +20,7 @@ from rich.console import Console
 from sordino import config
 from sordino.cli import main, watching
 from sordino.cli.watching import connected, line
-from sordino.evaluate.rows import Scores
+from sordino.metrics.rows import Scores
 from sordino.runs import folder
 from sordino.runs.folder import RunFolder
 from sordino.runs.listing import promise

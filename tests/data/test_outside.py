@@ -178,9 +178,9 @@ def test_a_site_is_told_before_it_consents(
     tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sordino import config
-    from sordino.deploy import agreed
-    from sordino.deploy.invitation import invite
     from sordino.runs.signature import private_key
+    from sordino.sites import agreement_file as agreed
+    from sordino.sites.invitation import invite
 
     study(tmp_path)
     mine = saved(tmp_path, rows(sex=lambda i: "x" if i < 7 else "m"), "mine.csv")

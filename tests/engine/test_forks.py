@@ -19,7 +19,7 @@ from sordino import tree
 from sordino.engine import common_memory, forks, site
 from sordino.engine.common_memory import Ends, Spoken, apart, whole
 from sordino.engine.forks import Answers, Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit
-from sordino.lazy import ClientRows, Matrix, Scaled, Span
+from sordino.fast.factored import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
 from sordino.types import NoiseSource
 from tests.laws.cases import BY_NAME, Case

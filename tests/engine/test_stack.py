@@ -18,8 +18,8 @@ from sordino import config, keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine import site as clients
 from sordino.engine import stack
+from sordino.fast.factored import ClientRows, Moved, Part, Product, Scaled, Span, Zero, dense, take
 from sordino.keys import Key
-from sordino.lazy import ClientRows, Moved, Part, Product, Scaled, Span, Zero, dense, take
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.total import Total
 from sordino.runs.simulation import Simulation, simulated

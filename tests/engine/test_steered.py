@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.algorithms.fedavg import FedAvg
-from sordino.lazy import dense
+from sordino.fast.factored import dense
 from sordino.types import Terms
 from tests.engine.test_stack import CLOSE, apart, calls, made
 

@@ -10,19 +10,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.config import Experiment
-from sordino.deploy.agreed import AgreedClient, SitesAgreement, about
-from sordino.deploy.key_holder import KeyHolder
-from sordino.deploy.membership import Membership
-from sordino.deploy.secure_sums import peers_of
-from sordino.deploy.servers_side import PostOffice, ServersSide
 from sordino.engine.shards import Shards
 from sordino.ledger.ledger import Entry
-from sordino.letters.carrier import Carrier
-from sordino.letters.encrypted_sites import HOLDER
-from sordino.letters.events import ROUTINE, Event
-from sordino.letters.in_process import InProcess
-from sordino.letters.letter import Letterhead
-from sordino.letters.sites import Patience
 from sordino.runs.folder import RunFolder
 from sordino.runs.founding import environment_of, found
 from sordino.runs.phases import Methods, decided
@@ -30,6 +19,17 @@ from sordino.runs.play import Ended, play
 from sordino.runs.receipt import opened
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import settle, simulated
+from sordino.sites.agreement_file import AgreedClient, SitesAgreement, about
+from sordino.sites.encrypted_sites import HOLDER
+from sordino.sites.key_holder import KeyHolder
+from sordino.sites.membership import Membership
+from sordino.sites.secure_sums import peers_of
+from sordino.sites.servers_side import PostOffice, ServersSide
+from sordino.transport.carrier import Carrier
+from sordino.transport.events import ROUTINE, Event
+from sordino.transport.in_process import InProcess
+from sordino.transport.message import Letterhead
+from sordino.transport.sites import Patience
 from tests.laws.cases import CASES
 
 SERVER = "server"

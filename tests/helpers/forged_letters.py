@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sordino.deploy.membership import Membership
 from sordino.engine import wire
 from sordino.engine.commands import Command, Round, Score
-from sordino.letters.answers import heard
-from sordino.letters.letter import Letterhead, peek
+from sordino.sites.membership import Membership
+from sordino.transport.answers import heard
+from sordino.transport.message import Letterhead, peek
 from tests.helpers.between_sites import SERVER, Federated
 from tests.laws.cases import BY_NAME
 

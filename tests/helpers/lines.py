@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sordino.deploy.certificates import Signed, Times, authority, make, of_server, of_site, pems, signed
-from sordino.letters import grpc_line
-from sordino.letters.attending import attend
-from sordino.letters.certificates import Certificates
-from sordino.letters.rpc import Rpc
+from sordino.sites import grpc_line
+from sordino.sites.client_line import attend
+from sordino.sites.grpc_server import Rpc
+from sordino.sites.tls import Certificates
+from sordino.sites.trial_certificates import Signed, Times, authority, make, of_server, of_site, pems, signed
 
 HOST = "127.0.0.1"
 MOST = 8 << 20

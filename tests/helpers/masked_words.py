@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sordino.secure.secagg_client import Participant
-from sordino.secure.secagg_server import Aggregator
+from sordino.secagg.secagg_client import Participant
+from sordino.secagg.secagg_server import Aggregator
 
 Words = dict[tuple[int, int], np.ndarray]  # by round and client
 

@@ -23,13 +23,15 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.data import Split
 from sordino.data.digits import load as digits
-from sordino.deploy import agreed, certificates, identity
-from sordino.deploy.joining import data_key
-from sordino.deploy.own_data import OwnData
-from sordino.letters.encrypted_sites import HOLDER
 from sordino.runs.run import start
 from sordino.runs.signature import generate, private_key, public_key
 from sordino.runs.simulation import simulated
+from sordino.sites import agreement_file as agreed
+from sordino.sites import identity
+from sordino.sites import trial_certificates as certificates
+from sordino.sites.encrypted_sites import HOLDER
+from sordino.sites.join import data_key
+from sordino.sites.own_data import OwnData
 from tests.laws import warm
 from tests.laws.cases import Case
 

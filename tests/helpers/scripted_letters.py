@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sordino.deploy.membership import Membership
 from sordino.engine.commands import Command, Mask, Round, understood
-from sordino.letters import remote_sites, sites
-from sordino.letters.answers import Refused, heard
-from sordino.letters.carrier import Arrived
-from sordino.letters.encrypted_sites import HOLDER
-from sordino.letters.in_process import InProcess, Reply
-from sordino.letters.letter import Letter, peek
-from sordino.letters.sites import Patience
+from sordino.sites import remote_sites
+from sordino.sites.encrypted_sites import HOLDER
+from sordino.sites.membership import Membership
+from sordino.transport import sites
+from sordino.transport.answers import Refused, heard
+from sordino.transport.carrier import Arrived
+from sordino.transport.in_process import InProcess, Reply
+from sordino.transport.message import Letter, peek
+from sordino.transport.sites import Patience
 from tests.helpers.between_sites import SERVER, Federated
 from tests.stories.secure_sums.sums import Table, rows
 

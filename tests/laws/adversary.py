@@ -25,13 +25,12 @@ import numpy as np
 import pytest
 
 from sordino import tree
-from sordino.cohorts import draws
+from sordino.accounting.statement import statement
 from sordino.config import Experiment
 from sordino.data import SOURCES, Dataset
 from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import Ledger
-from sordino.ledger.statement import statement
 from sordino.privacy.noise.sources import System
 from sordino.report.run_facts import gather
 from sordino.runs.folder import RunFolder
@@ -40,6 +39,7 @@ from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trackers import TRACKERS, tracked
 from sordino.runs.verify import verify
+from sordino.sampling import draws
 from sordino.types import Terms
 from tests.helpers.put_back import put_back
 from tests.laws.traces import Killed, die_after

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 
 from sordino import config
-from sordino.cohorts.draws import Seeded
+from sordino.accounting import statement as statements
+from sordino.accounting.covering import covered
+from sordino.accounting.notes import read_notes
 from sordino.config import Experiment
 from sordino.data import tabular
 from sordino.data.dataset import Dataset, stratified
 from sordino.engine import server as servers
 from sordino.keys import fold, root
-from sordino.ledger import statement as statements
-from sordino.ledger.covering import covered
-from sordino.ledger.notes import read_notes
 from sordino.runs import metrics
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 from sordino.runs.witness import Witness
+from sordino.sampling.draws import Seeded
 from tests.laws import adversary
 from tests.laws.adversary import Seen, draws_of_each_round, guessed, other_example, play, raw, tells_apart
 from tests.laws.cases import CASES, CENTRAL, Case

@@ -22,15 +22,15 @@ import safetensors.torch
 import torch
 
 from sordino import keys, tree
-from sordino.algorithms import ALGORITHMS
+from sordino.accounting.notes import parsed
+from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE, State
-from sordino.ledger.notes import parsed
-from sordino.letters import pipes
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
+from sordino.transport import pipes
 from sordino.types import Grant, Shard, Task, Terms
 from tests.laws import warm
 from tests.laws.cases import BY_NAME, CASES, CLIENTS, ROUNDS, Case
@@ -69,7 +69,7 @@ class Shared(FedAvg):
 
 
 def test_the_order_law_catches_shared_randomness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALGORITHMS, "shared", Shared)
+    monkeypatch.setitem(all_algorithms(), "shared", Shared)
     case = Case("shared", {"name": "shared"})
     torch.manual_seed(0)
     straight = finished(case.experiment(), tmp_path / "straight")
@@ -105,7 +105,7 @@ class Hoarding(FedAvg):
 
 
 def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALGORITHMS, "hoarding", Hoarding)
+    monkeypatch.setitem(all_algorithms(), "hoarding", Hoarding)
     case = Case("hoarding", {"name": "hoarding"}, more={"engine": {"executor": "loop", "workers": 1}})
     straight = finished(case.experiment(), tmp_path / "straight")
     Hoarding.calls = 0

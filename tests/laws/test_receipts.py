@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from sordino.accounting.events import NonPrivate, leaves
+from sordino.accounting.notes import read_notes
 from sordino.errors import LedgerError
-from sordino.ledger.events import NonPrivate, leaves
-from sordino.ledger.notes import read_notes
 from sordino.runs.receipt import opened
 from sordino.runs.receipt_schema import receipt_schema
 from sordino.runs.verify import verify

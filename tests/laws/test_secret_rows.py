@@ -20,14 +20,15 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.data import folders
 from sordino.data.schema import TableSchema
-from sordino.deploy import agreed, own_data
-from sordino.deploy.agreed import AboutData, SitesAgreement, about
-from sordino.deploy.own_data import OwnData
-from sordino.deploy.serving import settled
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.runs import public_inputs
 from sordino.runs.agreement import PublicNumbers
 from sordino.runs.population import Population
+from sordino.sites import agreement_file as agreed
+from sordino.sites import own_data
+from sordino.sites.agreement_file import AboutData, SitesAgreement, about
+from sordino.sites.own_data import OwnData
+from sordino.sites.serve import settled
 from tests.laws.adversary import Seen, play, tells_apart
 
 Change = dict[str, Any]

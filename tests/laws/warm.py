@@ -110,7 +110,7 @@ def complaining(file: Path) -> list[int]:
 
 
 def stand_in() -> Any:
-    """What `sordino.letters.pipes` may use instead of `subprocess`."""
+    """What `sordino.transport.pipes` may use instead of `subprocess`."""
     return types.SimpleNamespace(Popen=Process, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
 
 
@@ -189,9 +189,9 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
     import sordino.report.tables  # noqa: F401
     from sordino import config
     from sordino.cli import main
-    from sordino.letters import pipes
     from sordino.runs import site_process
     from sordino.runs.run import start
+    from sordino.transport import pipes
 
     few = ["rounds=1", "partition=iid", "partition.clients=2"]
     with tempfile.TemporaryDirectory() as folder:

@@ -21,9 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from sordino.accounting.currency import ZCDP, Amount, Currency
 from sordino.errors import LedgerError
 from sordino.ledger import ledger as ledger_module
-from sordino.ledger.currency import ZCDP, Amount, Currency
 from sordino.ledger.ledger import Charter, Ledger, State
 
 PLAN = b"the plan"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sordino.accounting.currency import UNIT, ZCDP
 from sordino.errors import SordinoError
-from sordino.ledger.currency import UNIT, ZCDP
 from sordino.ledger.ledger import Charter
 
 TENTH = UNIT // 10

@@ -14,9 +14,9 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
+from sordino.accounting.currency import UNIT, Amount, Currency
 from sordino.errors import LedgerError
 from sordino.ledger.books import Books
-from sordino.ledger.currency import UNIT, Amount, Currency
 from sordino.ledger.ledger import Ledger, State
 from tests.ledger.ledger_workers import Model, World, folder_in_memory
 from tests.ledger.small import CHARTER, ONE, TENTH, code_of

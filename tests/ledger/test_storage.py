@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from sordino.accounting.currency import PURE, ZCDP, cap, cost
 from sordino.errors import LedgerError
 from sordino.ledger import storage
 from sordino.ledger.books import link
-from sordino.ledger.currency import PURE, ZCDP, cap, cost
 from sordino.ledger.ledger import Ledger, State
 from tests.ledger.small import CHARTER, ONE, code_of
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from sordino.accounting.currency import Amount
 from sordino.errors import LedgerError
-from sordino.ledger.currency import Amount
 from sordino.ledger.ledger import State
 from tests.ledger.ledger_workers import (
     KILL_POINTS,

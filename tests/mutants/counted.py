@@ -6,7 +6,7 @@ from tests.mutants.mutant import one
 
 COUNTED = "tests/laws/test_counted_or_not.py"
 READERS = "tests/privacy/readers"
-COVERING = "tests/ledger/test_covering.py"
+COVERING = "tests/accounting/test_covering.py"
 COMPRESSION = "tests/privacy/uplink/test_compression.py"
 
 
@@ -34,14 +34,14 @@ COUNTED_OR_NOT = [
     ),
     one(
         "a sample is amplified for a unit that is replaced",
-        "ledger/accountants.py",
+        "accounting/accountants.py",
         'if neighbours != "zero_out":',
         "if False:",
-        "tests/ledger/test_accountants.py::test_refusals",
+        "tests/accounting/test_accountants.py::test_refusals",
     ),
     one(
         "replaced in one step",
-        "ledger/covering.py",
+        "accounting/covering.py",
         'return 2 if how == "zero_out" else None',
         'return 1 if how == "zero_out" else None',
         f"{COVERING}::test_a_claim_covers_what_so_many_of_its_changes_reach",
@@ -62,28 +62,28 @@ COUNTED_OR_NOT = [
     ),
     one(
         "rates are looked at after the round was paid",
-        "deploy/purse.py",
+        "sites/purse.py",
         "        self._check_learned(phase, command, asked.messages)\n",
         "",
-        "tests/deploy/test_purse.py::test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing",
+        "tests/sites/test_purse.py::test_a_rate_that_the_bound_is_not_for_is_refused_and_costs_nothing",
     ),
     one(
         "two steps at e^epsilon delta",
-        "ledger/covering.py",
+        "accounting/covering.py",
         "if (1 + math.exp(epsilon)) * smaller <= delta:",
         "if math.exp(epsilon) * smaller <= delta:",
         f"{COVERING}::test_two_steps_are_never_below_the_exact_price",
     ),
     one(
         "a row that is as sure as its surest client",
-        "ledger/statement.py",
+        "accounting/statement.py",
         "status = max((each.status for each in costs), key=STATUSES.index)\n    if not",
         "status = min((each.status for each in costs), key=STATUSES.index)\n    if not",
         f"{COVERING}::test_a_row_is_no_surer_than_its_least_sure_client",
     ),
     one(
         "an epsilon while it runs that is as sure as its surest client",
-        "ledger/statement.py",
+        "accounting/statement.py",
         "status = max((each.status for each in costs), key=STATUSES.index)\n                found",
         "status = min((each.status for each in costs), key=STATUSES.index)\n                found",
         f"{COVERING}::test_a_row_is_no_surer_than_its_least_sure_client",
@@ -104,7 +104,7 @@ COUNTED_OR_NOT = [
     ),
     one(
         "what the tables lack is on one side",
-        "ledger/statement.py",
+        "accounting/statement.py",
         "return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0",
         "return drift if drift else 0.0",
         f"{COVERING}::test_what_the_noise_tables_lack_is_taken_out_of_delta",

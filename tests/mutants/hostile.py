@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant, one
 
 ADVERSARY = "tests/laws/test_adversary.py"
 BINDING = "tests/runs/test_binding.py"
-COVERING = "tests/ledger/test_covering.py"
+COVERING = "tests/accounting/test_covering.py"
 RESUME = "tests/runs/test_resume.py"
 WITNESS = "tests/runs/test_witness.py"
 ABSENT = "tests/privacy/test_absent.py"
@@ -31,7 +31,7 @@ HOSTILE = [
     ),
     one(
         "the same coins in every run",
-        "cohorts/draws.py",
+        "sampling/draws.py",
         "return self._source.words(count).cpu().numpy().view(np.uint64)",
         "return keys.words(count, count)",
         TWO_TELL,
@@ -53,49 +53,49 @@ HOSTILE = [
     # statements
     one(
         "a claim of a smaller unit covers a larger one",
-        "ledger/covering.py",
+        "accounting/covering.py",
         "if UNITS.index(unit) < UNITS.index(part) or",
         "if UNITS.index(unit) > UNITS.index(part) or",
         f"{COVERING}::test_no_claim_covers_more_than_its_own",
     ),
     one(
         "taken away and put back counted once",
-        "ledger/covering.py",
+        "accounting/covering.py",
         'return 1 if how == "replace" else 2',
         "return 1",
         f"{COVERING}::test_a_claim_covers_what_so_many_of_its_changes_reach",
     ),
     one(
         "a release that says nothing costs nothing",
-        "ledger/covering.py",
+        "accounting/covering.py",
         "if open_ or silent:",
         "if open_:",
         f"{COVERING}::test_relations_are_composed_and_not_printed_side_by_side",
     ),
     one(
         "a raw release beside noised ones is passed over",
-        "ledger/covering.py",
+        "accounting/covering.py",
         "if open_ or silent:",
         "if silent:",
         f"{COVERING}::test_pixels_beside_a_raw_upload_are_not_protected",
     ),
     one(
         "equal releases counted once",
-        "ledger/covering.py",
+        "accounting/covering.py",
         "append(Repeat(together, count) if count > 1 else together)",
         "append(together)",
         f"{COVERING}::test_relations_are_composed_and_not_printed_side_by_side",
     ),
     one(
         "two kinds of claims at the whole delta each",
-        "ledger/covering.py",
+        "accounting/covering.py",
         "summed = math.fsum(_alone(part, delta / len(parts), every).epsilon for part in parts)",
         "summed = math.fsum(_alone(part, delta, every).epsilon for part in parts)",
         f"{COVERING}::test_a_sample_that_cannot_be_stretched_is_summed",
     ),
     one(
         "a sampled noise stretched like a plain one",
-        "ledger/covering.py",
+        "accounting/covering.py",
         "        return None if inner is None else Once(event.name, inner)",
         "        return None if inner is None else Once(event.name, inner)\n"
         "    if hasattr(event, 'rate'):\n        return type(event)(event.rate, stretch(event.event, number))",
@@ -103,7 +103,7 @@ HOSTILE = [
     ),
     one(
         "what the tables lack forgotten",
-        "ledger/statement.py",
+        "accounting/statement.py",
         "* drift if drift else 0.0",
         "* 0.0 if drift else 0.0",
         f"{COVERING}::test_what_the_noise_tables_lack_is_taken_out_of_delta",
@@ -177,7 +177,7 @@ HOSTILE = [
     ),
     one(
         "entries of another noise are no simulation",
-        "ledger/notes.py",
+        "accounting/notes.py",
         "return any(parsed(text).noise != SYSTEM for text in texts)",
         "return all(parsed(text).noise != SYSTEM for text in texts) and False",
         f"{BINDING}::test_a_simulation_does_not_become_real_by_one_word",
@@ -300,10 +300,10 @@ HOSTILE = [
     ),
     one(
         "what each client is told goes to all",
-        "letters/sites.py",
+        "transport/sites.py",
         "wire.encode(self.header(t), self.told(down, k)) for k in clients",
         "wire.encode(self.header(t), down) for k in clients",
-        "tests/letters/test_pipes.py::test_what_one_client_is_told_goes_to_it_alone",
+        "tests/transport/test_pipes.py::test_what_one_client_is_told_goes_to_it_alone",
     ),
     # tables, ledgers, clients
     one(

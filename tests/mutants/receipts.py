@@ -10,10 +10,10 @@ VERIFY = "tests/runs/test_verify.py"
 RECEIPTS = [
     one(
         "a sampled discrete Gaussian that costs nothing at orders between two integers",
-        "ledger/accountants.py",
+        "accounting/accountants.py",
         "known.get(order, math.inf)",
         "known.get(order, 0.0)",
-        "tests/ledger/test_accountants.py::test_a_sampled_discrete_gaussian_is_known_at_whole_orders_alone",
+        "tests/accounting/test_accountants.py::test_a_sampled_discrete_gaussian_is_known_at_whole_orders_alone",
     ),
     one(
         "accountants that contradict each other pass",

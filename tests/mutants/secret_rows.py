@@ -6,7 +6,7 @@ from tests.mutants.mutant import one
 
 SOURCES = "tests/privacy/noise/test_sources.py"
 INVERSION = "tests/attacks/test_gradient_inversion.py"
-AUDIT = "tests/attacks/test_audit.py"
+AUDIT = "tests/audit/test_audit.py"
 MEMORY = "tests/tasks/test_memory.py"
 OWN_CODE = "tests/runs/test_own_code.py"
 SECRETS = "tests/laws/test_secret_rows.py"
@@ -43,14 +43,14 @@ SECRET_ROWS = [
     ),
     one(
         "a site announces whatever it has learned",
-        "deploy/own_data.py",
+        "sites/own_data.py",
         "        check_announced(held.experiment.data, held.learned_from_rows)",
         "        pass",
         f"{SECRETS}::test_two_announcements_give_no_row_back",
     ),
     one(
         "a server plays what rows decide",
-        "deploy/serving.py",
+        "sites/serve.py",
         "    check_announced(experiment.data)",
         "    pass",
         f"{SECRETS}::test_no_server_and_no_site_plays_what_rows_decide",
@@ -150,7 +150,7 @@ SECRET_ROWS = [
     ),
     one(
         "an audit that boasts of its power",
-        "attacks/audit.py",
+        "audit/gates.py",
         "strict=True) if one.verdict == CAUGHT)",
         "strict=True) if one.verdict == CAUGHT or lacks > SHORT)",
         f"{AUDIT}::test_an_audit_says_which_missing_noise_it_would_notice",

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from tests.mutants.mutant import one
 
-SHAMIR = "tests/secure/test_shamir.py"
-MASKS = "tests/secure/test_masks.py"
+SHAMIR = "tests/secagg/test_shamir.py"
+MASKS = "tests/secagg/test_masks.py"
 
 
 SUMS = [
     one(
         "shares whose polynomial is zero between its ends",
-        "secure/shamir.py",
+        "secagg/shamir.py",
         "*(secrets.randbelow(PRIME) for _ in range(threshold - 1))",
         "*(secrets.randbelow(PRIME) if i == 0 else 0 for i in range(threshold - 1))",
         f"{SHAMIR}::test_every_coefficient_of_every_secret_is_drawn_anew",
     ),
     one(
         "shares that are sealed with one nonce",
-        "secure/masks.py",
+        "secagg/masks.py",
         "nonce = os.urandom(12)",
         "nonce = bytes(12)",
         f"{MASKS}::test_equal_messages_are_sealed_differently",
     ),
     one(
         "masks that do not depend on the round",
-        "secure/masks.py",
+        "secagg/masks.py",
         'return derive(agree(own, peer), context, b"mask"',
         'return derive(agree(own, peer), b"", b"mask"',
         f"{MASKS}::test_a_pair_shares_another_mask_in_every_round",

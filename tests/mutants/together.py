@@ -40,17 +40,17 @@ TOGETHER = [
     ),
     one(
         "a large product without the rows that are left over",
-        "kernels/products.py",
+        "fast/products.py",
         "yield slice(start, rows), False",
         "yield slice(start, start), False",
-        "tests/kernels/test_products.py::test_products_of_matrices_that_lie_across",
+        "tests/fast/test_products.py::test_products_of_matrices_that_lie_across",
     ),
     one(
         "clients of a stack whose hidden dimension lies elsewhere",
-        "kernels/for_all.py",
+        "fast/for_all.py",
         "one.movedim(at, 0)",
         "one",
-        "tests/kernels/test_products.py::test_a_rule_sees_all_clients_and_leaves_vmap_as_it_was",
+        "tests/fast/test_products.py::test_a_rule_sees_all_clients_and_leaves_vmap_as_it_was",
     ),
     one(
         "a fork that is fed to the end, and waited for",
@@ -71,7 +71,7 @@ TOGETHER = [
         "privacy/readers/episodes.py",
         "first = int(good.argmax()) if good.any() else -1",
         "first = 0 if good.any() else -1",
-        "tests/algorithms/test_fedavg_prototypes.py::test_many_draws_at_once_are_those_of_one_after_the_other",
+        "tests/synthesis/test_fedavg_prototypes.py::test_many_draws_at_once_are_those_of_one_after_the_other",
     ),
     one(
         "single uploads asked of helpers who add",

@@ -74,9 +74,9 @@ TOLD = [
     ),
     one(
         "a run that diverged is as good as any",
-        "evaluate/measures.py",
+        "metrics/measures.py",
         "if not last.loss <= DIVERGED * lowest:",
         "if False:",
-        "tests/evaluate/test_ending_warnings.py::test_an_end_that_is_nothing_is_said_to_be_so",
+        "tests/metrics/test_ending_warnings.py::test_an_end_that_is_nothing_is_said_to_be_so",
     ),
 ]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sordino import config, tree
+from sordino.accounting.notes import parsed
 from sordino.engine.server import Federation
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.notes import parsed
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.round import one_round
 from sordino.runs.refusals import check_delta

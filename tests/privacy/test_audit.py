@@ -21,16 +21,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino.attacks.bound import Outputs, epsilon_lost, mu_lost
-from sordino.attacks.sources import Weak
-from sordino.cohorts.kinds import Everyone
-from sordino.ledger import events
-from sordino.ledger.accountants import best
+from sordino.accounting import events
+from sordino.accounting.accountants import best
+from sordino.audit.lower_bounds import Outputs, epsilon_lost, mu_lost
+from sordino.audit.noise_sources import Weak
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage
+from sordino.sampling.kinds import Everyone
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Claim, Examples, Grant, NoiseSource, Work
 from tests.privacy.doubles import linear

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 
 from sordino import config
+from sordino.accounting import accountants, events
 from sordino.errors import SordinoError
-from sordino.ledger import (
-    accountants,
-    events,
-)
 from sordino.runs import run
 from sordino.runs.simulation import simulated
 from tests.privacy.unsafe_experiments import EXPERIMENTS

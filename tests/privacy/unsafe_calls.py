@@ -11,16 +11,9 @@ import numpy as np
 import torch
 
 import sordino
-from sordino import check, config, keys
-from sordino.algorithms.cuag_pfl import cuag_pfl
-from sordino.algorithms.pdp_prox import pdp_prox
-from sordino.attacks.assault import check_allowed
-from sordino.budget import calculator, client_budgets, schedules
-from sordino.budget.plan import Budget
-from sordino.cli import data as data_verbs
-from sordino.cohorts.stragglers import Stragglers
-from sordino.config import gates
-from sordino.ledger import (
+from sordino import config, keys
+from sordino import laws as check
+from sordino.accounting import (
     accountants,
     calibrate,
     currency,
@@ -30,6 +23,13 @@ from sordino.ledger import (
     published_clipping,
     thresholds,
 )
+from sordino.algorithms.cuag_pfl import cuag_pfl
+from sordino.algorithms.pdp_prox import pdp_prox
+from sordino.attacks.assault import check_allowed
+from sordino.budget import calculator, client_budgets, schedules
+from sordino.budget.plan import Budget
+from sordino.cli import data as data_verbs
+from sordino.config import gates
 from sordino.privacy.noise.discrete import discrete_gaussian
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import Counter, System
@@ -46,7 +46,8 @@ from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.runs.simulation import simulated
-from sordino.secure.layout import Layout
+from sordino.sampling.stragglers import Stragglers
+from sordino.secagg.layout import Layout
 from sordino.types import Bound, Work
 from tests.privacy.doubles import linear
 from tests.privacy.unsafe_parts import (

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from sordino import config, keys
+from sordino.accounting import events
 from sordino.errors import SordinoError
-from sordino.ledger import (
-    events,
-)
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
@@ -22,7 +20,7 @@ from sordino.privacy.uplink.fixed_point import Quantise
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare
 from sordino.privacy.uplink.stages import Clip
 from sordino.runs.simulation import simulated
-from sordino.secure.layout import Layout
+from sordino.secagg.layout import Layout
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic

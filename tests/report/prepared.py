@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sordino.evaluate.rows import RoundRow
+from sordino.metrics.rows import RoundRow
 
 LEAST = 12  # images that a prototype needs: some device declines
 

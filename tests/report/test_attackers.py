@@ -13,11 +13,11 @@ import pytest
 
 import sordino
 from sordino import config
-from sordino.attacks import audited, replay
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.findings import PictureRow
 from sordino.attacks.reconstruction import row
+from sordino.audit import audited, replay
 from sordino.errors import RunError
 from sordino.report.attackers import pixels, sheet, told
 from sordino.report.run_facts import gather

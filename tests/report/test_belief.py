@@ -7,8 +7,8 @@ import math
 import pytest
 from scipy.stats import norm
 
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.statement import Guarantee
 from sordino.report.belief import belief, believed, percent
 
 ROW = Guarantee(

@@ -46,8 +46,8 @@ def test_a_comparison_of_runs_that_protect_somebody_is_stamped_too(tmp_path: Pat
 
 
 def test_the_dashboard_calls_no_run_with_real_noise_simulated(run: Path) -> None:
-    from sordino.dashboard.facts import Watched
-    from sordino.dashboard.page import page
+    from sordino.report.dashboard.facts import Watched
+    from sordino.report.dashboard.page import page
 
     watched = Watched(run)
     until = time.monotonic() + 30

@@ -22,19 +22,19 @@ from safetensors.torch import load_file, save
 
 import sordino
 from sordino import keys
-from sordino.algorithms.slaug.traffic import Sizes
 from sordino.engine import checkpoint
-from sordino.evaluate import preparation_cost
-from sordino.evaluate.measures import at_bytes, bytes_to, curve, rounds_to, traffic
-from sordino.evaluate.preparation_cost import Plain, Target, before, charged, flops_until, in_front, messages, targets
-from sordino.evaluate.rows import Played
-from sordino.public_images.wanted import PROXY
+from sordino.metrics import preparation_cost
+from sordino.metrics.measures import at_bytes, bytes_to, curve, rounds_to, traffic
+from sordino.metrics.preparation_cost import Plain, Target, before, charged, flops_until, in_front, messages, targets
+from sordino.metrics.rows import Played
 from sordino.report.pictures import FRAME, strip
 from sordino.report.preparation import Preparation
 from sordino.report.preparation import gather as prepared
 from sordino.report.run_facts import gather
 from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation, simulated
+from sordino.synthesis.public_images.wanted import PROXY
+from sordino.synthesis.slaug.traffic import Sizes
 from tests.helpers.command_line import Said
 from tests.report.prepared import LEAST, run
 

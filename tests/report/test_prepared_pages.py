@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sordino.evaluate.measures import traffic
-from sordino.evaluate.preparation_cost import flops_until, in_front
-from sordino.public_images.wanted import PROXY
+from sordino.metrics.measures import traffic
+from sordino.metrics.preparation_cost import flops_until, in_front
 from sordino.report import figures
 from sordino.report.comparison_page import snippet
 from sordino.report.comparison_table import as_latex, cell, lines, text
@@ -20,6 +19,7 @@ from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, table
 from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation
+from sordino.synthesis.public_images.wanted import PROXY
 from tests.helpers.browser import look
 from tests.report.prepared import run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sordino import run
-from sordino.ledger.statement import Guarantee
+from sordino.accounting.statement import Guarantee
 from sordino.report.belief import subject
 from sordino.report.run_facts import gather
 from sordino.report.run_page import STYLES, page, together

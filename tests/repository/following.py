@@ -24,10 +24,10 @@ import typer.main
 from sordino import config
 from sordino.cli import main
 from sordino.cli.main import app
-from sordino.cohorts.by_budget import COHORTS
 from sordino.data import schema
 from sordino.partition.schemes import SCHEMES
 from sordino.runs.phases import Methods
+from sordino.sampling.by_budget import COHORTS
 
 ROOT = Path(__file__).parents[2]
 

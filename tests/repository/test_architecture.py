@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.check.reading import DRAWS, calls
+from sordino.laws.reading import DRAWS, calls
 
 PACKAGE = Path(__file__).parents[2] / "sordino"
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "base", "manager"}
@@ -46,7 +46,7 @@ def test_only_readers_open_examples() -> None:
     openers = set(callers("Examples"))
     allowed = {
         "privacy/readers/beside_public.py",
-        "tasks/drawn.py",  # images that nobody owns
+        "synthesis/drawn.py",  # images that nobody owns
         "privacy/readers/noisy_gradient.py",
         "privacy/readers/responses.py",
         "privacy/readers/episodes.py",
@@ -58,10 +58,10 @@ def test_only_readers_open_examples() -> None:
         "engine/shards.py",
         "tasks/supervised.py",
     }
-    allowed |= {"deploy/own_data.py", "deploy/servers_side.py"}  # a site's own rows, and the server's
-    allowed |= {"check/bench.py", "check/models.py"}  # made-up rows
-    allowed |= {"engine/stack.py", "evaluate/accuracy.py"}  # parts of what they were given
-    allowed |= {"attacks/records.py", "attacks/images.py"}  # made-up rows
+    allowed |= {"sites/own_data.py", "sites/servers_side.py"}  # a site's own rows, and the server's
+    allowed |= {"laws/bench.py", "laws/models.py"}  # made-up rows
+    allowed |= {"engine/stack.py", "metrics/accuracy.py"}  # parts of what they were given
+    allowed |= {"audit/records.py", "audit/images.py"}  # made-up rows
     allowed |= {"results/prediction.py"}  # new rows, of whoever predicts
     assert openers <= allowed
 

@@ -198,7 +198,7 @@ def test_the_costs_of_secure_sums_are_told(monkeypatch: pytest.MonkeyPatch, caps
 def test_an_upload_is_projected_by_its_ciphertexts_and_a_wrong_sum_is_no_work() -> None:
     pytest.importorskip("gmpy2")
     from benchmarks import secure
-    from sordino.secure import paillier
+    from sordino.secagg import paillier
 
     key, values = paillier.generate(2048, testing=True), secure.integers(100_000)
     way = secure.sealed("packed 2048", key, values, measured=63)

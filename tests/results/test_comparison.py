@@ -18,9 +18,14 @@ from typer.testing import CliRunner
 
 import sordino
 from sordino import config
+from sordino.accounting.accountants import best
+from sordino.accounting.claims import ADVERSARIES, Claim, Neighbours
+from sordino.accounting.events import Event, Gaussian, NonPrivate, Poisson, Repeat
+from sordino.accounting.gaussian_dp import epsilon_of, mu_of
+from sordino.accounting.notes import note
 from sordino.cli.main import app
 from sordino.errors import SordinoError
-from sordino.evaluate.measures import (
+from sordino.metrics.measures import (
     at_bytes,
     at_round,
     bytes_to,
@@ -31,12 +36,7 @@ from sordino.evaluate.measures import (
     rounds_to,
     traffic,
 )
-from sordino.evaluate.rows import RoundRow, Spread
-from sordino.ledger.accountants import best
-from sordino.ledger.claims import ADVERSARIES, Claim, Neighbours
-from sordino.ledger.events import Event, Gaussian, NonPrivate, Poisson, Repeat
-from sordino.ledger.gaussian_dp import epsilon_of, mu_of
-from sordino.ledger.notes import note
+from sordino.metrics.rows import RoundRow, Spread
 from sordino.report.comparison_page import choosing, snippet
 from sordino.report.comparison_table import as_csv, as_latex, lines, shaped
 from sordino.results import comparison

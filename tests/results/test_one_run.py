@@ -18,10 +18,10 @@ import pytest
 
 import sordino
 from sordino import config
+from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.config import Experiment
 from sordino.errors import SordinoError
-from sordino.evaluate.rows import RoundRow
-from sordino.ledger.gaussian_dp import epsilon_of, mu_of
+from sordino.metrics.rows import RoundRow
 from sordino.results import one_run
 from sordino.results.one_run import Result
 from sordino.runs.listing import promise

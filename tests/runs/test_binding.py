@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from sordino import config
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.notes import parsed
+from sordino.accounting.statement import lacking
 from sordino.engine.accounts import Accounts
 from sordino.errors import RunError
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.notes import parsed
-from sordino.ledger.statement import lacking
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement

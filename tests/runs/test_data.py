@@ -17,10 +17,10 @@ from sordino import config
 from sordino.data import folders, images, tabular
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED
 from sordino.data.row_source import RowSource, SourceRows
-from sordino.deploy.own_data import OwnData
 from sordino.errors import ConfigError
 from sordino.runs import public_inputs
 from sordino.runs.population import Population
+from sordino.sites.own_data import OwnData
 from tests.data.tables import DECLARED, Row, refused, saved, table
 from tests.helpers.command_line import Said
 

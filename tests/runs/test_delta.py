@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sordino import config
+from sordino.accounting import statement
+from sordino.accounting.facts import delta_text
 from sordino.budget.plan import Budget
 from sordino.config import Experiment
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger import statement
-from sordino.ledger.facts import delta_text
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify

@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sordino.accounting.claims import Claim
+from sordino.accounting.currency import ZCDP
+from sordino.accounting.events import Gaussian, Poisson
+from sordino.accounting.notes import note
+from sordino.accounting.statement import Guarantee, statement
 from sordino.ledger import books
 from sordino.ledger.books import Charter
-from sordino.ledger.claims import Claim
-from sordino.ledger.currency import ZCDP
-from sordino.ledger.events import Gaussian, Poisson
 from sordino.ledger.ledger import Ledger
-from sordino.ledger.notes import note
-from sordino.ledger.statement import Guarantee, statement
 from sordino.runs.folder import RunFolder
 from sordino.runs.run import resume, start
 from sordino.runs.shapes import FORMAT

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sordino.ledger.currency import ZCDP
+from sordino.accounting.currency import ZCDP
+from sordino.accounting.notes import note
 from sordino.ledger.ledger import Charter, Each, Ledger
-from sordino.ledger.notes import note
 from sordino.runs.lifetime import lifetime
 
 

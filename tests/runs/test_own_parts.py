@@ -15,7 +15,6 @@ from torch import Tensor
 import sordino
 from sordino import config, keys, user_code
 from sordino.algorithms.fedavg import FedAvg
-from sordino.cohorts.kinds import Cohort, PoissonSample, alike, check_promises
 from sordino.config import session
 from sordino.data.row_source import RowSource, SourceRows
 from sordino.errors import ConfigError, LedgerError, OwnCodeError, PartitionError, SordinoError, UnsoundGuarantee
@@ -23,6 +22,7 @@ from sordino.partition import Scheme
 from sordino.runs.callbacks import Callback
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
+from sordino.sampling.kinds import Cohort, PoissonSample, alike, check_promises
 from sordino.tasks.own_loss import alone
 from tests.laws.cases import BY_NAME
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from sordino import tree
+from sordino.accounting.calibrate import exact_multiplier, sampled_multiplier
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.notes import parsed
+from sordino.accounting.thresholds import Waste, waste, wasted
 from sordino.algorithms.dp_prox import dp_prox
 from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import ConfigError, SordinoError, UnsoundGuarantee
-from sordino.ledger.calibrate import exact_multiplier, sampled_multiplier
-from sordino.ledger.gaussian_dp import epsilon_of
 from sordino.ledger.ledger import Ledger
-from sordino.ledger.notes import parsed
-from sordino.ledger.thresholds import Waste, waste, wasted
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.results.one_run import open_run
 from sordino.round import one_round

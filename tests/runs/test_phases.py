@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from sordino import keys
-from sordino.algorithms import ALGORITHMS
-from sordino.algorithms.slaug.prepare import Ask, Train
-from sordino.algorithms.slaug.training import SlaugFL
+from sordino.accounting.notes import parsed
+from sordino.algorithms import all_algorithms
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.ledger.ledger import State
-from sordino.ledger.notes import parsed
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.runs import seal
 from sordino.runs.receipt import opened
@@ -28,6 +26,8 @@ from sordino.runs.run import start
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import _replayed, verify
+from sordino.synthesis.slaug.prepare import Ask, Train
+from sordino.synthesis.slaug.training import SlaugFL
 from sordino.types import Terms
 from tests.helpers.prepared_runs import CLIENTS, ROUNDS, rows_of, tiny
 
@@ -129,7 +129,7 @@ def test_the_phases_are_what_the_names_say() -> None:
     assert [type(each.setup.algorithm) for each in parts.preparation] == [Train, Ask]
     assert isinstance(parts.setup.algorithm, SlaugFL)
     assert not parts.setup.prepares
-    assert "slaug_fl" in ALGORITHMS
+    assert "slaug_fl" in all_algorithms()
 
 
 def test_what_the_server_found_before_the_training_belongs_to_the_receipt(once: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from sordino.ledger import events
+from sordino.accounting import events
 from sordino.runs.receipt_schema import MEANING, receipt_schema
 from sordino.runs.shapes import Receipt
 from tests.helpers.command_line import Said

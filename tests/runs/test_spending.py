@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sordino import config
+from sordino.accounting.statement import statement
 from sordino.budget.plan import Price
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE
-from sordino.ledger.statement import statement
 from sordino.round import one_round
 from sordino.runs.run import start
 from sordino.runs.simulation import Simulation, simulated

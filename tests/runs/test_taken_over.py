@@ -18,12 +18,12 @@ from sordino.engine import checkpoint
 from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.ledger import Ledger, State
-from sordino.public_images.procedural import Procedural
 from sordino.report.run_facts import gather
 from sordino.runs import taken_over
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.verify import verify
+from sordino.synthesis.public_images.procedural import Procedural
 from tests.helpers.command_line import Said
 from tests.helpers.slaug_runs import RUN
 
@@ -217,7 +217,7 @@ def test_there_must_be_one_and_it_must_be_over(made: Path, tmp_path: Path, monke
         start(config.validate(RUN | {"algorithm": {"name": "fedavg"}}), tmp_path / "run", prepared=made)
     assert nothing.value.code == "nothing-prepared"
     with monkeypatch.context() as patch:
-        patch.setattr("sordino.algorithms.slaug.generator.Recipe.make", _stopped)
+        patch.setattr("sordino.synthesis.slaug.generator.Recipe.make", _stopped)
         run(tmp_path / "stopped")
     with pytest.raises(RunError) as early:
         run(tmp_path / "run", tmp_path / "stopped")

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import sordino
 from sordino import config
-from sordino.algorithms import ALGORITHMS
+from sordino.algorithms import all_algorithms
 from sordino.cli.main import app
-from sordino.deploy.own_data import OwnData
 from sordino.errors import DataError, SordinoError
 from sordino.runs.folder import RunFolder
+from sordino.sites.own_data import OwnData
 from sordino.tasks import nets
 from tests.helpers.between_sites import Federated, model_of
 
@@ -305,7 +305,7 @@ def test_what_does_not_fit_a_task_is_refused(case: str, table: Path, tmp_path: P
 @pytest.mark.parametrize("task", TASKS)
 def test_every_algorithm_runs_or_says_why_not(task: str, table: Path, tmp_path: Path) -> None:
     ran, codes, unsaid = [], set(), []
-    for name in ALGORITHMS:
+    for name in all_algorithms():
         for privacy in ({}, {"epsilon": 8.0, "delta": 1e-3}):
             made = asked(table, task, rounds=1, algorithm={"name": name}, privacy=privacy)
             try:

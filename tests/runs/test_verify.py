@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from sordino.accounting import accountants, covering
 from sordino.engine.accounts import Accounts
-from sordino.ledger import accountants, covering, storage
+from sordino.ledger import storage
 from sordino.runs import listing
 from sordino.runs import verify as verification
 from sordino.runs.folder import RunFolder

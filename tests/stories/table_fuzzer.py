@@ -6,12 +6,12 @@ import inspect
 import random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sordino.algorithms import ALGORITHMS
+from sordino.algorithms import all_algorithms
 from sordino.budget.schedules import SCHEDULES
-from sordino.cohorts.by_budget import COHORTS
 from sordino.config import Chaos, Data, EvaluationSettings, Privacy, Slow, data_sources
 from sordino.config.gates import READERS, STAGES
 from sordino.partition.schemes import SCHEMES
+from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 
 Table = dict[str, Any]
@@ -31,7 +31,7 @@ def table(rng: random.Random) -> Table:
         "seed": rng.randrange(3),
         "data": {"source": source, **({"train": 60, "test": 20} if source == "digits" else {}), **_some(Data, rng, 0.06, data_sources.keys(source) if rng.random() < 0.9 else None)},
         "partition": {"scheme": "natural"} if source != "digits" and rng.random() < 0.8 else _chosen(SCHEMES, rng, "scheme"),
-        "algorithm": _chosen(ALGORITHMS, rng),
+        "algorithm": _chosen(all_algorithms(), rng),
         "privacy": _some(Privacy, rng, 0.05) | ({"epsilon": rng.choice([0.5, 4.0, 50.0])} if rng.random() < 0.3 else {}),
         "evaluation": _some(EvaluationSettings, rng, 0.04),
         "stragglers": _some(Slow, rng, 0.05),

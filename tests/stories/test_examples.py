@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sordino
-from sordino.evaluate.rows import RoundRow
+from sordino.metrics.rows import RoundRow
 from sordino.runs.verify import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

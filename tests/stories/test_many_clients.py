@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from sordino import config, keys
 from sordino.data import Dataset, Split
 from sordino.engine.server import Federation
-from sordino.evaluate.accuracy import LISTED, Evaluator
-from sordino.evaluate.rows import Scores
+from sordino.metrics.accuracy import LISTED, Evaluator
+from sordino.metrics.rows import Scores
 from sordino.partition import counts
 from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import Natural

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sordino import config, keys, tree
 from sordino.errors import ConfigError
-from sordino.lazy import Part, dense
+from sordino.fast.factored import Part, dense
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.readers.per_example_gradients import one_by_one, slow_sum
 from sordino.runs.simulation import simulated

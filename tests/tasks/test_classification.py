@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sordino import config, keys
 from sordino.data import quadratic
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
-from sordino.lazy import Product
+from sordino.fast.factored import Product
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.runs.simulation import simulated
 from sordino.tasks.classification import Classification

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError
-from sordino.lazy import dense
+from sordino.fast.factored import dense
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, vgg16
 from sordino.tasks.quadratic import Quadratic

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.algorithms import ALGORITHMS
+from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.scaffold import Scaffold
 from sordino.runs.simulation import simulated
@@ -190,7 +190,7 @@ def test_the_number_of_threads_changes_no_byte(net: str, tmp_path: Path) -> None
 
 
 def test_the_law_catches_clients_that_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALGORITHMS, "counting", Counting)
+    monkeypatch.setitem(all_algorithms(), "counting", Counting)
     case = Case("counting", {"name": "counting"})
     one = finished(case.experiment(engine={"workers": 1, "executor": "loop"}), tmp_path / "one")
     threes = (finished(case.experiment(), tmp_path / str(i)) for i in range(20))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.algorithms import ALGORITHMS
+from sordino.algorithms import all_algorithms
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.runs.phases import Methods
 from sordino.tasks.losses import (
@@ -245,7 +245,7 @@ def test_methods_with_losses_of_their_own_say_so() -> None:
     """Whoever computes cross-entropy in its own file declares it: a weight would otherwise be ignored in silence."""
     import inspect
 
-    for name, made in ALGORITHMS.items():
+    for name, made in all_algorithms().items():
         phases = Methods(config.load({"algorithm": {"name": name}})).phases
         for phase in phases[-1:]:
             source = "".join(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sordino import keys, tree
-from sordino.lazy import Product
+from sordino.fast.factored import Product
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.tasks import written_out_backward
 from sordino.tasks.classification import Classification

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from sordino.ledger import events
+from sordino.accounting import events
 from sordino.privacy.noise.discrete import discrete_gaussian, discrete_laplace
 from sordino.types import NoiseSource
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from sordino import keys
 from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
-from sordino.lazy import Product
+from sordino.fast.factored import Product
 from sordino.types import NoiseSource
 
 if TYPE_CHECKING:

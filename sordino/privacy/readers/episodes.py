@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from sordino import keys, tree
+from sordino.accounting.events import NonPrivate
 from sordino.device import here
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, PrivacyError, check_range
 from sordino.keys import Key
-from sordino.ledger.events import NonPrivate
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import gradient, taken
 from sordino.privacy.readers.covered import Covered

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from sordino import keys
+from sordino.accounting.events import NonPrivate, check_multiplier
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.published_clipping import scaffold_epsilon
 from sordino.keys import Key
-from sordino.ledger.events import NonPrivate, check_multiplier
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_clipping import scaffold_epsilon
 from sordino.privacy.readers.beside_public import epochs
 from sordino.privacy.readers.noisy_gradient import GradientsOnly
 from sordino.privacy.readers.open import effort

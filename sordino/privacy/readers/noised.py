@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from sordino.accounting.claims import Status
+from sordino.accounting.events import Event, Poisson, Repeat, check_multiplier
 from sordino.errors import PrivacyError
-from sordino.ledger.claims import Status
-from sordino.ledger.events import Event, Poisson, Repeat, check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.covered import check_apart
 from sordino.privacy.uplink.stages import Clip

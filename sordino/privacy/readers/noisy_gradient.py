@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from sordino import keys, tree
+from sordino.accounting.claims import Status, check_neighbours
+from sordino.accounting.events import Event
 from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
+from sordino.fast.factored import Scaled
 from sordino.keys import Key
-from sordino.lazy import Scaled
-from sordino.ledger.claims import Status, check_neighbours
-from sordino.ledger.events import Event
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
 from sordino.privacy.readers.covered import Covered, R

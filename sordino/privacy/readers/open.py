@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 import torch
 
 from sordino import keys, tree
+from sordino.accounting.events import NonPrivate
+from sordino.fast.factored import Ready, take
 from sordino.keys import Key
-from sordino.lazy import Ready, take
-from sordino.ledger.events import NonPrivate
 from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, halved, piles, stream, taken
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened

@@ -15,8 +15,8 @@ import torch
 
 from sordino import keys
 from sordino.errors import PrivacyError
+from sordino.fast.factored import Ready, take
 from sordino.keys import Key
-from sordino.lazy import Ready, take
 from sordino.privacy.readers.covered import Covered
 from sordino.privacy.readers.open import Open, effort
 from sordino.types import Losses, Params, Work

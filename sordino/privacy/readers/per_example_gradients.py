@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sordino.lazy import Product
+from sordino.fast.factored import Product
 from sordino.privacy.readers.beside_public import gradient
 from sordino.privacy.uplink.stages import clip_factor
 from sordino.types import Examples, Losses, Params

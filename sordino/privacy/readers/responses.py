@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from sordino.accounting.events import Event, NonPrivate, Once, Repeat, Response, Together
 from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
-from sordino.ledger.events import Event, NonPrivate, Once, Repeat, Response, Together
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.readers.open import Open
 from sordino.types import ADVERSARIES, Claim, Examples, NoiseSource, Task, Work

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from sordino import keys, tree
-from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
-from sordino.ledger.events import valid_delta
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.published_clipping import (
+from sordino.accounting.events import valid_delta
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.published_clipping import (
     PublishedSetting,
     adaptive_scale,
     composed,
@@ -35,6 +34,7 @@ from sordino.ledger.published_clipping import (
     relative_noise,
     udp_multiplier,
 )
+from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
 from sordino.privacy.uplink.one_field import OneField
 from sordino.privacy.uplink.stages import Clip, Stage, clip_factor
 from sordino.tree import Tree

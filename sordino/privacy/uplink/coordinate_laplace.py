@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from sordino import tree
+from sordino.accounting.claims import Status
+from sordino.accounting.events import Event, Laplace, NonPrivate
 from sordino.errors import POSITIVE, PROBABILITY, check_range
-from sordino.ledger.claims import Status
-from sordino.ledger.events import Event, Laplace, NonPrivate
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource

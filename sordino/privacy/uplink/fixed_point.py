@@ -15,7 +15,7 @@ import torch
 from sordino import tree
 from sordino.device import here
 from sordino.privacy.uplink.stages import Stage
-from sordino.secure.layout import Layout
+from sordino.secagg.layout import Layout
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
 

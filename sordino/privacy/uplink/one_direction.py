@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sordino import tree
-from sordino.ledger import events
+from sordino.accounting import events
 from sordino.privacy.noise.privunit import FLOAT_ERROR, parameters, privunit
 from sordino.privacy.uplink.stages import Noise
 from sordino.tree import Tree

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours
+from sordino.accounting.events import Event, NonPrivate, Poisson
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
-from sordino.ledger.claims import ADVERSARIES, Adversary, Claim, Neighbours
-from sordino.ledger.events import Event, NonPrivate, Poisson
 from sordino.privacy.uplink.as_published import AsPublished
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flag

@@ -17,12 +17,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sordino.accounting.events import Event, NonPrivate, Nothing
 from sordino.errors import SEVERAL, BackendUnavailable, ServerHoldsKey, UnsoundGuarantee, WeakKey, check_range
-from sordino.ledger.events import Event, NonPrivate, Nothing
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.uplink.stages import Noise, Stage
-from sordino.secure import extras
-from sordino.secure.layout import Layout
+from sordino.secagg import extras
+from sordino.secagg.layout import Layout
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
 

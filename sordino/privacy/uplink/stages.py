@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from sordino import tree
+from sordino.accounting.claims import check_neighbours
+from sordino.accounting.events import check_multiplier
 from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, WireError, check_range
-from sordino.ledger.claims import check_neighbours
-from sordino.ledger.events import check_multiplier
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sordino.kernels.products import across
-from sordino.lazy import EVERY, Matrix, Scaled, Span, dense
+from sordino.fast.factored import EVERY, Matrix, Scaled, Span, dense
+from sordino.fast.products import across
 
 if TYPE_CHECKING:
     from torch import Tensor

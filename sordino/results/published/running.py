@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sordino.accounting.claims import STATUSES
 from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError
-from sordino.ledger.claims import STATUSES
 from sordino.results.published.tables import (
     RESULTS,
     TUNING,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sordino.accounting.accountants import best
+from sordino.accounting.events import DiscreteGaussian
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.pricing import Discrete
 from sordino.errors import UnsoundGuarantee
-from sordino.ledger.accountants import best
-from sordino.ledger.events import DiscreteGaussian
-from sordino.ledger.gaussian_dp import epsilon_of
-from sordino.ledger.pricing import Discrete
 from sordino.privacy.noise import discrete
 from sordino.privacy.noise.discrete import TOTAL_VARIATION, discrete_gaussian, discrete_laplace
 from sordino.privacy.noise.sources import Counter, System

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from sordino import keys
+from sordino.accounting.covering import two_steps
+from sordino.accounting.events import Gaussian, Poisson, Repeat
+from sordino.accounting.notes import note
+from sordino.accounting.statement import statement
 from sordino.algorithms.prifedsync import prifedsync
 from sordino.errors import ConfigError
-from sordino.ledger.covering import two_steps
-from sordino.ledger.events import Gaussian, Poisson, Repeat
-from sordino.ledger.notes import note
-from sordino.ledger.statement import statement
 from sordino.privacy.readers.episodes import CellGradient, CellShard
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, NoiseSource, Params, Work

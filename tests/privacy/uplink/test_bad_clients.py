@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from sordino import config, tree
+from sordino.accounting.notes import parsed
 from sordino.engine import checkpoint, wire
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
-from sordino.ledger.notes import parsed
 from sordino.round import Outcome, one_round
 from sordino.runs import run
 from sordino.runs.simulation import Simulation, simulated

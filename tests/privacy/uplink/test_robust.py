@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import tree
-from sordino.ledger.claims import ADVERSARIES
+from sordino.accounting.claims import ADVERSARIES
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.robust import (

@@ -20,7 +20,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.round import Outcome, one_round
 from sordino.runs.simulation import simulated
-from sordino.secure import paillier
+from sordino.secagg import paillier
 from sordino.types import Grant, Received, Terms
 from tests.helpers.executors import Doing
 

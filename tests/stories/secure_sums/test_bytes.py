@@ -19,8 +19,8 @@ from sordino.privacy.uplink.secure_stages import (
     Encrypted,
 )
 from sordino.runs.run import start
-from sordino.secure import secagg
-from sordino.secure.layout import Layout
+from sordino.secagg import secagg
+from sordino.secagg.layout import Layout
 from tests.stories.secure_sums.sums import CLIENTS, TEST_KEY, Watched, made
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from sordino.accounting.claims import Claim
+from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
 from sordino.config import gates
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
-from sordino.ledger.claims import Claim
-from sordino.ledger.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
@@ -35,7 +35,7 @@ from sordino.privacy.uplink.secure_stages import (
 from sordino.privacy.uplink.stages import Clip, Stage, Weigh
 from sordino.runs.run import start
 from sordino.runs.verify import verify
-from sordino.secure.layout import Layout
+from sordino.secagg.layout import Layout
 from sordino.types import Grant
 from tests.stories.secure_sums.sums import CLIP, NOISE, PROBED, SHARE, SHARES, Sums, Table, Watched, made
 

@@ -43,8 +43,8 @@ from sordino.privacy.uplink.stages import Clip, Weigh
 from sordino.runs.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.secure import paillier
-from sordino.secure.layout import Layout
+from sordino.secagg import paillier
+from sordino.secagg.layout import Layout
 from sordino.types import Grant, Received
 from tests.stories.secure_sums.sums import (
     CLEAR,

@@ -33,7 +33,7 @@ from sordino.runs.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import verify
-from sordino.secure.layout import Layout
+from sordino.secagg.layout import Layout
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import differences, finished, interrupted, trace
 from tests.runs.test_ranks import torchrun

@@ -1,0 +1,1 @@
+"""Privacy accounting: events, what they cost, accountants, and the statement of guarantees."""

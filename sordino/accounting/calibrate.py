@@ -1,0 +1,118 @@
+"""From a budget to noise: the smallest noise multiplier, or the largest sampling rate, that keeps a promise.
+
+Classic Gaussian: Dwork & Roth 2014, Theorem A.1. Exact Gaussian: Balle & Wang 2018; over several exposures
+mu^2 adds up (Dong, Roth & Su 2022). Sampled Gaussian: bisection on an accountant; the end returned is one
+the accountant has itself said to be within budget, so a search that stops early costs noise, never privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from sordino.accounting.accountants import ORDERS, epsilon_by
+from sordino.accounting.events import Gaussian, Poisson, Repeat, valid_delta, valid_epsilon
+from sordino.accounting.gaussian_dp import delta_of, mu_of
+from sordino.errors import COUNT, InvalidBudget, UnsoundGuarantee, check_range
+
+_TIGHT = 1e-5  # relative width at which a bisection stops: less than any accountant's own looseness
+
+
+def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -> float:
+    """The classic noise multiplier sqrt(2 ln(1.25/delta)) / epsilon. Its theorem needs epsilon < 1; `checked`
+    accepts a larger one if the exact curve does.
+    """
+    epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
+    multiplier = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    if epsilon < 1 or (checked and delta_of(epsilon, 1 / multiplier) <= delta):
+        return multiplier
+    raise UnsoundGuarantee(
+        f"the classic Gaussian formula cannot be used at epsilon = {epsilon:g}",
+        why="at this epsilon and delta it adds too little noise"
+        if checked
+        else "its theorem is proved for epsilon below 1 only",
+        fix='use the exact calibration (calibration = "exact"), which has no such limit and adds less noise',
+        code="classic-gaussian-needs-small-epsilon",
+    )
+
+
+def exact_multiplier(epsilon: float, delta: float, exposures: int = 1) -> float:
+    """The smallest noise for `exposures` equal Gaussian releases: sqrt(T) / mu(epsilon, delta)."""
+    return math.sqrt(_times(exposures)) / mu_of(epsilon, delta)
+
+
+@lru_cache(maxsize=1024)
+def sampled_multiplier(
+    epsilon: float,
+    delta: float,
+    rate: float,
+    exposures: int,
+    accountant: str = "rdp",
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """The smallest noise for `exposures` Gaussian releases, each on a fresh secret Poisson sample, under zero_out."""
+    cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
+
+    def over(multiplier: float) -> float:
+        """ln(spent / granted): at most 0 where the promise is kept."""
+        spent = cost(multiplier, rate)
+        return math.log(spent / epsilon) if 0 < spent < math.inf else math.copysign(math.inf, spent - epsilon)
+
+    high = low = 1.0
+    excess = deficit = over(1.0)
+    while deficit > 0:
+        low, excess, high = high, deficit, 2 * high
+        if high > 1e9:
+            raise _out_of_reach(accountant, epsilon, delta, "noise multiplier below 1e9")
+        deficit = over(high)
+    while excess <= 0:
+        high, deficit, low = low, excess, low / 2
+        if low < 1e-3:
+            return high
+        excess = over(low)
+    return _crossing(over, low, excess, high, deficit)
+
+
+def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:
+    """Where `over` falls to 0, from above: false position (Illinois) on logarithms, always ending on the side that was
+    seen to keep.
+    """
+    found, side = deficit, 0  # the far end counts half once the same end has moved twice
+    while math.log(high / low) > _TIGHT and not -_TIGHT <= found <= 0:
+        share = excess / (excess - deficit) if math.isfinite(excess - deficit) else 0.5
+        middle = low * (high / low) ** min(max(share, 0.02), 0.98)
+        found = over(middle)
+        if found <= 0:
+            high, deficit, excess, side = middle, found, excess / 2 if side < 0 else excess, -1
+        else:
+            low, excess, deficit, side = middle, found, deficit / 2 if side > 0 else deficit, 1
+    return high
+
+
+def _cost(
+    epsilon: float, delta: float, exposures: int, accountant: str, orders: tuple[float, ...]
+) -> Callable[[float, float], float]:
+    """Epsilon of the whole plan, by (noise multiplier, rate)."""
+    valid_epsilon(epsilon)
+    delta, times = valid_delta(delta), _times(exposures)
+
+    def spent(multiplier: float, rate: float) -> float:
+        event = Repeat(Poisson(rate, Gaussian(multiplier)), times)
+        return epsilon_by(accountant, event, delta, "zero_out", orders=orders)
+
+    return spent
+
+
+def _times(exposures: int) -> int:
+    check_range("exposures", exposures, COUNT, "exposures-not-positive", error=InvalidBudget)
+    return int(exposures)
+
+
+def _out_of_reach(accountant: str, epsilon: float, delta: float, what: str) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"no {what} gives ({epsilon:g}, {delta:g}) by the {accountant} accountant",
+        why="the conversion of this accountant to epsilon alone costs more than the whole budget",
+        fix="set a larger epsilon or delta, or plan fewer exposures",
+        code="budget-out-of-reach",
+    )

@@ -1,0 +1,240 @@
+"""From what single releases promise, each in its own words, to what all of them together promise about one subject.
+
+A subject is a unit under a relation: an example that is replaced, a client whose contribution is counted or not. A
+release may speak of several. What it costs a subject follows from a claim about that subject, or from a claim that
+covers it:
+
+    a larger unit     an example lies in a cell, a cell in a client; whoever may change altogether may change in one
+                      example, also in that it counts for nothing
+    another relation  what is replaced is counted for nothing, and then as another: two steps (Dwork and Roth 2014, 2.3)
+
+Never from a smaller unit (a client is many examples), and never from `replace` to `zero_out` of the same unit, or of a
+part of anything but a client: nothing is no value that it could be replaced by. A release that says nothing about a
+subject, and nothing that covers it, costs it everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from sordino.accounting.accountants import EXACT, EpsilonBound, best, bounds, needed
+from sordino.accounting.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
+from sordino.accounting.events import (
+    DiscreteGaussian,
+    Event,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Once,
+    Repeat,
+    Together,
+    compact,
+    leaves,
+)
+from sordino.accounting.notes import Release
+
+Subject: TypeAlias = tuple[Unit, Neighbours]
+
+
+class CountedPart(NamedTuple):
+    """Releases that are counted in the words of one claim; `steps` changes of its subject make one change of the
+    subject asked about.
+    """
+
+    subject: Subject
+    steps: int
+    event: Event
+
+
+class TotalCost(NamedTuple):
+    """What all releases about one client cost one subject. `parts` is empty where one of them costs everything."""
+
+    parts: tuple[CountedPart, ...]
+    status: Status
+    because: tuple[str, ...]
+    drift: float = 0.0
+
+    @property
+    def event(self) -> Event:
+        return self.parts[0].event if len(self.parts) == 1 else Together(tuple(part.event for part in self.parts))
+
+
+class Bounded(NamedTuple):
+    epsilon: float
+    accountant: str
+    accountants: dict[str, float]
+
+
+def steps(claimed: Subject, asked: Subject) -> int | None:
+    """How many changes of one subject make one change of the other; None where none do."""
+    if claimed == asked:
+        return 1
+    (unit, how), (part, change) = claimed, asked
+    if unit == part:
+        return 2 if how == "zero_out" else None
+    if UNITS.index(unit) < UNITS.index(part) or ((how, change) == ("replace", "zero_out") and unit != "client"):
+        return None
+    return 1 if how == "replace" else 2
+
+
+def subjects(releases: Iterable[Release], adversary: Adversary) -> list[Subject]:
+    """All subjects that the releases speak of, in the order in which they first appear."""
+    spoken = ((c.unit, c.neighbours) for release in releases for c in release if c.adversary == adversary)
+    return list(dict.fromkeys(spoken))
+
+
+def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> TotalCost:
+    """What all releases about one client cost one subject."""
+    parts: dict[tuple[Subject, int], list[Event]] = {}
+    open_: list[Claim] = []
+    status: Status = STATUSES[0]
+    because: dict[str, None] = {}
+    drift, silent = 0.0, False
+    for release, count in Counter(releases).items():
+        chosen = _cheapest(release, asked, adversary)
+        if chosen is None:
+            larger = [
+                c for c in _claims(release, adversary) if UNITS.index(c.unit) >= UNITS.index(asked[0]) and _open(c)
+            ]
+            silent = silent or not larger
+            open_ += larger
+            continue
+        subject, number, claims = chosen
+        together = claims[0].event if len(claims) == 1 else Together(tuple(claim.event for claim in claims))
+        parts.setdefault((subject, number), []).append(Repeat(together, count) if count > 1 else together)
+        status = max((status, *(claim.status for claim in claims)), key=STATUSES.index)
+        drift += count * math.fsum(claim.drift for claim in claims)
+        because |= dict.fromkeys(reason for claim in claims for reason in claim.because)
+        if number > 1 or subject[0] != asked[0]:
+            said = " (group privacy)" if number > 1 else ""
+            because |= {f"implied by the {subject[0]} row{said}": None}
+    if open_ or silent:
+        reasons = dict.fromkeys(reason for claim in open_ for reason in claim.because)
+        if silent:
+            unit, neighbours = asked
+            reasons[f"a release promises nothing about the {unit} under {neighbours}"] = None
+        weakest = [claim.status for claim in open_ if (claim.unit, claim.neighbours) == asked] or ["none"]
+        return TotalCost((), max(weakest, key=STATUSES.index), tuple(reasons))
+    made = tuple(CountedPart(*key, compact(events)) for key, events in parts.items())
+    return TotalCost(made, status, tuple(because), drift)
+
+
+def covered(release: Release, asked: Subject, adversary: Adversary) -> bool:
+    """Does this release, taken alone, promise something about the subject?"""
+    return _cheapest(release, asked, adversary) is not None
+
+
+def _claims(release: Release, adversary: Adversary) -> list[Claim]:
+    return [claim for claim in release if claim.adversary == adversary]
+
+
+@lru_cache(maxsize=1024)
+def _open(claim: Claim) -> bool:
+    """Does it promise nothing?"""
+    return any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event))
+
+
+def _cheapest(release: Release, asked: Subject, adversary: Adversary) -> tuple[Subject, int, list[Claim]] | None:
+    """The claims of a release that cover a subject in the fewest steps: about one subject, since others say the same of
+    the same release."""
+    by: dict[Subject, list[Claim]] = {}
+    for claim in _claims(release, adversary):
+        by.setdefault((claim.unit, claim.neighbours), []).append(claim)
+    found = [
+        (number, UNITS.index(subject[0]), subject, claims)
+        for subject, claims in by.items()
+        if (number := steps(subject, asked)) is not None and not any(map(_open, claims))
+    ]
+    if not found:
+        return None
+    number, _, subject, claims = min(found, key=lambda one: (one[2] != asked, *one[:2]))
+    return subject, number, claims
+
+
+@lru_cache(maxsize=4096)
+def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, every: bool = False) -> Bounded:
+    """The epsilon of all parts together, and what accountants say of it: beside an exact one others only where `every`
+    one is asked.
+    """
+    if len(parts) == 1:
+        return _alone(parts[0], delta, every)
+    summed = math.fsum(_alone(part, delta / len(parts), every).epsilon for part in parts)
+    listed = {f"sum of {len(parts)} kinds of claims": summed}
+    stretched = [stretch(part.event, part.steps) for part in parts]
+    if all(event is not None for event in stretched):
+        together = compact([event for event in stretched if event is not None])
+        listed |= _said(together, delta, neighbours, every)
+    accountant = _tightest(listed)
+    return Bounded(listed[accountant], accountant, listed)
+
+
+@lru_cache(maxsize=4096)
+def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
+    """The epsilon of `bounded` alone: no accountant is asked that another one makes needless."""
+    if len(parts) == 1 and parts[0].steps == 1:
+        return best(parts[0].event, delta, parts[0].subject[1]).epsilon
+    return bounded(parts, delta, neighbours).epsilon
+
+
+def _said(event: Event, delta: float, neighbours: Neighbours, every: bool) -> dict[str, float]:
+    """The epsilons of single accountants."""
+    asked: list[EpsilonBound] = (bounds if every else needed)(event, delta, neighbours)
+    return {bound.accountant: bound.epsilon for bound in asked}
+
+
+def _tightest(listed: dict[str, float]) -> str:
+    """Whose bound is taken. No sound one lies below one that is exact, but by rounding."""
+    return EXACT if EXACT in listed else min(listed, key=lambda name: listed[name])
+
+
+def _alone(part: CountedPart, delta: float, every: bool) -> Bounded:
+    (unit, neighbours), number, event = part
+    listed = _said(event, delta, neighbours, every)
+    accountant = _tightest(listed)
+    if number == 1:
+        return Bounded(listed[accountant], accountant, listed)
+    name = f"{accountant}, two steps of the {unit} row"
+    epsilon = two_steps(event, delta, neighbours)
+    return Bounded(epsilon, name, {name: epsilon})
+
+
+@lru_cache(maxsize=64)
+def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
+    """The guarantee against two changes, such as a client that counts for nothing, and then with one example changed:
+    (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
+    """
+    smaller = delta
+    for _ in range(40):
+        epsilon = best(event, smaller, neighbours).epsilon
+        if not epsilon < 300:
+            return math.inf
+        if (1 + math.exp(epsilon)) * smaller <= delta:
+            return 2 * epsilon
+        smaller = delta / (1 + math.exp(epsilon * 1.01))
+    return math.inf
+
+
+def stretch(event: Event, number: int) -> Event | None:
+    """The event that covers `number` changes at once, where there is one. The noise stays, and what it hides is that
+    many times larger. A sample and a response have no such event.
+    """
+    if number == 1:
+        return event
+    if isinstance(event, Gaussian | DiscreteGaussian):
+        return type(event)(event.noise_multiplier / number)
+    if isinstance(event, Laplace):
+        return Laplace(event.scale / number)
+    if isinstance(event, Repeat):
+        inner = stretch(event.event, number)
+        return None if inner is None else Repeat(inner, event.count)
+    if isinstance(event, Once):
+        inner = stretch(event.event, number)
+        return None if inner is None else Once(event.name, inner)
+    if isinstance(event, Together):
+        found = [stretch(part, number) for part in event.events]
+        return None if None in found else Together(tuple(part for part in found if part is not None))
+    return None

@@ -1,0 +1,103 @@
+"""What a ledger entry says of its release, as public text: under which experiment, with which noise, about whom, and
+which claims.
+
+A statement is made from these texts alone. They stand in the hash chain, so neither an edited experiment nor an edited
+source of noise can change what a
+finished round was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from sordino.accounting.claims import Claim
+from sordino.accounting.events import Json
+
+if TYPE_CHECKING:
+    from sordino.accounting.histories import Histories
+
+Release: TypeAlias = tuple[Claim, ...]  # what one operation promises about one client
+Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who ('*' is every client), and which claims
+
+SYSTEM = "system"  # noise of the operating system: the only one that protects anybody
+
+
+class Note(NamedTuple):
+    """One release as a ledger tells it. `config` is the digest of the experiment, `noise` where the noise came from;
+    both are empty in files of version 0.1 before they were written down.
+    """
+
+    releases: list[Json]
+    noise: str = ""
+    config: str = ""
+
+
+def note(claims: Said, noise: str = "", config: str = "") -> str:
+    groups = [{"clients": clients, "claims": [claim.to_json() for claim in made]} for clients, made in claims]
+    told = {"releases": groups, "noise": noise, "config": config}
+    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+
+
+def parsed(text: str) -> Note:
+    found = json.loads(text.replace('"neighbours":"add_remove"', '"neighbours":"zero_out"'))  # see claims.as_written
+    if isinstance(found, list):
+        return Note(found)
+    return Note(found["releases"], found["noise"], found["config"])
+
+
+def under(text: str, config: str) -> str:
+    """The same release, as another experiment takes it over."""
+    told = json.loads(text)
+    return json.dumps({**told, "config": config}, sort_keys=True, separators=(",", ":")) if "config" in told else text
+
+
+def of_a_run(text: str, run: str) -> str:
+    """The same release among those of other runs: what was drawn once in a run carries the run's name."""
+
+    def told(part: object) -> Any:
+        if isinstance(part, dict):
+            made = {name: told(value) for name, value in part.items()}
+            return {**made, "name": f"{made['name']} of {run}"} if part.get("kind") == "once" else made
+        return [told(each) for each in part] if isinstance(part, list) else part
+
+    return json.dumps(told(json.loads(text)), sort_keys=True, separators=(",", ":"))
+
+
+def named(text: str) -> list[int]:
+    """The clients that an entry names; none where it is about everyone."""
+    return [k for group in parsed(text).releases if group["clients"] != "*" for k in group["clients"]]
+
+
+def simulated(texts: Iterable[str]) -> bool:
+    """Whether there is a release whose noise a seed can repeat. Where nothing says so, a release counts as one."""
+    return any(parsed(text).noise != SYSTEM for text in texts)
+
+
+def noised(texts: Iterable[str]) -> bool:
+    """Whether noise was drawn for any release: a claim that is more than "nothing is promised"."""
+    groups = (group for text in texts for group in parsed(text).releases)
+    return any(claim["status"] != "none" for group in groups for claim in group["claims"])
+
+
+def histories(texts: Iterable[str], population: int) -> Histories[Release]:
+    """The losses of every client, release by release."""
+    from sordino.accounting.histories import Histories  # numpy: who only reads notes does without
+
+    found: Histories[Release] = Histories(population)
+    known: dict[str, Release] = {}
+    for text in texts:
+        for group in parsed(text).releases:
+            words = json.dumps(group["claims"], sort_keys=True)
+            if words not in known:
+                known[words] = tuple(map(Claim.from_json, group["claims"]))
+            clients = range(population) if group["clients"] == "*" else group["clients"]
+            if known[words] and clients:
+                found.add(clients, known[words], words)
+    return found
+
+
+def read_notes(texts: Iterable[str], population: int) -> dict[int, list[Release]]:
+    """The releases about each client. Where several clients have one history, only the first is in the result."""
+    return histories(texts, population).distinct()

@@ -1,0 +1,312 @@
+"""From a budget to noise and back: the currencies in which a mechanism's price adds up exactly.
+
+pure             epsilon of Laplace noise, summed
+classic          (epsilon, delta) pairs of the textbook Gaussian, both summed
+discrete         rho of the discrete Gaussian, by Renyi divergence
+exact            mu^2/2 of the Gaussian (Dong, Roth and Su 2022; adaptive composition and its filter: Smith and Thakurta
+                 2022)
+counted          releases of a fixed plan of sampled Gaussians, of one phase or of several, accounted for as a whole
+renyi            Renyi loss of the Poisson-sampled Gaussian at one order fixed before the run (filter: Feldman and Zrnic
+                 2021)
+as_published     a nominal share of epsilon; proves nothing
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from sordino.accounting.accountants import MANY, epsilon_by
+from sordino.accounting.calibrate import classic_multiplier, sampled_multiplier
+from sordino.accounting.currency import APPROX, PURE, ZCDP, Currency, rdp
+from sordino.accounting.events import DiscreteGaussian, Gaussian, Poisson, Repeat, Together
+from sordino.accounting.gaussian_dp import mu_of
+from sordino.errors import UnsoundGuarantee
+
+NUDGE = 1 + 1e-12  # noise is rounded up, so that its price never exceeds the integers it was cut from
+ORDERS = (*range(2, 65), *range(72, 257, 8))
+TRIES, CLOSE = 6, 0.99  # of a budget that a plan of phases should fill: each try asks the accountant for a whole plan
+
+
+class Pricing(Protocol):
+    @property
+    def currency(self) -> Currency: ...
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]: ...
+    def multiplier(self, cost: Sequence[float]) -> float: ...
+    def cost(self, multiplier: float) -> tuple[float, ...]: ...
+
+
+@dataclass(frozen=True)
+class Pure:
+    currency: Currency = PURE
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (epsilon,)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return NUDGE / cost[0]
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (1 / multiplier,)
+
+
+@dataclass(frozen=True)
+class Classic:
+    checked: bool = False
+    currency: Currency = APPROX
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (epsilon, delta)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return classic_multiplier(cost[0], cost[1], checked=self.checked) * NUDGE
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        raise UnsoundGuarantee(
+            "the classic Gaussian noise has no price without a budget",
+            why="many pairs of epsilon and delta lead to the same multiplier",
+            fix='set privacy.epsilon and privacy.delta, or use calibration = "exact"',
+            code="classic-needs-budget",
+        )
+
+
+@dataclass(frozen=True)
+class Exact:
+    currency: Currency = ZCDP
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (mu_of(epsilon, delta) ** 2 / 2,)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return NUDGE / math.sqrt(2 * cost[0])
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (0.5 / multiplier**2,)
+
+
+@dataclass(frozen=True)
+class Discrete(Exact):
+    """The currency of exact Gaussian noise with a smaller total, because only Renyi divergence is known of a
+    discrete Gaussian.
+    """
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (_rho(epsilon, delta),)
+
+
+@lru_cache(maxsize=256)
+def _rho(epsilon: float, delta: float) -> float:
+    def over(rho: float) -> bool:
+        return epsilon_by("rdp", DiscreteGaussian(1 / math.sqrt(2 * rho)), delta, "replace") > epsilon
+
+    low, high = 1e-12, mu_of(epsilon, delta) ** 2 / 2
+    if over(low):
+        raise UnsoundGuarantee(
+            f"the Renyi accountant cannot reach epsilon {epsilon} at delta {delta}",
+            why="its conversion to epsilon alone costs more",
+            fix="set a larger epsilon or delta",
+            code="budget-below-conversion",
+        )
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if over(middle) else (middle, high)
+    return low
+
+
+@dataclass(frozen=True)
+class Renyi:
+    """The price of a Poisson-sampled Gaussian at `rate`, counted at one `order`."""
+
+    rate: float
+    order: int
+
+    @property
+    def currency(self) -> Currency:
+        return rdp((self.order,))
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (budget_at(self.order, epsilon, delta),)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        low, high = 1e-2, 1e-2
+        while sampled_gaussian(self.rate, high, self.order) > cost[0]:
+            high *= 2
+        for _ in range(80):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if sampled_gaussian(self.rate, middle, self.order) > cost[0] else (low, middle)
+        return high * NUDGE
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (sampled_gaussian(self.rate, multiplier, self.order),)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The price of a fixed plan of equal sampled releases. The plan as a whole was accounted for by its privacy loss
+    distribution, and the ledger counts releases.
+
+    Valid because nothing in the plan adapts to outputs; it takes several percent less noise than the Renyi filter.
+    """
+
+    name: str  # of the plan: two plans are two currencies
+    planned: float  # the multiplier
+    releases: int
+
+    @property
+    def currency(self) -> Currency:
+        return Currency(f"plan {self.name}", ("release",), "all")
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (float(self.releases),)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        assert cost[0] > 1 - 1e-9, "a fixed plan has no cheaper releases"
+        return self.planned
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (1.0,)
+
+
+@dataclass(frozen=True)
+class CountedPhase:
+    """The price of one phase in a fixed plan over several phases. Each phase has a component of its own: what one
+    leaves over buys nothing in another.
+    """
+
+    name: str
+    planned: float
+    releases: tuple[int, ...]  # by phase
+    place: int  # of this phase among them
+
+    @property
+    def currency(self) -> Currency:
+        return Currency(f"plan {self.name}", tuple(f"release, part {i + 1}" for i in range(len(self.releases))), "all")
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return tuple(map(float, self.releases))
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        assert cost[self.place] > 1 - 1e-9, "a fixed plan has no cheaper releases"
+        return self.planned
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return tuple(float(i == self.place) for i in range(len(self.releases)))
+
+
+@dataclass(frozen=True)
+class NominalPrice:
+    """A fixed multiplier whose epsilon is only a label."""
+
+    published: float
+    currency: Currency = APPROX
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        return (epsilon, delta)
+
+    def multiplier(self, cost: Sequence[float]) -> float:
+        return self.published
+
+    def cost(self, multiplier: float) -> tuple[float, ...]:
+        return (1.0, 1e-5)
+
+
+def budget_at(order: int, epsilon: float, delta: float) -> float:
+    """The Renyi loss that (epsilon, delta) leaves at one order (Canonne, Kamath and Steinke 2020); 0 where the order is
+    useless.
+    """
+    return max(0.0, epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1))
+
+
+def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
+    """The Renyi divergence of a Poisson-sampled Gaussian, ln(sum_j binom(a,j) (1-q)^(a-j) q^j e^(j(j-1)/(2z^2))) /
+    (a-1), in log space (Mironov, Talwar and Zhang 2019).
+    """
+    if rate == 1:
+        return order / (2 * multiplier**2)
+    constant, square = _binomial(rate, order)
+    terms = [c + s / multiplier**2 for c, s in zip(constant, square, strict=True)]
+    top = max(terms)
+    total = math.fsum(math.exp(t - top) for t in terms)
+    return max(0.0, top + math.log(total)) / (order - 1)
+
+
+@lru_cache(maxsize=4096)
+def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
+    """What of these terms knows nothing of the noise, and what the noise divides."""
+    constant = [
+        math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
+        + j * math.log(rate) + (order - j) * math.log1p(-rate)
+        for j in range(order + 1)
+    ]  # fmt: skip
+    return constant, [j * (j - 1) / 2 for j in range(order + 1)]
+
+
+def _accountant(releases: int) -> str:
+    return "pld" if releases <= MANY else "rdp"
+
+
+def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
+    multiplier = sampled_multiplier(epsilon, delta, rate, releases, _accountant(releases))
+    return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, releases)
+
+
+@lru_cache(maxsize=64)
+def counted_phases(
+    phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float
+) -> tuple[CountedPhase, ...]:
+    """The prices of a plan's phases, each given with its sampling rate, its releases and its part of the budget. The
+    parts are parts of a Renyi loss, and all grow until the whole fills the budget.
+    """
+
+    def noise(granted: float) -> list[float]:
+        rate, longest, _ = max((p for p in phases if p[0] < 1), key=lambda p: p[1])
+        order = best_order(rate, granted, delta, longest).order
+        whole = budget_at(order, granted, delta)
+        return [Renyi(rate, order).multiplier((part * whole / times,)) for rate, times, part in phases]
+
+    def spent(granted: float) -> float:
+        releases = (
+            Repeat(Poisson(rate, Gaussian(z)), times)
+            for (rate, times, _), z in zip(phases, noise(granted), strict=True)
+        )
+        return epsilon_by(
+            _accountant(sum(times for _, times, _ in phases)), Together(tuple(releases)), delta, "zero_out"
+        )
+
+    good, bad, granted = 0.0, math.inf, epsilon  # a Renyi accountant asks for more noise than its grant needs
+    for _ in range(TRIES):
+        found = spent(granted)
+        good, bad = (granted, bad) if found <= epsilon else (good, granted)
+        if CLOSE * epsilon <= found <= epsilon:
+            break
+        guess = granted * epsilon * (1 + CLOSE) / 2 / found  # losses grow about as grants do
+        granted = guess if good < guess < bad else (good + bad) / 2
+    if not good:
+        raise UnsoundGuarantee(
+            f"no noise was found that keeps epsilon {epsilon:g} at delta {delta:g} over {len(phases)} phases",
+            why="the conversion of its accountant to epsilon costs more than the part of the budget that each "
+            "phase has",
+            fix="set a larger epsilon or delta, or plan fewer rounds",
+            code="budget-out-of-reach",
+        )
+    noises, times = noise(good), tuple(times for _, times, _ in phases)
+    name = " ".join(f"q={rate:g} z={z:.9g}" for (rate, _, _), z in zip(phases, noises, strict=True))
+    return tuple(CountedPhase(name, z, times, place) for place, z in enumerate(noises))
+
+
+@lru_cache(maxsize=256)
+def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Renyi:
+    """The order that lets `exposures` equal releases use the least noise."""
+    candidates = [(Renyi(rate, order), budget_at(order, epsilon, delta)) for order in ORDERS]
+    usable = [(pricing, budget / exposures) for pricing, budget in candidates if budget > 0]
+    if not usable:
+        raise UnsoundGuarantee(
+            f"the Renyi accountant cannot reach epsilon {epsilon} at delta {delta}",
+            why="its conversion to epsilon alone costs more, at every order",
+            fix="set a larger epsilon or delta, or use noise without sampling",
+            code="budget-below-conversion",
+        )
+    return min(usable, key=lambda pair: pair[0].multiplier((pair[1],)))[0]

@@ -1,0 +1,251 @@
+"""The statement of guarantees: one row per (unit, neighbours, adversary), never one lonely epsilon.
+
+A row counts every release about a client, each in its own words or in those that cover it (`covering`); clients hold
+disjoint data, so it shows the client that lost most. A release that tells everything about a unit, or about anything
+that the unit lies in, leaves no finite row about it. The rows are computed from ledger entries alone, never from the
+configuration: what was not recorded was not promised, and what was released raw is infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+
+from sordino.accounting.claims import (
+    ADVERSARIES,
+    STATUSES,
+    UNITS,
+    Adversary,
+    Claim,
+    Neighbours,
+    Status,
+    Unit,
+    WrittenNeighbours,
+)
+from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, subjects
+from sordino.accounting.events import Event, Json, NonPrivate, from_json, leaves, to_json
+from sordino.accounting.facts import Epsilon, Fact, delta_text
+from sordino.accounting.notes import Release, histories, read_notes
+
+Key = tuple[Unit, Neighbours, Adversary]
+SCORES = "the server is told how well models meet this site's test examples, exactly and as often as it asks"
+COARSE = "what the tables of the noise lack of the ideal law is more than this epsilon can bear"
+
+
+def _read(told: object) -> Event:
+    if isinstance(told, Event):
+        return told
+    try:
+        return from_json(told)
+    except (TypeError, ArithmeticError) as error:  # what an event refuses by itself is a ValueError
+        raise ValueError(str(error)) from None
+
+
+AN_EVENT: Json = {"type": "object", "title": "Event"}
+Written = Annotated[Event, PlainValidator(_read), PlainSerializer(to_json), WithJsonSchema(AN_EVENT)]
+
+
+class Guarantee(Fact):
+    """What all releases together tell about one unit, to one adversary, at most."""
+
+    unit: Unit
+    neighbours: WrittenNeighbours
+    adversary: Adversary
+    epsilon: Epsilon
+    delta: float
+    accountant: str
+    accountants: Mapping[str, Epsilon]
+    status: Status
+    because: tuple[str, ...]
+    releases: int  # of the client that lost most
+    event: Written | None  # all that was released about it
+    nominal_epsilon: Epsilon | None = None  # what the formula of a source prints, which proves nothing
+    nominal_composed: Epsilon | None = None  # the same formula, all rounds added up
+
+    @property
+    def subject(self) -> Key:
+        return self.unit, self.neighbours, self.adversary
+
+    @property
+    def in_short(self) -> str:
+        """An epsilon with all that it depends on, in one line."""
+        return (
+            f"epsilon {self.epsilon:.4g} per {self.unit} ({self.neighbours}) against the {self.adversary} "
+            f"at delta {delta_text(self.delta)}, {self.status}"
+        )
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.epsilon)
+
+
+def statement(texts: Iterable[str], population: int, delta: float, every: bool = False) -> list[Guarantee]:
+    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. With `every`,
+    all accountants are asked also where one is exact: who checks wants to see that no other comes out below it.
+    """
+    distinct = list(read_notes(texts, population).values())
+    released = [release for releases in distinct for release in releases]
+    rows: list[Guarantee] = []
+    for adversary in ADVERSARIES:
+        asked = subjects(released, adversary)
+        for unit in dict.fromkeys(unit for unit, _ in asked):
+            found = [_row((unit, how, adversary), distinct, delta, every) for part, how in asked if part == unit]
+            finite = [row for row in found if row.finite]
+            rows += finite or [_void(found, distinct, delta)]
+    return sorted(rows, key=_order)
+
+
+def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Key, float, Status]]:
+    """The finite epsilons of `statement` and how far each is proved, without what every single accountant says."""
+    clients, found = list(read_notes(texts, population).values()), list[tuple[Key, float, Status]]()
+    released = [release for releases in clients for release in releases]
+    for adversary in ADVERSARIES:
+        for unit, neighbours in subjects(released, adversary):
+            costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
+            worst, ideal, whole = _worst(costs, delta, neighbours)
+            epsilon = _epsilon(costs[worst], ideal, neighbours)
+            if whole < 1 and math.isfinite(epsilon):
+                status = max((each.status for each in costs), key=STATUSES.index)
+                found.append(((unit, neighbours, adversary), epsilon, status))
+    return sorted(found, key=lambda one: _place(one[0]))
+
+
+def of_groups(
+    texts: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
+) -> list[Guarantee | None]:
+    """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took
+    part."""
+    found = histories(texts, population)
+    distinct = [list(found.distinct(group).values()) for group in groups]
+    return [_row(subject, releases, delta) if releases else None for releases in distinct]
+
+
+def _order(row: Guarantee) -> tuple[int, int]:
+    return _place(row.subject)
+
+
+def _place(subject: Key) -> tuple[int, int]:
+    return UNITS.index(subject[0]), ADVERSARIES.index(subject[2])
+
+
+def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bool = False) -> Guarantee:
+    """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
+    unit, neighbours, adversary = key
+    costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
+    place, ideal, whole = _worst(costs, delta, neighbours)
+    worst, count = costs[place], len(clients[place])
+    because = tuple(dict.fromkeys(reason for each in costs for reason in each.because))
+    status = max((each.status for each in costs), key=STATUSES.index)
+    if not worst.parts:
+        never = tuple(dict.fromkeys(reason for each in costs if not each.parts for reason in each.because))
+        return _nothing(key, delta, status, never, count)
+    if whole >= 1:
+        return _nothing(key, delta, "none", (COARSE,), count)
+    bound = bounded(worst.parts, ideal, neighbours, every)
+    return Guarantee(
+        unit=unit,
+        neighbours=neighbours,
+        adversary=adversary,
+        epsilon=bound.epsilon,
+        delta=whole,
+        accountant=bound.accountant,
+        accountants=bound.accountants,
+        status=status,
+        because=because,
+        releases=count,
+        event=worst.event,
+    )
+
+
+def lacking(epsilon: float, drift: float) -> float:
+    """The part of delta that the noise which was drawn lacks of the ideal law, on both sides."""
+    return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0
+
+
+def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> tuple[int, float, float]:
+    """The place of the client that lost most, the delta at which the ideal law of its noise is priced, and the delta
+    that holds: the one that is asked for, of which the ideal law has what the noise does not lack; or a larger one,
+    where the noise lacks more than all of it.
+    """
+
+    def most(at: float) -> tuple[int, float]:
+        found = [_epsilon(each, at, neighbours) for each in costs]
+        epsilon = max(found)
+        return found.index(epsilon), epsilon
+
+    drift, ideal = max(each.drift for each in costs), delta
+    place, epsilon = most(delta)
+    for _ in range(8):
+        if ideal + lacking(epsilon, drift) <= delta:
+            return place, ideal, delta
+        ideal = delta - lacking(epsilon, drift) * (1 + 1e-6)  # a little less: its epsilon is a little larger
+        if not ideal > 0:
+            break
+        place, epsilon = most(ideal)
+    place, epsilon = most(delta)
+    return place, delta, delta + lacking(epsilon, drift)
+
+
+def unspent(key: Key, accountant: str) -> Guarantee:
+    """Nothing was released, so nothing is lost."""
+    return _nothing(key, 0.0, "proved", (), 0).beside(epsilon=0.0, accountant=accountant, accountants={}, event=None)
+
+
+def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
+    """The rows of a client that tells the server how well models meet its test examples: nothing is promised about
+    these, nor about all that the client holds.
+    """
+    told = [
+        _nothing(row.subject, delta, "none", (SCORES,), row.releases)
+        if (row.unit, row.adversary) == ("client", "server")
+        else row
+        for row in rows
+    ]
+    return [*told, _nothing(("test example", "replace", "server"), delta, "none", (SCORES,), 0)]
+
+
+def _nothing(key: Key, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:
+    """An infinity, and why."""
+    unit, neighbours, adversary = key
+    return Guarantee(
+        unit=unit,
+        neighbours=neighbours,
+        adversary=adversary,
+        epsilon=math.inf,
+        delta=delta,
+        accountant="none",
+        accountants={"none": math.inf},
+        status=status,
+        because=because,
+        releases=releases,
+        event=NonPrivate("; ".join(because)),
+    )
+
+
+def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
+    return least(spent.parts, delta, neighbours) if spent.parts else math.inf
+
+
+def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
+    """Nothing holds for this unit, under whichever relation: one release tells everything. What the noised ones beside
+    it cost alone is a reason, no promise."""
+    spoken = {claim for releases in clients for release in releases for claim in release}
+    open_ = {(claim.unit, claim.neighbours, claim.adversary) for claim in spoken if _open(claim)}
+    bare = [row for row in found if row.subject in open_]
+    row, beside = (bare or found)[0], []
+    for other in found:
+        unit, how, adversary = other.subject
+        noised = [[r for r in releases if covered(r, (unit, how), adversary)] for releases in clients]
+        alone = (
+            _row((unit, how, adversary), [releases for releases in noised if releases], delta) if any(noised) else other
+        )
+        if alone.finite:
+            beside.append(f"noised releases beside it: {alone.epsilon:.4g} at delta {delta_text(delta)} ({how})")
+    return row.beside(because=(*row.because, *beside))
+
+
+def _open(claim: Claim) -> bool:
+    return any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event))

@@ -1,0 +1,136 @@
+"""What an audit of a trained run found, as it is written into audit.json and read from there. No tensor is needed to
+read it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
+from sordino.accounting.facts import Epsilon, Fact
+from sordino.engine.checkpoint import atomic_write
+from sordino.runs.folder import RunFolder
+from sordino.runs.shapes import LeftInRun
+
+TrainedVerdict = Literal[
+    "holds", "VIOLATED", "no power", "proves nothing", "not attacked", "nothing to audit: infinity is claimed"
+]
+NEEDS = {
+    "at_least": "that the noise of each canary's direction is independent of the others'",
+    "at_least_by_coins": "fair and independent coins, nothing else",
+}
+ANEW = "audit the run again: `sordino audit RUN --trained` writes the file anew"
+
+
+class PlayedCanaries(Fact):
+    """What the replays of one promise showed."""
+
+    canaries: int
+    right: int  # guesses
+    at_least: Epsilon  # where canaries are independent
+    at_delta: float
+    claimed_there: Epsilon
+    at_least_by_coins: Epsilon  # at the delta of the promise, whatever depends on what
+
+    def refutes(self, claimed: float) -> bool:
+        return self.at_least > self.claimed_there or self.at_least_by_coins > claimed
+
+
+class Noticed(Fact):
+    """Which broken twins the same audit caught: their noise was so many times too small."""
+
+    caught: float | None = None
+    missed: tuple[float, ...] = ()
+    twin: PlayedCanaries | None = None  # the last one that was tried
+
+
+class AuditedPromise(Fact):
+    """One promise of a whole run, and what was lost of it at least. `played` is missing where no canary can be
+    placed.
+    """
+
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary
+    claimed: Epsilon
+    delta: float
+    status: Status
+    releases: int  # that count about one canary, at most
+    replays: int
+    prepared: bool = False  # were canaries in the phases before the training, too?
+    verdict: TrainedVerdict
+    why: str
+    played: PlayedCanaries | None = None
+    power: Noticed = Noticed()
+
+    @property
+    def in_figures(self) -> tuple[str, ...]:
+        """Who is protected, from whom, what is claimed, the two bounds, and how many guesses were right."""
+        claimed = f"{self.claimed:.3g}, {standing(self.status, True)}, at {self.delta:g}"
+        who, played = f"{self.unit}, {self.neighbours}", self.played
+        if played is None:
+            return who, self.adversary, claimed, "", "", ""
+        if played.at_delta != self.delta:
+            claimed += f"\n{played.claimed_there:.3g} at {played.at_delta:g}"
+        at_least = f"{played.at_least:.3g} at {played.at_delta:g}"
+        by_coins = f"{played.at_least_by_coins:.3g} at {self.delta:g}"
+        return who, self.adversary, claimed, at_least, by_coins, f"{played.right} of {played.canaries}"
+
+    @property
+    def noticed(self) -> str:
+        """What the audit would have noticed, in a sentence; nothing where that is not known."""
+        caught, twin = self.power.caught, self.power.twin
+        if caught is None or twin is None:
+            return ""
+        missed = ", / ".join(f"{weak:g}" for weak in self.power.missed)
+        return (
+            f"Power: a broken twin with noise / {caught:g} behind the same claim was caught"
+            f"{f' (noise / {missed} was not)' if missed else ''}: it loses at least {twin.at_least:.3g} at "
+            f"{twin.at_delta:g}, with {twin.right} of {twin.canaries} right."
+        )
+
+
+COLUMNS = ("unit", "against", "claimed", "at least", "by coins alone", "right guesses", "verdict")
+
+
+class TrainedAudit(LeftInRun):
+    """What an audit of one trained run found: the content of audit.json."""
+
+    format: int = 1
+    algorithm: str
+    rounds: int
+    verdict: TrainedVerdict  # the worst one of all promises
+    promises: tuple[AuditedPromise, ...]
+    unprotected: tuple[str, ...]  # units and adversaries of whom infinity is claimed
+    needs: dict[str, str] = NEEDS
+    not_looked_at: tuple[str, ...]
+    wrong: float  # how likely a true promise is refuted
+    simulated: bool = True
+    seed: int
+
+    def to_json(self) -> dict[str, object]:
+        """The file stands by itself: it says what never changes, too."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def meaning(self) -> str:
+        """How to read the figures."""
+        return (
+            f"Each promise is of the whole run of {self.rounds} rounds. Each verdict is wrong with probability "
+            f"{self.wrong:.0e} at most. At least: needs {NEEDS['at_least']}. By coins alone: needs "
+            f"{NEEDS['at_least_by_coins']}."
+        )
+
+
+def write(found: TrainedAudit, folder: Path) -> Path:
+    """audit.json in the run's folder."""
+    path = RunFolder(folder).audit_file
+    atomic_write(path, (found.model_dump_json(exclude_none=True, indent=1) + "\n").encode())
+    return path
+
+
+def told(folder: Path) -> TrainedAudit | None:
+    """What the run's audit.json says; None where there is none."""
+    run = RunFolder(folder)
+    return run.found(run.audit_file, TrainedAudit, ANEW)

@@ -1,0 +1,322 @@
+"""Canaries in a replay of a run: what they do is the attacker's choice, and whether they do it is decided by coins.
+
+A canary of an example is a row whose gradient is a direction of its own; a canary of a client is a client that sends
+nothing but such a direction (Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, ICLR 2024; Nasr et al., USENIX
+Security 2023). Directions are far longer than every clip. Those that one release holds stand at right angles, so that
+none moves what is seen of another one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.audit.pairs import FAR
+from sordino.audit.planted import PlantedReader, PlantedSums, PlantedUplink, Through
+from sordino.keys import Key
+from sordino.ledger.ledger import MEMORY
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.runs.simulation import Simulation
+from sordino.sampling.kinds import Cohort
+from sordino.tree import Tree
+from sordino.types import Adversary, Neighbours, Terms
+
+ROOM = 40_000_000  # numbers of all directions together
+REPLAYS = 20  # of one audit, at most
+SHARE = 2  # one of so many rows, or clients, may be a canary
+
+
+@dataclass(frozen=True)
+class Canaries(ABC):
+    """The canaries of a run. `wanted`: how many, where there is room."""
+
+    simulation: Simulation
+    adversary: Adversary
+    neighbours: Neighbours
+    wanted: int
+    key: Key
+
+    # what they are ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def unfit(self) -> str:
+        """Why no canary can be placed; nothing where one can."""
+
+    @cached_property
+    @abstractmethod
+    def owners(self) -> list[int]:
+        """The client of each canary of one replay, in rising order."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """How many there are in one direction."""
+
+    @property
+    @abstractmethod
+    def order(self) -> int:
+        """The norm that the gate clips."""
+
+    @abstractmethod
+    def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
+        """The run's method with canaries behind its gates. `sure`: no coin of a sample leaves one out."""
+
+    @abstractmethod
+    def seen(self, upload: Tree) -> Tensor | None:
+        """What of an upload, or a mean of uploads, a canary moves."""
+
+    @abstractmethod
+    def worth(self, terms: Terms) -> float:
+        """How much a round tells: the square of what a canary moves, per deviation of the noise."""
+
+    @cached_property
+    def rate(self) -> float:
+        """How likely a canary is to be in a sample."""
+        return 1.0
+
+    @property
+    def alone(self) -> bool:
+        """Does the owner of a canary send nothing but that?"""
+        return False
+
+    @property
+    def gates(self) -> AnyAlgorithm:
+        return self.simulation.setup.algorithm
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        return self.simulation.federation(MEMORY, "audit").cohort
+
+    @cached_property
+    def zero(self) -> Tree:
+        """An upload that says nothing."""
+        setup = self.simulation.setup
+        return self.gates.zero(setup.task, self.gates.broadcast(self.gates.init(setup.task, setup.key)))
+
+    @property
+    def each(self) -> bool:
+        """Does the attacker read single uploads?"""
+        uplink = self.gates.uplink
+        together = uplink.central or any(stage.aggregate_only for stage in uplink.client)
+        return self.adversary == "server" and not together
+
+    @property
+    def replays(self) -> int:
+        return min(REPLAYS, math.ceil(self.wanted / max(1, len(self.owners))))
+
+    @property
+    def turns(self) -> bool:
+        """Does a canary that is not there point the other way? Else it is nothing."""
+        return self.neighbours == "replace"
+
+    def by_client(self) -> Iterator[tuple[int, slice]]:
+        """Where the canaries of a client stand among all."""
+        start = 0
+        for k in dict.fromkeys(self.owners):
+            stop = start + self.owners.count(k)
+            yield k, slice(start, stop)
+            start = stop
+
+    @cached_property
+    def towards(self) -> Tensor:
+        """The direction of each canary, of length 1: [canaries, numbers]."""
+        if not self.each:
+            return directions(self.key, len(self.owners), self.numbers, self.order)
+        found = [
+            directions(keys.fold(self.key, k), part.stop - part.start, self.numbers, self.order)
+            for k, part in self.by_client()
+        ]
+        return torch.cat(found)
+
+    def planted(self, levels: Tensor) -> dict[int, Tensor]:
+        far = FAR * levels[:, None] * self.towards
+        return {k: far[part] for k, part in self.by_client()}
+
+
+def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
+    """Unit vectors at right angles, where there is room; single numbers, where lengths are sums of absolute values."""
+    if order == 1:
+        return torch.nn.functional.one_hot(keys.permutation(key, numbers)[:many], numbers).float()
+    drawn = keys.normal(key, many * numbers).reshape(numbers, many)
+    if many <= numbers:
+        drawn, _ = torch.linalg.qr(drawn)
+    return torch.nn.functional.normalize(drawn, dim=0).T.float().contiguous()
+
+
+@dataclass(frozen=True)
+class CanaryExamples(Canaries):
+    """Rows of many clients, whose gradients point where nobody else's do."""
+
+    def unfit(self) -> str:
+        if type(self.gates.read) is not NoisyGradient:
+            return "canaries cannot be placed behind this reader"
+        change = self.gates.change(self.zero)
+        if change is None or tree.size(change) != self.numbers:
+            return "what its clients send does not tell the change of all of the model"
+        if not self.each and (self.gates.uplink.secure is not None or self.gates.uplink.robust):
+            return "no single upload can be read, and their sum is no plain one"
+        if not self.each and self.cohort.hidden:
+            return "who takes part is hidden"
+        return "" if self.owners else "no client has two rows"
+
+    @cached_property
+    def owners(self) -> list[int]:
+        # the same in every phase
+        sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // self._model)
+        room = {k: min(size // SHARE, self._model) for k, size in enumerate(sizes) if size >= SHARE}
+        found: list[int] = []
+        while room and len(found) < wanted:  # one more at every client that has room
+            here = list(room)[: wanted - len(found)]
+            found += here
+            room = {k: left - (k in here) for k, left in room.items() if left > (k in here)}
+        return sorted(found)
+
+    @cached_property
+    def _model(self) -> int:
+        return tree.size(self.simulation.setup.task.init(0))
+
+    @property
+    def numbers(self) -> int:
+        return self._model
+
+    @property
+    def _reader(self) -> NoisyGradient:
+        reader = self.gates.read
+        assert isinstance(reader, NoisyGradient)
+        return reader
+
+    @property
+    def order(self) -> int:
+        return self._reader.clip_order or 2
+
+    @cached_property
+    def rate(self) -> float:
+        return self._reader.sampled or 1.0
+
+    def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
+        return self.gates.behind(read=PlantedReader.of(self._reader, planted, through, sure))
+
+    def seen(self, upload: Tree) -> Tensor | None:
+        change = self.gates.change(upload)
+        return None if change is None else tree.flat(change).double()
+
+    def worth(self, terms: Terms) -> float:
+        reads = self._reader.reads(self.gates.work, 1)
+        return reads * (self.rate / self._reader.used(terms.multiplier)) ** 2
+
+
+@dataclass(frozen=True)
+class CanaryRowsOfSums(CanaryExamples):
+    """The same rows in a phase that asks for sums per class."""
+
+    def unfit(self) -> str:
+        sums = tree.leaves(self.zero)
+        if type(self.gates.read) is not ClassSums or len(sums) != 1 or len(sums[0]) != self._classes:
+            return "canaries cannot be placed behind this reader"
+        return "" if self.each else "no single upload can be read"
+
+    @property
+    def _classes(self) -> int:
+        return self.simulation.setup.task.labels
+
+    @property
+    def numbers(self) -> int:
+        return tree.size(self.zero)
+
+    @property
+    def order(self) -> int:
+        return 2
+
+    @cached_property
+    def rate(self) -> float:
+        return 1.0
+
+    @cached_property
+    def towards(self) -> Tensor:
+        """The canaries of a client take turns at the classes."""
+        width = self.numbers // self._classes
+        found = torch.zeros(len(self.owners), self._classes, width)
+        for k, part in self.by_client():
+            for label in range(self._classes):
+                mine = torch.arange(part.start, part.stop)[label :: self._classes]
+                found[mine, label] = directions(keys.fold(self.key, k, label), len(mine), width, 2)
+        return found.flatten(1)
+
+    def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
+        reader = self.gates.read
+        assert isinstance(reader, ClassSums)
+        return self.gates.behind(read=PlantedSums.of(reader, planted, through))
+
+    def seen(self, upload: Tree) -> Tensor | None:
+        return tree.flat(upload).double()
+
+    def worth(self, terms: Terms) -> float:
+        reader = self.gates.read
+        assert isinstance(reader, ClassSums)
+        return (reader.clip / (reader.sensitivity * reader.used(terms.multiplier))) ** 2
+
+
+@dataclass(frozen=True)
+class CanaryClients(Canaries):
+    """Clients that send a direction and nothing else: every second one."""
+
+    def unfit(self) -> str:
+        uplink = self.gates.uplink
+        noise = uplink.noise()
+        if noise is None or isinstance(noise, OneDirection) or uplink.as_published is not None:
+            return "canaries cannot be placed behind this noise"
+        if uplink.robust or not (self.each or uplink.central):
+            return "no single upload can be read, and their sum is no plain one"
+        if isinstance(uplink.secure, Encrypted):
+            return "sums of ciphertexts take too long to be played again"
+        if self.cohort.personal:
+            return "who takes part follows personal budgets"
+        return "" if self.owners else "there is one client only"
+
+    @cached_property
+    def owners(self) -> list[int]:
+        people = len(self.simulation.setup.public.sizes)
+        order = keys.permutation(keys.fold(self.key, "clients"), people).tolist()
+        return sorted(order[: min(self.wanted, people // SHARE, ROOM // max(1, self.numbers))])
+
+    @property
+    def numbers(self) -> int:
+        return tree.size(self.zero)
+
+    @property
+    def order(self) -> int:
+        noise = self.gates.uplink.noise()
+        assert noise is not None
+        return noise.mechanism.order
+
+    @cached_property
+    def rate(self) -> float:
+        people = len(self.simulation.setup.public.sizes)
+        return self.cohort.expected(people) / people if self.cohort.hidden else 1.0
+
+    @property
+    def alone(self) -> bool:
+        return True
+
+    def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
+        one = {k: rows[0] for k, rows in planted.items()}
+        return self.gates.behind(uplink=PlantedUplink.of(self.gates.uplink, one, through))
+
+    def seen(self, upload: Tree) -> Tensor | None:
+        return tree.flat(upload).double()
+
+    def worth(self, terms: Terms) -> float:
+        noise = self.gates.uplink.noise()
+        typed = None if noise is None else noise.multiplier
+        return (self.rate / (typed or terms.multiplier or 1.0)) ** 2

@@ -1,0 +1,197 @@
+"""The whole run, played again with canaries in it; and how far each of them moved what was released.
+
+The attacker knows everything but the coins and the noise. So it takes away what the others sent, and weighs every round
+by how loud its noise was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.audit.canaries import Canaries
+from sordino.audit.noise_sources import Weak
+from sordino.audit.planted import Quiet
+from sordino.audit.replay import PhaseStart, Replay
+from sordino.engine.executor import Clients
+from sordino.engine.site import Site
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.uplink import Uplink
+from sordino.tree import Tree
+from sordino.types import Terms
+
+
+@dataclass
+class Overheard(Clients):
+    """Clients whose answers are overheard; and what some of them would have said without noise, once with no canary
+    and once with all of theirs.
+    """
+
+    inner: Site
+    without: tuple[Site, Site]
+    asked: frozenset[int] | None  # of whom this is asked; None: of all
+    down: Tree = None
+    terms: Mapping[int, Terms] = field(default_factory=dict)
+    heard: dict[int, Tree] = field(default_factory=dict)
+    low: dict[int, Tree] = field(default_factory=dict)
+    high: dict[int, Tree] = field(default_factory=dict)
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
+        self.down, self.terms, self.heard = down, terms, {}
+        asked = {k: one for k, one in terms.items() if self.asked is None or k in self.asked}
+        before = {k: self.inner.state(k) for k in asked}
+        self.low, self.high = (self._said(site, t, asked, before) for site in self.without)
+        for k, upload in self.inner.each(t, down, terms):
+            self.heard[k] = upload
+            yield k, upload
+
+    def _said(self, site: Site, t: int, asked: Mapping[int, Terms], before: Mapping[int, Tree]) -> dict[int, Tree]:
+        said = dict(site.each(t, self.down, asked)) if asked else {}
+        for k, state in before.items():  # which the sites share
+            self.inner.states[k] = state
+        return said
+
+
+class CanaryScores(NamedTuple):
+    """What was seen of each canary, and how much it was worth, in one phase or in several."""
+
+    moved: Tensor
+    weight: Tensor
+
+    def beside(self, phases: Sequence[CanaryScores]) -> CanaryScores:
+        """The same canaries, with what other phases showed of them."""
+        every = (self, *phases)
+        moved, weight = (torch.stack([one[i] for one in every]).sum(0) for i in (0, 1))
+        return CanaryScores(moved, weight)
+
+    @property
+    def each(self) -> Tensor:
+        """About 0 if a canary was absent, or pointed away, and about 1 if it was there."""
+        return self.moved / self.weight.clamp_min(1e-300)
+
+    @property
+    def exposed(self) -> Tensor:
+        """Which canaries anybody could have seen."""
+        return self.weight > 0
+
+
+class QuietUpload(NamedTuple):
+    """What a client that sends nothing of its own says without noise: the same in every round, if its terms are."""
+
+    uplink: Uplink
+    terms: Terms
+    upload: Tree
+
+
+class CanaryRounds(Replay):
+    """The training with canaries in it, or a phase before it; `weak`: behind noise that is so many times too small.
+    Coins are those of the replay, noise is that of its phase.
+    """
+
+    def __init__(self, canaries: Canaries, number: int, weak: float, start: PhaseStart) -> None:
+        simulation, key = canaries.simulation, keys.fold(canaries.key, "replay", number)
+        phase = simulation.setup.phase
+        super().__init__(simulation, key=keys.word(keys.fold(key, phase) if phase else key), start=start)
+        many = len(canaries.owners)
+        self.coins = keys.coin(keys.fold(key, "coins"), many, 0.5).bool()
+        self._canaries, ones = canaries, torch.ones(many)
+        absent = -ones if canaries.turns else 0 * ones
+        chosen = torch.where(self.coins, ones, absent)
+        self.algorithm = canaries.behind(canaries.planted(chosen), lambda source: Weak(source, weak), sure=False)
+        self._low = canaries.behind(canaries.planted(0 * ones), Quiet, sure=False)
+        self._high = canaries.behind(canaries.planted(ones), Quiet, sure=True)
+        self.federation = replace(self.federation, algorithm=self.algorithm)
+        # a planted upload takes the place of a trained one, so clients may train together; a planted row may not
+        self.site = replace(self.site, algorithm=self.algorithm) if canaries.alone else self._with(self.algorithm)
+        self._usual = Terms()  # of somebody in the last round in which there was anybody
+        self._quiet: dict[tuple[bool, int], QuietUpload] = {}
+        self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
+
+    def scores(self) -> CanaryScores:
+        """How far every release together moved along each canary."""
+        canaries = self._canaries
+        asked = frozenset[int]() if canaries.alone else frozenset(canaries.owners) if canaries.each else None
+        clients = Overheard(self.site, (self._with(self._low), self._with(self._high)), asked)
+        while not self.over:
+            t = self.t
+            outcome, _ = self.step(clients)
+            self._usual = next(iter(clients.terms.values()), self._usual)
+            if canaries.alone:
+                clients.low, clients.high = (self._sent(t, gates, clients) for gates in (self._low, self._high))
+            if canaries.each:
+                self._singly(t, clients)
+            elif outcome.received is not None and (clients.terms or canaries.rate < 1):
+                self._together(t, clients, outcome.received.mean)
+        return CanaryScores(self._moved, self._weight)
+
+    def _with(self, algorithm: AnyAlgorithm) -> Site:
+        return replace(self.site, algorithm=algorithm, executor="loop")
+
+    def _sent(self, t: int, gates: AnyAlgorithm, clients: Overheard) -> dict[int, Tree]:
+        """What all clients send if all canaries do the same; everybody's, where who was drawn is hidden."""
+        uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
+        owners, others = set(self._canaries.owners), clients.heard.items()
+        here = owners if self._canaries.rate < 1 else owners & set(clients.terms)
+        sent = {}
+        for k in here:
+            terms = clients.terms.get(k, self._usual)
+            known = self._quiet.get((gates is self._high, k))
+            if known is None or known.uplink is not uplink or known.terms != terms:
+                upload = uplink.encode(zero, terms.granted(k, self.federation.sizes[k], Counter(0)))
+                known = self._quiet[gates is self._high, k] = QuietUpload(uplink, terms, upload)
+            sent[k] = known.upload
+        return {k: upload for k, upload in others if k not in owners} | sent
+
+    def _singly(self, t: int, clients: Overheard) -> None:
+        for k, part in self._canaries.by_client():
+            if k in clients.heard:
+                low, high, heard = (
+                    self._opened(t, answers[k], clients.down, k)
+                    for answers in (clients.low, clients.high, clients.heard)
+                )
+                self._count(part, low, high, heard, clients.terms[k])
+
+    def _opened(self, t: int, upload: Tree, down: Tree, k: int) -> Tensor:
+        zero = self.algorithm.zero(self.simulation.setup.task, down)
+        return self._known(self.algorithm.uplink.at(t, down).opened(upload, zero, self.federation.weights[k]))
+
+    def _together(self, t: int, clients: Overheard, mean: Tree) -> None:
+        low, high = (self._mean(t, answers, clients) for answers in (clients.low, clients.high))
+        self._count(slice(None), low, high, self._known(mean), self._usual)
+
+    def _mean(self, t: int, answers: Mapping[int, Tree], clients: Overheard) -> Tensor:
+        """What the server would have made of these answers, without noise."""
+        run, uplink = self.federation, self._low.uplink.at(t, clients.down)
+        received: Any = uplink.receive(
+            answers,
+            self.algorithm.zero(self.simulation.setup.task, clients.down),
+            run.weights,
+            run.cohort.expected(run.population) * math.fsum(run.weights) / run.population,
+            1.0,
+            Quiet(Counter(0)),
+            False,
+            reach=lambda k: clients.terms[k].reach if k in clients.terms else 1.0,
+        )
+        return self._known(received.mean)
+
+    def _known(self, upload: Tree) -> Tensor:
+        seen = self._canaries.seen(upload)
+        assert seen is not None, "asked before the run was played"
+        return seen
+
+    def _count(self, part: slice, low: Tensor, high: Tensor, heard: Tensor, terms: Terms) -> None:
+        canaries, towards = self._canaries, self._canaries.towards[part].double()
+        whole, moved = towards @ (high - low), towards @ (heard - low)
+        if canaries.turns:  # from -whole to whole
+            moved = (moved + whole) / 2
+        seen = whole.abs() > 1e-9 * whole.abs().max().clamp_min(1e-300)  # where it moves anything
+        worth = canaries.worth(terms) * seen
+        self._moved[part] += worth * moved / whole.where(seen, torch.ones_like(whole)) / canaries.rate
+        self._weight[part] += worth

@@ -1,0 +1,199 @@
+"""One client's worst case: an upload far beyond every bound against another one, against none, or against its absence.
+
+Everything passes the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
+fields and layers: the claim does not depend on how many numbers there are. The call is made for many draws at once
+(`torch.vmap`), each with noise of its own; where a gate leaves torch on its way, as PrivUnit does, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from sordino import tree
+from sordino.accounting.events import Nothing, Poisson
+from sordino.audit.noise_sources import Lanes, Silent, Weak
+from sordino.audit.pairs import FAR, Pair, Release
+from sordino.budget.plan import Price
+from sordino.engine.server import Federation
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.stages import Clip, private
+from sordino.runs.setup import Setup
+from sordino.tree import Tree
+from sordino.types import Claim, NoiseSource
+
+MOST = 64  # numbers of an upload
+MANY = 1000  # draws of one call
+Call = Callable[[NoiseSource], torch.Tensor]  # of the gates, as a run makes it: the numbers that one draw shows
+
+
+class ThisRound(Uplink):
+    """The uplink of one round, after which no other follows: what the server works out from a release for its next
+    round shows no more than the release does.
+    """
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+
+class Stand:
+    """The place of the attacker: the uplink of the first round, and uploads of its shape."""
+
+    def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
+        algorithm = setup.algorithm
+        down = algorithm.broadcast(algorithm.init(setup.task, setup.key))
+        first: Uplink = algorithm.uplink.at(0, down)
+        self.uplink = ThisRound(**{one.name: vars(first)[one.name] for one in fields(first)})
+        self.zero = smaller(algorithm.zero(setup.task, down))
+        self.grant = federation.terms(client, price).granted(client, federation.sizes[client], Silent())
+        self._federation, self._plan = federation, setup.plan
+
+    @property
+    def hidden(self) -> float:
+        """The rate of the sample for which a published formula takes the cohort."""
+        offer = self._plan.offer
+        return offer.rate if self.uplink.published and offer is not None else 1.0
+
+    def upload(self, length: float) -> Tree:
+        """An upload of the attacker's choice: spread over all numbers, or in a single one where the 1-norm counts,
+        since one number then tells most.
+        """
+        size, noise = tree.size(self.zero), self.uplink.noise()
+        if noise is not None and noise.mechanism.order == 1:
+            vector = length * torch.nn.functional.one_hot(torch.tensor(0), size).double()
+        else:
+            vector = torch.full((size,), length / size**0.5, dtype=torch.float64)
+        return tree.unflat(vector, self.zero)
+
+    def encoded(self, length: float) -> Release:
+        """The upload that the server sees of a client that adds noise itself."""
+        upload = self.upload(length)
+        typed, spent = self.uplink.noise(), self.grant.multiplier
+
+        def call(source: NoiseSource) -> torch.Tensor:
+            """A direction has no noise that could be too small; its broken twin is one that spends more."""
+            grant = replace(self.grant, source=source)
+            if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
+                grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)
+            return _seen(self.uplink.encode(upload, grant))
+
+        many = at_once(call)
+        return lambda source: drawn(call, source, many)
+
+    def summed(self, length: float, rate: float) -> Release:
+        """The server's sum with a client among others that send nothing. `rate` is that of its hidden coin."""
+        federation, client = self._federation, self.grant.client
+        people = federation.population
+        others: dict[int, Any] = {}
+        if people > 1:
+            others[(client + 1) % people] = self.uplink.encode(self.zero, replace(self.grant, source=Silent()))
+        mine = {client: self.uplink.encode(self.upload(length), replace(self.grant, source=Silent()))}
+        weight = sum(federation.weights)
+        expected = federation.cohort.expected(people) * weight / people
+        multiplier = self._plan.quietest if self.uplink.personal else self.grant.multiplier
+
+        def call(uploads: dict[int, Any], source: NoiseSource) -> torch.Tensor:
+            received = self.uplink.receive(
+                uploads,
+                self.zero,
+                federation.weights,
+                expected,
+                multiplier,
+                source,
+                each=False,
+                weight=weight,
+                reach=lambda _: self.grant.reach,
+            )
+            return _seen(received.mean)
+
+        present, absent = partial(call, others | mine), partial(call, others)
+        many = min(map(at_once, (present, absent)))
+
+        def release(source: NoiseSource) -> torch.Tensor:
+            """The hidden coins of all draws first: they say in which of them the client is there."""
+            if rate == 1:
+                return drawn(present, source.child("server"), many)
+            coins = source.child("coin").coins(many, rate).bool()
+            sides = ((present, coins, "server"), (absent, ~coins, "without it"))
+            parts = [drawn(one, source.child(name), int(where.sum())) for one, where, name in sides if where.any()]
+            return torch.cat(parts)[torch.cat([where.nonzero()[:, 0] for _, where, _ in sides]).argsort()]
+
+        return release
+
+
+def at_once(call: Call) -> int:
+    """How many draws one call can make: MANY where all that it does to its noise is torch, and all that it draws is
+    from its source.
+    """
+    try:
+        drawn(call, Silent(), 2, "error")
+    except RuntimeError:  # of vmap: a tensor became a number of Python or numpy, or there is a draw of the gate's own
+        return 1
+    return MANY
+
+
+def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> torch.Tensor:
+    """So many draws, [draws, numbers seen]. `others`: what `vmap` does where anybody draws; a source has drawn for all
+    lanes together by then.
+    """
+    if many == 1:
+        return call(source)[None]
+    lanes = torch.vmap(lambda lane: call(Lanes(source, lane, many)), randomness=others)
+    seen: torch.Tensor = lanes(torch.arange(many))
+    return seen
+
+
+def pairs(stand: Stand, claim: Claim) -> list[Pair]:
+    """The neighbours of a claim about clients."""
+    if stand.uplink.as_published is not None:
+        return published(stand)
+    far = _far(stand.uplink)
+    against = {"replace": -far, "zero_out": 0.0}[claim.neighbours]
+    told = f"an update of any length against {WORDS[claim.neighbours]}"
+    if stand.uplink.shared or isinstance(claim.event, Nothing):
+        return []  # one noise of many, or a cipher: nothing that one client's release could show
+    if isinstance(stand.uplink.noise(), OneDirection):
+        direction = tree.flat(stand.upload(1.0)).double()
+        return [Pair(told, stand.encoded(-far), stand.encoded(far), score=lambda seen: seen.double() @ direction)]
+    if not private(stand.uplink.server):
+        return [Pair(told, stand.encoded(against), stand.encoded(far))]
+    rate = claim.event.rate if isinstance(claim.event, Poisson) else stand.hidden
+    return [Pair(told, stand.summed(against, rate), stand.summed(far, rate))]
+
+
+def _far(uplink: Uplink) -> float:
+    """An upload that every clip must cut, whatever its radius."""
+    radii = [stage.radius for stage in uplink.client if isinstance(stage, Clip | ClipLayers)]
+    return FAR * max(1.0, *radii) if radii else FAR
+
+
+WORDS = {"replace": "its opposite", "zero_out": "none"}
+
+
+def published(stand: Stand) -> list[Pair]:
+    """The attack on published noise whose size follows the data, and so betrays the data by its size, too."""
+    here, opposite, nothing, longer = (stand.encoded(length) for length in (FAR, -FAR, 0.0, 1.01 * FAR))
+    return [
+        Pair("an update against its opposite", opposite, here),
+        Pair("an update against none, which has no noise", nothing, here),
+        Pair("two updates 1% apart, by how loud their noise is", here, longer, "energy"),
+    ]
+
+
+def smaller(upload: Tree) -> Tree:
+    """The same tree with at most about MOST numbers, every layer its share."""
+    size = tree.size(upload)
+    if size <= MOST:
+        return tree.zeros_like(upload)
+    return tree.map(lambda leaf: leaf.new_zeros(max(1, leaf.numel() * MOST // size)), upload)
+
+
+def _seen(found: Tree) -> torch.Tensor:
+    return tree.flat(tree.map(lambda leaf: leaf.double(), found))

@@ -1,0 +1,362 @@
+"""Attack what an experiment promises, before or after it runs: worst-case neighbours, through the public release calls,
+with the experiment's own gates.
+
+For each promise: what one exposure claims, and a lower bound on what it loses. A bound above the claim refutes it; one
+below shows no more than that this attack failed. A phase of a preparation promises for itself, and is attacked like the
+training; one that promises nothing is named. Only the gates are attacked: no data are read and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from sordino import config, keys
+from sordino.accounting.accountants import best
+from sordino.accounting.claims import ADVERSARIES
+from sordino.accounting.events import Event, Gaussian, Json, NonPrivate, Poisson, leaves
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.notes import SYSTEM, parsed
+from sordino.algorithms import all_algorithms
+from sordino.algorithms.algorithm import Home
+from sordino.audit import clients, images, records
+from sordino.audit.lower_bounds import Found, mu_lost, tuned
+from sordino.audit.noise_sources import Weak
+from sordino.audit.pairs import Pair, Powerless
+from sordino.budget.plan import Price
+from sordino.config import Experiment
+from sordino.errors import ConfigError, Range, check_range
+from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.readers.responses import Responses
+from sordino.runs.folder import RunFolder
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import settle, simulated
+from sordino.types import Claim, NoiseSource
+
+TRIALS = 30_000  # of either neighbour
+WRONG = 1e-4  # how likely an audit is to refute a true claim
+SHORT = 0.3  # of the noise that its claim says, a broken twin lacks
+TRIED = (0.1, SHORT, 0.5, 0.9)  # and what twins lack that say which power an audit has
+# a sampled claim is pressed hardest where sampling and noise matter equally
+DELTAS = (1e-3, 1e-2, 0.03, 0.06, 0.1, 0.2)
+LEAST = 0.02  # an epsilon below which two deltas are not compared
+TRAINING = "training"  # the phase that every run has
+
+
+@dataclass(frozen=True)
+class AttackedPromise:
+    """One promise, attacked. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
+
+    phase: str
+    unit: str
+    neighbours: str
+    adversary: str
+    attack: str
+    status: str
+    claimed: float  # at the experiment's delta; of a nominal claim, what its source prints
+    delta: float
+    at_least: float
+    at_delta: float
+    claimed_there: float
+    trials: int
+    confidence: float
+    verdict: str
+    notices: float | None = None  # the least missing noise that the same attack found, of those tried; None: of none
+
+    @property
+    def power(self) -> str:
+        """Words for what this audit would have noticed; nothing where no twin was tried."""
+        if self.verdict != HOLDS:
+            return ""
+        return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"
+
+    def to_json(self) -> Json:
+        return {k: v if not isinstance(v, float) or math.isfinite(v) else "inf" for k, v in vars(self).items()}
+
+
+HOLDS, PARTLY, VIOLATED, NOTHING = "holds", "holds in part", "VIOLATED", "proves nothing"
+CAUGHT, ESCAPED, SKIPPED = "caught", "escaped", "not attacked"
+EMPTY = "nothing to audit: infinity is claimed"
+UNPROVED = "nothing to break: no claim is proved"  # by a twin
+# said beside every verdict: an attack that failed says nothing about what it did not look at
+UNSEEN = (
+    "how the releases of several rounds add up",
+    "what the algorithm and the model do with examples, which is somebody's code",
+    "how data were read, split and scaled",
+    "what a run writes down",
+    "what was trained (--trained attacks it)",
+)
+
+
+@dataclass(frozen=True)
+class Audit:
+    algorithm: str
+    phases: list[str]  # as they follow each other
+    unprotected: list[str]  # those of them that claim infinity
+    subjects: list[AttackedPromise]
+    twin: bool
+    short: float  # of its noise, what the twin lacks
+    noise: str
+    seed: int
+    simulated: bool  # the experiment's own noise comes from a seed
+
+    def having(self, *verdicts: str) -> list[AttackedPromise]:
+        return [subject for subject in self.subjects if subject.verdict in verdicts]
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of all subjects. Nothing holds for a run of which a phase is without protection."""
+        worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
+        found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
+        return PARTLY if found == HOLDS and self.unprotected else found
+
+    def to_json(self) -> Json:
+        subjects = [subject.to_json() for subject in self.subjects]
+        return {
+            "algorithm": self.algorithm,
+            "verdict": self.verdict,
+            "phases": self.phases,
+            "unprotected": self.unprotected,
+            "subjects": subjects,
+            "not_looked_at": list(UNSEEN),
+            "twin": self.twin,
+            "short": self.short,
+            "noise": self.noise,
+            "simulated": self.simulated,
+            "seed": self.seed,
+        }
+
+
+def audit(
+    experiment: Experiment,
+    trials: int = TRIALS,
+    seed: int = 0,
+    system: bool = False,
+    twin: bool = False,
+    tell: Callable[[str], object] = lambda what: None,
+    short: float = SHORT,
+) -> Audit:
+    """Attacks the promises of an experiment. `twin`: the same attack on a twin that lacks the share `short` of its
+    noise behind the same claim, which must be caught. `system`: noise that cannot be repeated.
+    """
+    why = "an audit with fewer trials cannot refute any claim"
+    check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
+    why = "a twin that lacks nothing is not broken, and one that lacks everything has no noise"
+    check_range("short", short, Range(above=0, below=1), "no-such-twin", why=why, fix=f"--short {SHORT}")
+    simulation = simulated(settle(experiment))
+    setup = simulation.setup
+    drawn: NoiseSource = System() if system else Counter(keys.word(keys.fold(keys.root(seed), "audit")))
+    source = Weak(drawn, 1 / (1 - short)) if twin else drawn
+    stages = [(other.phase or TRAINING, list(_promises(other, simulation.home))) for other in setup.whole.phases]
+    unprotected = [phase for phase, promises in stages if not promises]
+    found, delta = [], setup.experiment.privacy.delta
+    attacked = ((phase, *promise) for phase, promises in stages for promise in promises)
+    for number, (phase, claim, stated, pairs) in enumerate(attacked):
+        if twin and claim.status == "nominal":
+            continue  # there is no promise that a twin could break
+        tell(f"{phase}: {claim.unit}, {claim.neighbours}")
+        attack = partial(_attacked, phase, claim, stated, pairs, delta, trials)
+        one = attack(source.child(number), twin)
+        found.append(one if one.verdict != HOLDS else replace(one, notices=_noticed(attack, drawn.child(number))))
+    phases = [phase for phase, _ in stages]
+    return Audit(
+        algorithm=str(experiment.algorithm.get("name")),
+        phases=phases,
+        unprotected=unprotected,
+        subjects=found,
+        twin=twin,
+        short=short if twin else 0.0,
+        noise=drawn.name,
+        seed=seed,
+        simulated=experiment.privacy.noise != SYSTEM,
+    )
+
+
+def unchanged_run(word: str | Path | Mapping[str, object] | None, changed: bool) -> Path | None:
+    """The folder of the run that a word names, where it is meant as it was played."""
+    return Path(word) if isinstance(word, str | Path) and Path(word).is_dir() and not changed else None
+
+
+def experiment_of(
+    word: str | Path | Mapping[str, object] | None,
+    overrides: Iterable[str] = (),
+    settings: Mapping[str, object] | None = None,
+) -> Experiment:
+    """The experiment that a word means: a file, the folder of a run, an algorithm, or nothing for the default
+    experiment; a table is one itself.
+    """
+    changes = list(overrides)
+    if word is None or isinstance(word, Mapping):
+        return config.load(word, changes, settings)
+    path = Path(word)
+    if path.is_dir():
+        RunFolder(path).check()
+        return RunFolder(path).changed(changes, settings)
+    if path.is_file() or path.suffix == ".toml":
+        return config.load(path, changes, settings)
+    name = str(word)
+    if name not in all_algorithms() and ":" not in name:
+        close = difflib.get_close_matches(name, all_algorithms(), n=1)
+        raise ConfigError(
+            f"there is nothing to audit that is called {name!r}",
+            why="it is not a file, a run folder or an algorithm",
+            fix=f"did you mean {close[0]!r}?" if close else "`sordino algorithms` lists the algorithms",
+            code="unknown-subject",
+        )
+    return config.load(None, [f"algorithm={name}", *changes], settings)
+
+
+# what is promised -----------------------------------------------------------------------------------------------------
+
+
+def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
+    """Each claim of one exposure in one phase, the number printed with it where it is nominal, and neighbours that
+    press on it.
+    """
+    federation = setup.federation(home, "", ":memory:", "audit")
+    if not setup.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
+        federation.draw(0)
+    client, price = _target(setup)
+    reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
+    if isinstance(reader, records.Attacked):
+        size = records.rows(reader)
+        work = records.fewer(reader, setup.algorithm.work, setup.public.sizes[client])
+        for claim in _distinct(reader.claims(work, size, multiplier)):
+            yield claim, _share(setup, price), [records.pair(reader, work, client, multiplier)]
+    else:
+        for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
+            yield claim, None, [images.pair(reader, claim.unit)] if isinstance(reader, Responses) else []
+    # as the ledger would hold them: the cohort has its say
+    federation.reserve(0, {client: price})
+    noted = [
+        Claim.from_json(one)
+        for entry in federation.entries()
+        for group in parsed(entry.note).releases
+        if group["clients"] == "*" or client in group["clients"]
+        for one in group["claims"]
+    ]
+    mine = _distinct([claim for claim in noted if claim.unit == "client"])
+    stand = clients.Stand(setup, federation, client, price) if mine else None
+    for claim in mine:
+        assert stand is not None
+        shown, delta = setup.algorithm.uplink.as_published, setup.experiment.privacy.delta
+        typed = _share(setup, price) if setup.algorithm.uplink.published else None
+        stated = typed if shown is None else shown.stated(1, delta, min(setup.public.sizes)).epsilon
+        yield claim, stated, clients.pairs(stand, claim)
+    federation.ledger.close()
+
+
+def _distinct(claims: list[Claim]) -> list[Claim]:
+    """Finite and nominal claims, each for the strongest adversary that it is made for."""
+    found: dict[tuple[str, str, Event], Claim] = {}
+    for claim in sorted(claims, key=lambda claim: ADVERSARIES.index(claim.adversary)):
+        if claim.status == "nominal" or not any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event)):
+            found.setdefault((claim.unit, claim.neighbours, claim.event), claim)
+    return list(found.values())
+
+
+def _target(setup: Setup) -> tuple[int, Price | None]:
+    """The largest client that will take part: its public weight is 1."""
+    plan = setup.plan
+    client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(setup.public.sizes), -1)))
+    return client, plan.price(client, 0, plan.currency.zero())
+
+
+def _share(setup: Setup, price: Price | None) -> float | None:
+    """Of the epsilon that is typed, what one exposure is charged."""
+    budget, cap = setup.plan.budget, setup.plan.cap
+    return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
+
+
+def _noticed(attack: Callable[[NoiseSource, bool], AttackedPromise], source: NoiseSource) -> float | None:
+    """The least share of its noise that a twin lacked when as many trials caught it."""
+    twins = (attack(Weak(source.child("twin", n), 1 / (1 - lacks)), True) for n, lacks in enumerate(TRIED))
+    return next((lacks for lacks, one in zip(TRIED, twins, strict=True) if one.verdict == CAUGHT), None)
+
+
+# what was lost --------------------------------------------------------------------------------------------------------
+
+
+def _attacked(
+    phase: str,
+    claim: Claim,
+    stated: float | None,
+    pairs: list[Pair],
+    delta: float,
+    trials: int,
+    source: NoiseSource,
+    twin: bool,
+) -> AttackedPromise:
+    nominal = claim.status == "nominal"
+    proved = _epsilon(claim.event, delta, claim.neighbours)
+    claimed = stated if nominal and stated is not None else proved
+    against = _compared(claim, claimed, delta)
+    alpha, each = WRONG / max(1, len(pairs)), max(100, trials // max(1, len(pairs)))
+    told, found = "", Found(delta, 0.0)
+    for number, pair in enumerate(pairs):
+        try:
+            one = _lost(claim, pair, against, each, source.child(number), alpha)
+        except Powerless:
+            continue
+        if not told or one.epsilon - against[one.delta] > found.epsilon - against[found.delta]:
+            told, found = pair.told, one
+    refuted = found.epsilon > against[found.delta]
+    verdict = (CAUGHT if refuted else ESCAPED) if twin else (VIOLATED if refuted else HOLDS)
+    return AttackedPromise(
+        phase=phase,
+        unit=claim.unit,
+        neighbours=claim.neighbours,
+        adversary=claim.adversary,
+        attack=told,
+        status=claim.status,
+        claimed=claimed,
+        delta=delta,
+        at_least=max(0.0, found.epsilon),
+        at_delta=found.delta,
+        claimed_there=against[found.delta],
+        trials=each,
+        confidence=1 - WRONG,
+        verdict=SKIPPED if not told else NOTHING if nominal else verdict,
+    )
+
+
+def gaussian(event: Event) -> bool:
+    """Is it Gaussian noise, and nothing else?"""
+    return all(isinstance(leaf, Gaussian) for leaf in _cores(event))
+
+
+def _cores(event: Event) -> Iterator[Event]:
+    """Its elementary events; a sample of everybody is none."""
+    for leaf in leaves(event):
+        yield from _cores(leaf.event) if isinstance(leaf, Poisson) and leaf.rate == 1 else (leaf,)
+
+
+@lru_cache(maxsize=64)
+def _epsilon(event: Event, delta: float, neighbours: str) -> float:
+    return best(event, delta, neighbours).epsilon
+
+
+def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
+    """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer
+    trials say more.
+    """
+    if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in _cores(claim.event)):
+        return {delta: claimed}
+    others = {d: _epsilon(claim.event, d, claim.neighbours) for d in DELTAS if d > delta}
+    return {delta: claimed} | {d: epsilon for d, epsilon in others.items() if epsilon >= LEAST}
+
+
+def _lost(
+    claim: Claim, pair: Pair, against: dict[float, float], trials: int, source: NoiseSource, alpha: float
+) -> Found:
+    outputs = pair.outputs(trials, source)
+    if claim.status != "nominal" and gaussian(claim.event):
+        (delta,) = against
+        return Found(delta, epsilon_of(max(0.0, mu_lost(outputs, alpha)), delta))
+    return tuned(outputs, dict.fromkeys(against, 1.0) if claim.status == "nominal" else against, alpha)

@@ -1,0 +1,72 @@
+"""Two neighbours, and how somebody who knows both tells their releases apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sordino.audit.lower_bounds import Outputs
+from sordino.audit.noise_sources import Silent
+from sordino.types import NoiseSource
+
+FAR = 1e3  # times any bound: what a gate must cut
+Release = Callable[[NoiseSource], Tensor]  # [independent draws of one call, numbers seen]
+
+
+class Powerless(Exception):
+    """Both neighbours look the same: whatever is found of them says nothing about the claim."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two neighbours to tell apart. `by` direction: how far a release went from one centre towards the other; by
+    energy: how loud its noise is.
+    """
+
+    told: str
+    without: Release
+    with_: Release
+    by: Literal["direction", "energy"] = "direction"
+    score: Callable[[Tensor], Tensor] | None = None  # where the attacker knows better what to look at
+    rate: float = 1.0  # how likely each number holds anything at all of what is looked for, by a coin of its own
+
+    def outputs(self, draws: int, source: NoiseSource) -> Outputs:
+        """The scores of at least so many releases of either neighbour, each under noise of its own."""
+        score = self.score or self._score()
+        calls = math.ceil(draws / len(self.without(source.child("shape"))))
+        sides = [
+            torch.cat([score(release(source.child(name, call))) for call in range(calls)])
+            for name, release in (("without", self.without), ("with", self.with_))
+        ]
+        return Outputs(*sides)
+
+    def _score(self) -> Callable[[Tensor], Tensor]:
+        centres = [release(Silent()) for release in (self.without, self.with_)]
+        loud = [release(Silent(1.0)) for release in (self.without, self.with_)]
+        std = torch.maximum(*((noisy - centre).abs() for noisy, centre in zip(loud, centres, strict=True)))
+        most = float(std.max())
+        std = std.clamp_min(1e-6 * most if most else 1.0)  # a number without noise counts for nearly everything
+        origin, towards = centres[0], (centres[1] - centres[0]) / std**2
+        if self.by == "energy":
+            return lambda seen: (((seen - origin) / std) ** 2).mean(1)
+        length = ((centres[1] - origin) * towards).sum(1)
+        if not bool((torch.isfinite(length) & (length > 0)).all()):
+            raise Powerless
+        if self.rate < 1:
+            return partial(likelihood, origin=origin, towards=towards, std=std, rate=self.rate)
+        return lambda seen: ((seen - origin) * towards).sum(1) / length
+
+
+def likelihood(seen: Tensor, origin: Tensor, towards: Tensor, std: Tensor, rate: float) -> Tensor:
+    """How much likelier each release is where every number went `towards` by a coin than where none did: the best that
+    a test can look at (Neyman and Pearson). In logarithms, under Gaussian noise; `towards` counts per variance.
+    """
+    shift = towards * std
+    told = (seen - origin) / std * shift - shift**2 / 2
+    return torch.logaddexp(told + math.log(rate), torch.tensor(math.log1p(-rate), dtype=told.dtype)).sum(1)

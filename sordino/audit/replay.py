@@ -1,0 +1,299 @@
+"""A run played again in memory, as far as an attacker needs it. sordino is deterministic: from the same experiment come
+the same uploads, behind the same noise, as the server got them. Nothing is written.
+
+A bare run is the same run without its protection: no noise, no clip, no sum that hides. It keeps no books.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from sordino import keys
+from sordino.accounting.notes import SYSTEM
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.phases import FeatureMean, Phase
+from sordino.config import Experiment
+from sordino.engine.executor import Clients
+from sordino.engine.server import Federation
+from sordino.engine.shards import PreparedShards, Shards
+from sordino.engine.site import Site
+from sordino.errors import PrivacyError
+from sordino.ledger.ledger import MEMORY
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.open import Open
+from sordino.privacy.uplink import Summed, Uplink
+from sordino.privacy.uplink.stages import Weigh
+from sordino.round import Outcome, one_round
+from sordino.runs.folder import RunFolder
+from sordino.runs.simulation import Simulation, adds
+from sordino.tree import Tree
+from sordino.types import Examples, Params, Terms
+
+IN_A_FILE = "attacks draw images of the training data and keep them in a file"
+Change = Callable[[int, Examples], Examples]  # a client and its rows -> the rows that it has in this game
+
+
+def check_allowed(
+    experiment: Experiment, folder: Path | None = None, verb: str = "attack", why: str = IN_A_FILE
+) -> None:
+    """Refuses runs of real people: nothing of their data may be drawn, or written down, and no noise drawn again."""
+    between = folder is not None and bool(RunFolder(folder).environment.site)
+    if experiment.privacy.noise == SYSTEM or between:
+        raise PrivacyError(
+            "this run protects real people, and is not attacked",
+            why=f"{why}; between sites nobody has these data",
+            fix=f"attack the same experiment as a simulation, on data that you may show: `sordino {verb} "
+            "EXPERIMENT.toml privacy.noise=counter`",
+            code="attack-on-real-run",
+        )
+
+
+class Heard(NamedTuple):
+    """One round, as it went by."""
+
+    before: Params  # the model that went down
+    after: Params
+    each: Mapping[int, Params]  # the changes that single uploads tell, decoded; none where no single upload can be read
+    together: Params | None  # the change that the sum of all uploads tells
+    answered: list[int]
+    down: Tree
+    terms: Mapping[int, Terms]
+    digest: bytes = b""  # of all that the round let the server see
+    note: str = ""  # what the ledger says of it
+
+
+class PhaseStart(NamedTuple):
+    """What a phase, or the training, begins from: the end of the phase before."""
+
+    result: Tree = None
+    states: Mapping[str, Tree] = {}  # of its clients
+
+
+BEGINNING = PhaseStart()
+
+
+class Changed(Mapping[int, Examples]):
+    """Clients whose rows are changed for a game."""
+
+    def __init__(self, shards: Mapping[int, Examples], change: Change) -> None:
+        self._shards, self._change = shards, change
+
+    def __getitem__(self, client: int) -> Examples:
+        return self._change(client, self._shards[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+
+@dataclass
+class Overhearing(Clients):
+    """Clients whose answers are overheard on their way."""
+
+    inner: Site
+    down: Tree = None
+    terms: Mapping[int, Terms] = field(default_factory=dict)
+    answers: dict[int, Tree] = field(default_factory=dict)
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree] | Summed]:
+        self.down, self.terms, self.answers = down, terms, {}
+        self.inner.hears = self.answers.__setitem__
+        yield from self.inner(t, down, terms)  # added up as in the run, or the sum is rounded elsewhere
+
+
+class Rounds(ABC):
+    """The rounds of a run, one after another. `change` gives clients other rows, `key` other draws than the run's."""
+
+    algorithm: AnyAlgorithm
+
+    def __init__(self, simulation: Simulation, change: Change | None, key: int | None, start: PhaseStart) -> None:
+        self.simulation, setup = simulation, simulation.setup
+        run = setup.experiment.digest()[:16]
+        prepares = setup.prepares
+        states = setup.states().restore(start.states if prepares else {})
+        handed = None if prepares else self.algorithm.handed(start.result, simulation.home)
+        federation, site = simulation.federation(MEMORY, run), simulation.site(run, states=states, handed=handed)
+        site.adds = adds(setup)
+        site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
+        if key is not None:
+            federation, site = replace(federation, key=key), replace(site, key=key)
+        self.federation: Federation = federation
+        self.site = site
+        self.server: Tree = self.algorithm.begin(setup.task, setup.key, start.result, simulation.home)
+        self.t = 0
+
+    @abstractmethod
+    def round(self) -> Heard:
+        """The next round."""
+
+    @abstractmethod
+    def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
+        """What clients hold."""
+
+    def model(self) -> Params:
+        return next(iter(self.algorithm.models(self.server).values()), {})
+
+    def until(self, t: int) -> Self:
+        """Plays all rounds before this one."""
+        while self.t < t:
+            self.round()
+        return self
+
+    @property
+    def over(self) -> bool:
+        """Is the training, or this phase before it, at its end?"""
+        phase = self.algorithm
+        return phase.over(self.server) if isinstance(phase, Phase) else self.t >= self.simulation.setup.rounds
+
+    @property
+    def end(self) -> PhaseStart:
+        """What the next phase begins from."""
+        phase = self.algorithm
+        assert isinstance(phase, Phase)
+        return PhaseStart(phase.result(self.server), self.site.states.trees())
+
+    def told(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
+        """The change of the model that a single upload tells. In a game a client weighs what it holds there."""
+        run, uplink = self.federation, self.algorithm.uplink.at(t, down)
+        usual = uplink.weight(run.sizes[client], run.largest)
+        weight = self._weights[client] * uplink.weight(held, run.largest) / usual
+        zero = self.algorithm.zero(self.simulation.setup.task, down)
+        return self.algorithm.change(uplink.opened(upload, zero, weight))
+
+    @property
+    def _weights(self) -> Sequence[float]:
+        return self.federation.weights
+
+    def _each(self, t: int, answers: Mapping[int, Tree], down: Tree) -> dict[int, Params]:
+        if any(stage.aggregate_only for stage in self.algorithm.uplink.client):
+            return {}
+        told = {k: self.told(t, upload, down, k, len(self.site.shards[k].y)) for k, upload in answers.items()}
+        return {k: change for k, change in told.items() if change is not None}
+
+
+class Replay(Rounds):
+    """The rounds with the run's own gates and books."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        change: Change | None = None,
+        key: int | None = None,
+        start: PhaseStart = BEGINNING,
+    ) -> None:
+        self.algorithm = simulation.setup.algorithm
+        super().__init__(simulation, change, key, start)
+        self._stalled = False
+
+    def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
+        """What a reader prepares is prepared of the rows of the game."""
+        if change is None:
+            return shards
+        rows, key = Changed(raw(self.simulation), change), self.simulation.setup.key
+        if not isinstance(shards, PreparedShards):
+            return rows
+        return PreparedShards(rows, self.algorithm.read, lambda k: Counter(keys.word(keys.fold(key, "game", k))))
+
+    def round(self) -> Heard:
+        clients, t, before = Overhearing(self.site), self.t, self.model()
+        outcome, digest = self.step(clients)
+        received = outcome.received
+        return Heard(
+            before,
+            self.model(),
+            self._each(t, clients.answers, clients.down),
+            None if received is None else self.algorithm.change(received.mean),
+            outcome.answered,
+            clients.down,
+            clients.terms,
+            digest,
+            self.federation.entries()[-1].note,
+        )
+
+    def step(self, clients: Clients) -> tuple[Outcome, bytes]:
+        """The next round with these clients, and the digest of what it let the server see."""
+        digests = list[bytes]()
+        outcome = one_round(
+            self.federation, self.server, self.t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
+        )
+        self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
+        self.server, self.t = outcome.server, self.t + 1
+        return outcome, digests[0]
+
+
+class Bare(Rounds):
+    """The same run without its protection: the method behind open gates, without books. The control of every attack."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        change: Change | None = None,
+        key: int | None = None,
+        start: PhaseStart = BEGINNING,
+    ) -> None:
+        self.algorithm = unprotected(simulation.setup.method)
+        super().__init__(simulation, change, key, start)
+        self.site = replace(self.site, executor="loop")
+
+    def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
+        rows = raw(self.simulation)
+        return rows if change is None else Changed(rows, change)
+
+    @property
+    def _weights(self) -> Sequence[float]:
+        run, uplink = self.federation, self.algorithm.uplink
+        return [uplink.weight(n, run.largest) for n in run.sizes]
+
+    def round(self) -> Heard:
+        run, task, uplink, t = self.federation, self.simulation.setup.task, self.algorithm.uplink, self.t
+        before, down, weights = self.model(), self.algorithm.broadcast(self.server), self._weights
+        terms = {k: Terms(largest=run.largest) for k in run.draw(t, self.server)}
+        answers = dict(self.site.each(t, down, terms))
+        expected = run.cohort.expected(len(weights)) * math.fsum(weights) / len(weights)
+        received: Any = uplink.receive(
+            answers, self.algorithm.zero(task, down), weights, expected, None, Counter(0), self.algorithm.reads_each
+        )
+        self.server, self.t = self.algorithm.update(self.server, received, self.simulation.home), t + 1
+        each, together = self._each(t, answers, down), self.algorithm.change(received.mean)
+        return Heard(before, self.model(), each, together, [*terms], down, terms)
+
+
+class PlayedPreparation(NamedTuple):
+    """The phases before the training, played to their ends."""
+
+    start: PhaseStart
+    means: Sequence[FeatureMean]  # of features, that the server was told on the way
+
+
+def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
+    for mine in (*simulation.preparation, simulation):
+        mine.setup.algorithm.check(mine.home)  # has the server what it asks for?
+    start, means = BEGINNING, list[FeatureMean]()
+    for mine in simulation.preparation:
+        rounds: Rounds = (Bare if bare else Replay)(mine, start=start)
+        phase = rounds.algorithm
+        assert isinstance(phase, Phase)
+        while not rounds.over:
+            rounds.round()
+        means += phase.means(rounds.server, mine.setup.task)
+        start = rounds.end
+    return PlayedPreparation(start, means)
+
+
+def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
+    """The same method behind open gates; weights, which are no protection, stay."""
+    weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
+    return method.behind(read=Open(), uplink=Uplink(client=weights))
+
+
+def raw(simulation: Simulation) -> Shards:
+    """Everybody's rows, as they are before a reader prepares them."""
+    rows = simulation.population.shares[0]
+    return Shards(simulation.population.named.train, rows, range(len(rows)))

@@ -1,0 +1,235 @@
+"""Attack what was trained: the whole run is played again with canaries in it, and every release of every round counts.
+
+Each promise of the run is held against three lower bounds on what the replay lost. The first takes the canaries of a
+replay for independent of each other, which they are where each direction has noise of its own; the other two need
+nothing but the coins that decided which canaries are there, and are weak. How much the audit would have noticed is
+found out with broken twins: the same replay behind the same claim, with noise that is too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sordino import keys
+from sordino.accounting.accountants import best
+from sordino.accounting.claims import ADVERSARIES, UNITS
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.statement import Guarantee
+from sordino.audit.audited import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
+from sordino.audit.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
+from sordino.audit.canary_rounds import CanaryRounds, CanaryScores
+from sordino.audit.gates import DELTAS, LEAST, gaussian
+from sordino.audit.lower_bounds import Found, Outputs, epsilon_lost, mu_lost
+from sordino.audit.one_run import Guesses, epsilon_at_least, mu_at_least
+from sordino.audit.replay import BEGINNING, PhaseStart, check_allowed, preparation
+from sordino.config import Experiment
+from sordino.errors import Range, check_range
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.runs.private import key_of_data
+from sordino.runs.rehearsal import Rehearsal
+from sordino.runs.simulation import Simulation, settle, simulated
+
+CANARIES = 400
+WRONG = 1e-3  # how likely an audit is to refute a true promise
+# by which the noise of a broken twin is too small; the first one that is caught ends the search
+FACTORS = (1.5, 2.0, 3.0)
+BLIND: TrainedVerdict = "no power"  # not even the weakest twin was caught
+WIDE = (*DELTAS, 0.4)
+FEWEST = 40  # canaries with which anything could be found
+PROVED = ("proved", "conditional")
+KINDS: dict[str, type[Canaries]] = {"example": CanaryExamples, "client": CanaryClients}
+# said beside every verdict
+UNSEEN = (
+    "the gradients that the network computes: canaries bring their own",
+    "noise that two releases share",
+    "how data were read, split and scaled",
+    "what a run writes down",
+)
+PREPARED = "what a preparation released: no canary was in it"
+
+
+def audit_trained(
+    experiment: Experiment,
+    folder: Path | None = None,
+    canaries: int = CANARIES,
+    seed: int = 0,
+    tell: Callable[[str], object] = lambda what: None,
+) -> TrainedAudit:
+    """Attacks each promise of an experiment, or of the run in a folder, in a replay with canaries."""
+    why = "with fewer canaries not even a run without noise could be told"
+    fix = f"--canaries {CANARIES}"
+    check_range("canaries", canaries, Range(least=FEWEST, whole=True), "too-few-canaries", why=why, fix=fix)
+    check_allowed(
+        experiment, folder, "audit --trained", "a replay draws the noise of a run again, which must be real once"
+    )
+    data_key = b"" if folder is None else key_of_data(folder)
+    simulation = simulated(settle(experiment), data_key)
+    guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
+    held = strongest([row for row in guarantees if promised_itself(simulation, row)])
+    prepared, found = preparation(simulation, bare=False) if held else None, []
+    for number, promise in enumerate(held):
+        tell(f"{promise.unit}, {promise.neighbours}")
+        key = keys.fold(keys.root(seed), "audit-trained", number)
+        found.append(_audited(simulation, promise, canaries, key, prepared.start if prepared else BEGINNING, tell))
+    bare = [f"{row.unit}, {row.adversary}" for row in guarantees if not row.finite]
+    name = str(experiment.algorithm.get("name"))
+    skipped = simulation.preparation and not all(one.prepared for one in found)
+    unseen = (*UNSEEN, *([PREPARED] if skipped else []))
+    worst: tuple[TrainedVerdict, ...] = ("VIOLATED", BLIND, "not attacked", "proves nothing", "holds")
+    none: TrainedVerdict = "nothing to audit: infinity is claimed"
+    return TrainedAudit(
+        algorithm=name,
+        experiment=experiment.digest(),
+        rounds=simulation.setup.rounds,
+        verdict=next((one for one in worst if any(each.verdict == one for each in found)), none),
+        promises=tuple(found),
+        unprotected=tuple(bare),
+        not_looked_at=unseen,
+        wrong=WRONG,
+        seed=seed,
+    )
+
+
+def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
+    """Finite promises, each for the strongest adversary, and for the largest unit, of whom the same is promised."""
+    found: dict[tuple[str, object], Guarantee] = {}
+    for row in sorted(guarantees, key=lambda row: (ADVERSARIES.index(row.adversary), -UNITS.index(row.unit))):
+        if row.finite and row.epsilon > 0:
+            found.setdefault((row.neighbours, row.event), row)
+    return list(found.values())
+
+
+def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
+    """Or does the number only follow from a promise about a larger unit, or about other neighbours?"""
+    gates = simulation.setup.whole.phases
+    readers = [gate.algorithm.read for gate in gates]
+    noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]
+    if row.unit == "client":
+        return not noises or any(noise.neighbours == row.neighbours for noise in noises)
+    plain = [reader for reader in readers if isinstance(reader, NoisyGradient)]
+    offered = any(reader.offer() is not None for reader in readers)
+    return offered and (not plain or any(reader.neighbours == row.neighbours for reader in plain))
+
+
+def _audited(
+    simulation: Simulation,
+    promise: Guarantee,
+    wanted: int,
+    key: keys.Key,
+    start: PhaseStart,
+    tell: Callable[[str], object],
+) -> AuditedPromise:
+    canaries = placed(simulation, promise, wanted, key)
+    found = AuditedPromise(
+        unit=promise.unit,
+        neighbours=promise.neighbours,
+        adversary=promise.adversary,
+        claimed=promise.epsilon,
+        delta=promise.delta,
+        status=promise.status,
+        releases=promise.releases,
+        replays=0,
+        verdict="not attacked",
+        why="canaries are examples or clients" if canaries is None else canaries.unfit(),
+    )
+    if promise.status not in PROVED:
+        return found.beside(verdict="proves nothing", why="nothing is proved here that could be refuted")
+    if canaries is None or found.why:
+        return found
+    if len(canaries.owners) * canaries.replays < FEWEST:
+        return found.beside(why=f"only {len(canaries.owners) * canaries.replays} canaries have room")
+    early = earlier(canaries)
+
+    def play(weak: float) -> PlayedCanaries:
+        return judged(promise, *scores(canaries, weak, early, start))
+
+    played = play(1.0)
+    found = found.beside(replays=canaries.replays, prepared=bool(early), played=played)
+    if played.refutes(promise.epsilon):
+        return found.beside(verdict="VIOLATED", why="more is lost than is claimed")
+    missed: tuple[float, ...] = ()
+    for weak in FACTORS:
+        tell(f"{promise.unit}, {promise.neighbours}: a broken twin, noise / {weak:g}")
+        twin = play(weak)
+        if twin.refutes(promise.epsilon):
+            power = Noticed(caught=weak, missed=missed, twin=twin)
+            return found.beside(verdict="holds", why="no more was found than is claimed", power=power)
+        missed = (*missed, weak)
+    why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; more canaries would"
+    return found.beside(verdict=BLIND, why=why, power=Noticed(missed=missed, twin=twin))
+
+
+def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:
+    kind = KINDS.get(promise.unit)
+    return None if kind is None else kind(simulation, promise.adversary, promise.neighbours, wanted, key)
+
+
+def scores(
+    canaries: Canaries, weak: float, early: Sequence[Canaries] = (), start: PhaseStart = BEGINNING
+) -> tuple[Tensor, Tensor]:
+    """The score of each canary of all replays, over all phases that it is in, and whether it was there. `start` is
+    where the training begins if no canary is in the phases before it.
+    """
+    found = []
+    for number in range(canaries.replays):
+        begun, phases = start, list[CanaryScores]()
+        for here in early:
+            phase = CanaryRounds(here, number, weak, begun)
+            phases.append(phase.scores())
+            begun = phase.end
+        rounds = CanaryRounds(canaries, number, weak, begun)
+        seen = rounds.scores().beside(phases)
+        found.append((seen.each[seen.exposed], rounds.coins[seen.exposed]))
+    return torch.cat([told for told, _ in found]), torch.cat([coins for _, coins in found])
+
+
+def earlier(canaries: Canaries) -> list[Canaries]:
+    """The same canaries in the phases before the training; nothing where one of these has no room for them."""
+    found: list[Canaries] = []
+    for phase in canaries.simulation.preparation:
+        here: Canaries = replace(canaries, simulation=phase)
+        if isinstance(canaries, CanaryExamples) and isinstance(phase.setup.algorithm.read, ClassSums):
+            here = CanaryRowsOfSums(phase, canaries.adversary, canaries.neighbours, canaries.wanted, canaries.key)
+        found.append(here)
+    return [] if any(here.unfit() for here in found) else found
+
+
+def curve(promise: Guarantee) -> dict[float, float]:
+    """What is claimed at each delta where the bounds are held against it. A Gaussian claim is one number, mu."""
+    assert promise.event is not None
+    held = {promise.delta: promise.epsilon}
+    if gaussian(promise.event):
+        return held
+    others = (d for d in WIDE if d > promise.delta)
+    found = {d: best(promise.event, d, promise.neighbours).epsilon for d in others}
+    return held | {d: epsilon for d, epsilon in found.items() if epsilon >= LEAST}
+
+
+def judged(promise: Guarantee, told: Tensor, there: Tensor) -> PlayedCanaries:
+    """The bounds, at WRONG together: half of it for independent canaries, a quarter for each of the two others."""
+    assert promise.event is not None
+    delta, outputs = promise.delta, Outputs(told[~there], told[there])
+    against = curve(promise)
+    if gaussian(promise.event):
+        found = Found(delta, epsilon_of(max(0.0, mu_lost(outputs, WRONG / 2)), delta))
+    else:  # both error rates are limited once, whatever delta they are looked at
+        lost = [Found(d, epsilon_lost(outputs, 0.5, d, WRONG / 2)) for d in against]
+        found = max(lost, key=lambda one: one.epsilon / against[one.delta])
+    guesses = Guesses(len(told), len(told), int(((told > 0.5) == there).sum()))
+    coins = epsilon_at_least(guesses, delta, WRONG / 4)
+    if gaussian(promise.event):
+        coins = max(coins, epsilon_of(mu_at_least(guesses, WRONG / 4), delta))
+    return PlayedCanaries(
+        canaries=len(told),
+        right=guesses.right,
+        at_least=max(0.0, found.epsilon),
+        at_delta=found.delta,
+        claimed_there=against[found.delta],
+        at_least_by_coins=coins,
+    )

@@ -1,0 +1,44 @@
+"""Branches of the program: rooms that the rest runs without, and what they add to it.
+
+A branch has a module `branch` with one table, PARTS: for each kind of part, names and where the part stands
+("module:attribute", or a module). A part is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from sordino.errors import ConfigError
+
+BRANCHES = ("sites", "secagg", "report", "audit", "attacks", "synthesis")
+
+
+def present() -> list[str]:
+    """The branches of this installation."""
+    return [name for name in BRANCHES if find_spec(f"sordino.{name}") is not None]
+
+
+@cache
+def parts(kind: str) -> dict[str, str]:
+    """All parts of one kind (verbs, algorithms, ...) that branches add: each name, and where the part stands."""
+    tables = [import_module(f"sordino.{name}.branch").PARTS for name in present()]
+    return {name: place for table in tables for name, place in table.get(kind, {}).items()}
+
+
+def part(kind: str, name: str) -> Any:
+    """One part, loaded from its branch. Refused where no branch of this installation has it."""
+    place = parts(kind).get(name)
+    if place is None:
+        lacking = [branch for branch in BRANCHES if branch not in present()]
+        raise ConfigError(
+            f"this installation has no {name!r} ({kind})",
+            why=f"its branches {', '.join(lacking)} are missing" if lacking else "no branch adds it",
+            fix="install sordino whole",
+            code="no-branch",
+        )
+    module, _, attribute = place.partition(":")
+    loaded = import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded

@@ -1,4 +1,0 @@
-"""Who takes part in a round.
-
-The kinds of cohorts, how they are drawn, and who comes too late.
-"""

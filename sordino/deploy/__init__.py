@@ -1,1 +1,0 @@
-"""Real sites: what they agree on, how each of them decides, and the programs that run there."""

@@ -1,1 +1,0 @@
-"""What came out: accuracy, loss, traffic."""

@@ -1,0 +1,1 @@
+"""Fast arithmetic: kernels and factored matrices, to the same numbers as torch."""

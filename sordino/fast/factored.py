@@ -1,0 +1,384 @@
+"""Matrices that are kept as what they were made of.
+
+Forming them would cost more than all that is done with them.
+
+`Product`  left^T right: the gradient of a linear layer, until somebody adds it to something.
+`Span`     c^T x, a combination of a client's own rows x: such a gradient at the first layer, told by its coefficients.
+`Scaled`   factor * x, for a step that somebody else will take.
+`Moved`    start + way: weights during local training, as long as nobody needs to see them.
+
+Whoever uses one as a tensor gets the tensor: any torch function or operator acts on `dense()`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from sordino.fast import products
+from sordino.fast.for_all import Operand, for_all, vmapping
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Index: TypeAlias = "slice | Tensor"  # some rows, each at most once
+Matrix: TypeAlias = Any  # a tensor, or a `Lazy` that stands for one
+Ready: TypeAlias = Any  # rows as a network takes them: a tensor, or a `Part` of rows whose first layer is linear
+EVERY = slice(None)
+SMALL = 1 << 16
+
+
+class Lazy:
+    """A matrix that is not formed yet. No ABCMeta: its `isinstance` costs as much as a small tensor operation."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The matrix itself."""
+
+    @property
+    @abstractmethod
+    def alike(self) -> Matrix:
+        """One of the same kind of number at the same place."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.alike.dtype  # type: ignore[no-any-return]
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def device(self) -> torch.device:
+        return self.alike.device  # type: ignore[no-any-return]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
+        """The sum y + factor * self."""
+        return torch.add(dense(y), self.dense(), alpha=factor)
+
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
+        """The sum y + factor * self, in y's own memory where it can be."""
+        if isinstance(y, Lazy):
+            y = y.dense()
+        return y.add_(self.dense(), alpha=factor)
+
+    def scaled(self, factor: float | Tensor) -> Matrix:
+        return self.dense() * factor
+
+    def finite(self) -> bool:
+        """Is every number of it finite?"""
+        return finite(self.dense())
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return fn(*dense(args), **{k: dense(v) for k, v in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dense(), name)
+
+
+class Zero(Lazy):
+    """The zeros that are left of a tensor minus itself."""
+
+    __slots__ = ("like",)
+
+    def __init__(self, like: Matrix) -> None:
+        self.like = like
+
+    @property
+    def alike(self) -> Matrix:
+        return self.like
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.like.shape  # type: ignore[no-any-return]
+
+    def dense(self) -> Tensor:
+        return torch.zeros_like(dense(self.like))
+
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
+        return y
+
+    def scaled(self, factor: float | Tensor) -> Zero:
+        return self
+
+
+class Product(Lazy):
+    """The product left^T right, or left^T 1 without a right."""
+
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: Tensor, right: Tensor | None = None) -> None:
+        self.left, self.right = left, right  # [n, rows], [n, columns]
+
+    @property
+    def alike(self) -> Matrix:
+        return self.left
+
+    @property
+    def shape(self) -> torch.Size:
+        columns = () if self.right is None else self.right.shape[1:]
+        return torch.Size((self.left.shape[1], *columns))
+
+    def dense(self) -> Tensor:
+        return self.left.sum(0) if self.right is None else products.across(self.left, self.right)
+
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
+        if isinstance(y, Lazy) or self.left.dtype != y.dtype or self.right is None:
+            return super().added_to(y, factor)
+        return products.added(y, self.left, self.right, factor)
+
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
+        if isinstance(y, Lazy) or self.left.dtype != y.dtype:
+            return super().add_to(y, factor)
+        if self.right is None:
+            return torch.add(y, self.left.sum(0), alpha=factor)
+        if y.numel() < SMALL:  # a new one costs as little; vmap has no addmm of its own
+            return torch.add(y, self.left.t() @ self.right, alpha=factor)
+        return products.add_to(y, self.left, self.right, factor)
+
+    def scaled(self, factor: float | Tensor) -> Product:
+        return Product(self.left * factor, self.right)
+
+    def to(self, dtype: torch.dtype) -> Product:
+        return Product(self.left.to(dtype), None if self.right is None else self.right.to(dtype))
+
+
+class ClientRows:
+    """All rows x of a client in one round, and what a first layer makes of them at the weights it starts from.
+
+    While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: both
+    products are taken once, and a step touches one coefficient per example and output where it would have touched every
+    weight.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x  # [n, in]
+        self._start: tuple[Tensor, int] | None = None  # and how often it had been written to
+        self._through: Tensor | None = None
+        self._gram: Tensor | None = None
+
+    def __getitem__(self, index: Index) -> Part:
+        return Part(self, index)
+
+    @cached_property
+    def largest(self) -> float:
+        """The absolute value that no number of a row exceeds."""
+        return _largest(self.x)
+
+    def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
+        """What a linear layer makes of some of the rows."""
+        if not (isinstance(weight, Moved) and weight.along(self)):
+            # a tensor may be walked on in its own memory, so nothing of it is remembered
+            return products.linear(self.x[index], dense(weight), bias)
+        start = weight.start, weight.start._version
+        if self._start is None or self._start[0] is not start[0] or self._start[1] != start[1]:
+            self._start, self._through = start, products.linear(self.x, start[0])
+        if self._gram is None:
+            self._gram = self.x @ self.x.t()
+        assert self._through is not None
+        out = (self._gram[index] @ weight.way.c).add_(self._through[index])
+        return out if bias is None else out.add_(bias)
+
+
+class Part:
+    """Some rows of `ClientRows`, for a network whose first layer is linear; cut like a tensor."""
+
+    __slots__ = ("index", "rows")
+
+    def __init__(self, rows: ClientRows, index: Index) -> None:
+        self.rows, self.index = rows, index
+
+    def __getitem__(self, index: slice) -> Part:
+        if isinstance(self.index, torch.Tensor):
+            return Part(self.rows, self.index[index])
+        start = self.index.start or 0
+        assert self.index.stop is None
+        return Part(self.rows, slice(start + index.start, start + index.stop))
+
+    def taken(self) -> Tensor:
+        return self.rows.x[self.index]
+
+
+class Span(Lazy):
+    """The combination c^T x over all rows x, or over those of `index`."""
+
+    __slots__ = ("c", "index", "rows")
+
+    def __init__(self, rows: ClientRows, c: Tensor, index: Index = EVERY) -> None:
+        self.rows, self.c, self.index = rows, c, index  # c: [rows, out]
+
+    @property
+    def alike(self) -> Matrix:
+        return self.c
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.c.shape[1], self.rows.x.shape[1]))
+
+    def dense(self) -> Tensor:
+        return products.across(self.c, self.rows.x[self.index])
+
+    def coefficients(self, factor: float) -> Tensor:
+        """The coefficients of all rows, also of those that are not in the index."""
+        if self.index is EVERY:
+            return self.c * factor
+        if isinstance(self.index, slice):
+            start, stop, _ = self.index.indices(len(self.rows.x))
+            return torch.nn.functional.pad(self.c * factor, (0, 0, start, len(self.rows.x) - stop))
+        none = self.c.new_zeros(len(self.rows.x), self.c.shape[1])
+        return none.index_add(0, self.index, self.c, alpha=factor)
+
+    def on(self, c: Tensor, factor: float) -> Tensor:
+        """The coefficients c + factor * self, in the memory of c."""
+        if isinstance(self.index, slice):
+            c[self.index].add_(self.c, alpha=factor)
+            return c
+        return c.index_add_(0, self.index, self.c, alpha=factor)
+
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
+        if isinstance(y, Span) and y.rows is self.rows:
+            return Span(self.rows, self.on(y.coefficients(1.0), factor))
+        if isinstance(y, Moved) and y.along(self.rows):
+            return Moved(y.start, Span(self.rows, self.on(y.way.coefficients(1.0), factor)))
+        if isinstance(y, Lazy) or self.c.dtype != y.dtype:
+            return super().added_to(y, factor)
+        return products.added(y, self.c, self.rows.x[self.index], factor)
+
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
+        if isinstance(y, Moved) and y.along(self.rows):
+            self.on(y.way.c, factor)
+            return y
+        return super().add_to(y, factor)
+
+    def scaled(self, factor: float | Tensor) -> Span:
+        return Span(self.rows, self.c * factor, self.index)
+
+    def finite(self) -> bool:
+        """It is where the factors are too small for it to be otherwise: nothing has to be multiplied out."""
+        most = _largest(self.c) * self.rows.largest * len(self.c)
+        return most < torch.finfo(self.dtype).max / 2 or super().finite()
+
+    def kept(self) -> Span:
+        """The span as it is now: weights that go on write into their own coefficients."""
+        return Span(self.rows, self.c.clone(), self.index)
+
+
+class Scaled(Lazy):
+    """The product factor * x, for a step that is not taken yet."""
+
+    __slots__ = ("factor", "x")
+
+    def __init__(self, x: Tensor, factor: float) -> None:
+        self.x, self.factor = x, factor
+
+    @property
+    def alike(self) -> Matrix:
+        return self.x
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.x.shape
+
+    def dense(self) -> Tensor:
+        return self.x * self.factor
+
+    def added_to(self, y: Matrix, factor: float) -> Matrix:
+        return torch.add(dense(y), self.x, alpha=factor * self.factor)
+
+    def add_to(self, y: Matrix, factor: float) -> Matrix:
+        return dense(y).add_(self.x, alpha=factor * self.factor)
+
+    def scaled(self, factor: float | Tensor) -> Scaled:
+        if isinstance(factor, float):
+            return Scaled(self.x, factor * self.factor)
+        return Scaled(self.x * factor, self.factor)
+
+    def finite(self) -> bool:
+        return finite(self.x) if abs(self.factor) <= 1 else super().finite()
+
+    def kept(self) -> Scaled:
+        return self
+
+
+class Moved(Lazy):
+    """The sum start + way, which gets memory of its own once somebody wants to see it."""
+
+    __slots__ = ("_whole", "start", "way")
+
+    def __init__(self, start: Tensor, way: Span | Scaled) -> None:
+        self.start, self.way = start, way
+        self._whole: Tensor | None = None
+
+    @property
+    def alike(self) -> Matrix:
+        return self.start
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.start.shape
+
+    def dense(self) -> Tensor:
+        if isinstance(self.way, Span):  # it may go on
+            return products.added(self.start, self.way.c, self.way.rows.x)
+        if self._whole is None:
+            self._whole = self.way.added_to(self.start, 1.0)
+        return self._whole
+
+    def along(self, rows: ClientRows) -> bool:
+        """Whether the weights stayed in the span of these rows."""
+        return isinstance(self.way, Span) and self.way.rows is rows
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """The rows x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
+    return for_all(_taken, x, rows) if vmapping() else x.index_select(0, rows)
+
+
+def _taken(clients: int, x: Operand, rows: Operand) -> Tensor:
+    own, which = x.of(clients), rows.of(clients)
+    at = torch.arange(clients, device=own.device)[:, None] * own.shape[1] + which
+    return own.flatten(0, 1).index_select(0, at.flatten()).view(*which.shape, *own.shape[2:])
+
+
+def _largest(x: Tensor) -> float:
+    """The absolute value that no number of it exceeds; not a number where one of them is none."""
+    if not x.numel():
+        return 0.0
+    low, high = x.aminmax()
+    return max(abs(float(low)), abs(float(high)))
+
+
+def finite(value: Matrix) -> bool:
+    """Is every number of it finite? A sum that is finite has finite summands, so one pass is mostly enough."""
+    if isinstance(value, Lazy):
+        return value.finite()
+    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+
+def dense(value: Matrix) -> Matrix:
+    """The same tree with tensors in place of everything lazy."""
+    if isinstance(value, Lazy):
+        return value.dense()
+    return type(value)(dense(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *rest: getattr(self.dense(), name)(*dense(rest))
+
+
+ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "neg", "pow", "matmul", "rmatmul", "abs")
+for _name in (*ARITHMETIC, "getitem", "len"):
+    setattr(Lazy, f"__{_name}__", _operator(f"__{_name}__"))

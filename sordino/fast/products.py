@@ -1,0 +1,126 @@
+"""Products of large matrices in fp32, by the library of torch that is faster at them.
+
+torch multiplies by MKL, which leaves the widest vectors of an AMD processor aside. oneDNN, which torch has as well,
+uses them: it is twice as fast there, to the same rounding of fp32. Its calls cost more, and for every shape that it has
+seen it keeps 0.7 MB of code and memory. So it is asked for large products only, and for few numbers of rows. What is
+differentiated by autograd stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sordino.fast.for_all import Operand, for_all, transforming, vmapping
+from sordino.fast.processor import leaves_vectors_aside
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST, STEP, LEAST = 2048, 64, 32  # rows that are multiplied together: a multiple of the step, or the least
+LARGE = 1 << 21  # multiplications of numbers, from which on a call is worth it
+CLIENTS = 16  # about as many share a product
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What a linear layer makes of the rows x. Clients of a stack that are at the same weights are one product."""
+    if transforming():
+        if not vmapping() or CLIENTS * x.numel() * len(weight) < LARGE or not _plain(x, weight):
+            return torch.nn.functional.linear(x, weight, bias)
+        found = for_all(_of_each, x, weight)
+        return found if bias is None else found + bias
+    if not _worth(x, weight, len(weight)):
+        return torch.nn.functional.linear(x, weight, bias)
+    parts = [
+        _asked(x[rows], weight, bias) if block else torch.nn.functional.linear(x[rows], weight, bias)
+        for rows, block in _blocks(len(x))
+    ]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def times(g: Tensor, weight: Tensor) -> Tensor:
+    """The product g weight: the way back through a linear layer."""
+    return g @ weight if transforming() or not _worth(g, weight, weight.shape[-1]) else linear(g, weight.t())
+
+
+def across(left: Tensor, right: Tensor) -> Tensor:
+    """The product left^T right: the gradient of a linear layer, from the same rows on both sides."""
+    if transforming() or not _worth(left, right, right.shape[-1]):
+        return left.t() @ right
+    (first, _), *others = _blocks(len(left))
+    return _onto(_asked(left[first].t(), right[first].t(), None), left, right, 1.0, others)
+
+
+def added(y: Tensor, left: Tensor, right: Tensor, factor: float = 1.0) -> Tensor:
+    """The sum y + factor * left^T right."""
+    if transforming() or not _worth(left, right, right.shape[-1]):
+        return torch.addmm(y, left.t(), right, alpha=factor)
+    return _onto(y.clone(), left, right, factor, _blocks(len(left)))
+
+
+def add_to(y: Tensor, left: Tensor, right: Tensor, factor: float) -> Tensor:
+    """The same sum, in the memory of y."""
+    if transforming() or not _worth(left, right, right.shape[-1]):
+        return y.addmm_(left.t(), right, alpha=factor)
+    return _onto(y, left, right, factor, _blocks(len(left)))
+
+
+def _onto(y: Tensor, left: Tensor, right: Tensor, factor: float, parts: Iterable[tuple[slice, bool]]) -> Tensor:
+    for rows, block in parts:
+        if block:
+            y.add_(_asked(left[rows].t(), right[rows].t(), None), alpha=factor)
+        else:
+            y.addmm_(left[rows].t(), right[rows], alpha=factor)
+    return y
+
+
+def _blocks(rows: int) -> Iterator[tuple[slice, bool]]:
+    """Blocks of rows, and those that are left, for which it is False."""
+    start = 0
+    while (left := rows - start) >= LEAST:
+        size = min(MOST, left // STEP * STEP) or LEAST
+        yield slice(start, start + size), True
+        start += size
+    if left:
+        yield slice(start, rows), False
+
+
+def _plain(a: Tensor, b: Tensor) -> bool:
+    """Matrices of fp32 on the processor that nobody differentiates."""
+    return (
+        a.dim() == b.dim() == 2
+        and a.dtype == b.dtype == torch.float32
+        and a.device.type == b.device.type == "cpu"
+        and not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+    )
+
+
+def _worth(a: Tensor, b: Tensor, columns: int) -> bool:
+    """`columns`: of what comes out, for every number of a."""
+    return a.numel() * columns >= LARGE and len(a) >= LEAST and _by_onednn() is not None and _plain(a, b)
+
+
+def _asked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = _by_onednn()(x, weight, bias, "none", [], "")
+    return found
+
+
+def onednn() -> Any:
+    """The linear layer of oneDNN; None where torch was built without it."""
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+@cache
+def _by_onednn() -> Any:
+    """The same; None, too, where MKL does as well."""
+    return onednn() if leaves_vectors_aside() else None
+
+
+def _of_each(clients: int, x: Operand, weight: Operand) -> Tensor:
+    rows = x.of(clients)
+    if weight.each:
+        return rows @ weight.whole.mT
+    return linear(rows.flatten(0, 1), weight.whole).view(*rows.shape[:2], len(weight.whole))

@@ -1,1 +1,0 @@
-"""What torch does slowly, done faster to the same numbers."""

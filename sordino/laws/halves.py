@@ -1,0 +1,193 @@
+"""Laws of the halves, each called by hand: what it takes, what it gives, what it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from sordino import keys, tree
+from sordino.engine import checkpoint, wire
+from sordino.laws.trial import Broken, Canned, Moment, Scene, SealedShard, Trial, require
+from sordino.privacy.readers.beside_public import taken
+from sordino.tree import Tree
+from sordino.types import Shard
+
+Shape = list[tuple[str, torch.dtype, tuple[int, ...]]]
+
+
+def shape(a: Tree) -> Shape:
+    return [(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.named(a)]
+
+
+def unlike(a: Shape, b: Shape) -> str:
+    """The first difference between two trees, in words; "" where there is none."""
+    if [name for name, *_ in a] != [name for name, *_ in b]:
+        return f"the tensors {', '.join(n for n, *_ in a)} instead of {', '.join(n for n, *_ in b)}"
+    return next(
+        (f"{x[0]} as {x[1]} {list(x[2])} instead of {y[1]} {list(y[2])}" for x, y in zip(a, b, strict=True) if x != y),
+        "",
+    )
+
+
+def changed(a: Tree, b: Tree) -> str:
+    """The name of the first tensor that differs in a bit; "" where there is none."""
+    if shape(a) != shape(b):
+        return unlike(shape(a), shape(b))
+    return next((name for (name, x), (_, y) in zip(tree.named(a), tree.named(b), strict=True) if _bits(x, y)), "")
+
+
+def _bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return checkpoint.digest_trees({"": x}) != checkpoint.digest_trees({"": y})
+
+
+def tensors(trial: Trial) -> None:
+    header = wire.Header("check", "00" * 32, 0, -1, 0, "down")
+    for number, scene in enumerate(trial.scenes):
+        a, task = scene.algorithm, scene.task
+        server, client = a.init(task, scene.key), a.init_client(task)
+        down = a.broadcast(server)
+        upload, after = a.local(task, down, client, scene.shard(), scene.key)
+        sent = {"what broadcast gives": down, "the upload of local": upload, "what zero gives": a.zero(task, down)}
+        kept = {"what init gives": server, "what init_client gives": client, "the state of local": after}
+        for what, value in (sent | kept).items():
+            try:
+                tree.leaves(value)
+            except TypeError as error:
+                fix = "use tensors, and dicts, tuples and NamedTuples of them; a count is torch.tensor(0)"
+                raise Broken(f"{what} is {error}", fix) from None
+        for what, value in sent.items():
+            lost = changed(value, wire.decode(wire.encode(header, value), header, value)[1])
+            require(not lost, f"{what} comes out of a message with another {lost}", "use plain tensors on the CPU")
+        place = trial.place / f"states-{number}"
+        checkpoint.save(place, 0, kept, {})
+        loaded = checkpoint.load(place, kept.__getitem__)
+        assert loaded is not None
+        for what, value in kept.items():
+            lost = changed(value, loaded.trees[what])
+            require(not lost, f"{what} comes back from a checkpoint with another {lost}", "use plain tensors")
+
+
+def shapes(trial: Trial) -> None:
+    for scene in trial.scenes:
+        a, task = scene.algorithm, scene.task
+        server, client = a.init(task, scene.key), a.init_client(task)
+        down = a.broadcast(server)
+        upload, after = a.local(task, down, client, scene.shard(), scene.key)
+        pairs = {
+            ("local uploads", "zero"): (upload, a.zero(task, down)),
+            ("local keeps", "init_client"): (after, client),
+        } | {
+            (f"the model {name!r} has", "the task's parameters"): (model, task.init(scene.key))
+            for name, model in a.models(server).items()
+        }
+        for (what, pattern), (found, wanted) in pairs.items():
+            difference = unlike(shape(found), shape(wanted))
+            require(not difference, f"{what} {difference}", f"make it the same tree as {pattern}")
+        difference = unlike(shape(a.update(server, scene.received([upload], down), scene.home)), shape(server))
+        require(not difference, f"update gives {difference}", "make it the same tree as init")
+
+
+def pure(trial: Trial) -> None:
+    for scene in trial.scenes:
+        for moment in scene.moments():
+            for half, (call, inputs) in _calls(scene, moment).items():
+                before = _copy(inputs)
+                first = _copy(call())
+                touched = changed(inputs, before)
+                fix = "make new tensors (a + b, tree.axpy); no name that ends in an underscore, no assignment in place"
+                require(not touched, f"{half} changes the tensor {touched.partition('/')[2]} that it was given", fix)
+                other = changed(first, call())
+                fix = "compute from the arguments alone; what must last belongs in the server's or the client's state"
+                require(not other, f"{half}, called twice with the same arguments, gives another {other}", fix)
+
+
+def _calls(scene: Scene, now: Moment) -> dict[str, tuple[Callable[[], Tree], Tree]]:
+    a, task, key = scene.algorithm, scene.task, scene.key
+    return {
+        "init": (lambda: a.init(task, key), ()),
+        "init_client": (lambda: a.init_client(task), ()),
+        "broadcast": (lambda: a.broadcast(now.server), (now.server,)),
+        "local": (lambda: a.local(task, now.down, now.client, scene.shard(), key), (now.down, now.client)),
+        "update": (lambda: a.update(now.server, now.received, scene.home), (now.server, now.received.mean)),
+        "models": (lambda: dict(a.models(now.server)), (now.server,)),
+    }
+
+
+def _copy(a: Tree) -> Tree:
+    return tree.map(torch.clone, a)
+
+
+def sealed(trial: Trial) -> None:
+    for scene in trial.scenes:
+        a, task = scene.algorithm, scene.task
+        down = a.broadcast(a.init(task, scene.key))
+        try:
+            a.local(task, down, a.init_client(task), cast(Shard, SealedShard(scene.shard())), scene.key)
+        except AttributeError as error:
+            fix = "ask a batch for its gradient: batch.grad(task.losses, parameters); rows belong to the reader"
+            raise Broken(f"local looks behind the gate: it asks a shard or a batch for {error.name}", fix) from None
+
+
+def blind(trial: Trial) -> None:
+    fix = "let the losses that a batch is given keep nothing of their rows: an upload is computed from gradients"
+    one, other = (_told(trial, whose) for whose in (0, 1))
+    difference = changed(one, other)
+    name = difference.partition("/")[2]
+    require(not difference, f"other rows behind the same gradients give another {name}", fix)
+
+
+def _told(trial: Trial, whose: int) -> Tree:
+    """What leaves a client and what it keeps in two rounds, with canned gradients and one of two clients' rows behind
+    them."""
+    trial.fresh()
+    found: list[Tree] = []
+    for scene in trial.staged():
+        a, task = scene.algorithm, scene.task
+        n = min(len(examples.y) for examples in scene.examples)
+        rows = taken(scene.examples[whose], torch.arange(n))
+        server, client = a.init(task, scene.key), a.init_client(task)
+        for t in range(2):
+            down = a.broadcast(server)
+            canned = cast(Shard, Canned(rows, keys.word(keys.fold(scene.key, t))))
+            upload, client = a.local(task, down, client, canned, scene.key)
+            found.append({"upload": upload, "state": client})
+            server = a.update(server, scene.received([upload, upload], down), scene.home)
+    return tuple(found)
+
+
+def absence(trial: Trial) -> None:
+    for scene in trial.scenes:
+        a = scene.algorithm
+        server = a.init(scene.task, scene.key)
+        fix = "r.participation may be 0 and the mean all zeros: divide by neither"
+        try:
+            after = a.update(server, scene.received([], a.broadcast(server)), scene.home)
+        except ArithmeticError as error:
+            raise Broken(f"update fails where nobody answered: {error}", fix) from None
+        require(tree.finite(after), "the model is not finite after a round in which nobody answered", fix)
+
+
+def linear(trial: Trial) -> None:
+    fix = "in your stage, encode zeros to zeros, let decode be linear, and let `weight` say what encode multiplies by"
+    for scene in trial.scenes:
+        a = scene.algorithm
+        if a.uplink.robust:
+            continue  # a median is not linear, on purpose
+        down = a.broadcast(a.init(scene.task, scene.key))
+        one, other, nothing = scene.upload(down), scene.upload(down, 1), tree.zeros_like(a.zero(scene.task, down))
+        both, first, second, none = (
+            scene.received(pair, down).mean
+            for pair in ((one, other), (one, nothing), (nothing, other), (nothing, nothing))
+        )
+        require(_near(none, nothing, both), "a client that answers zeros moves the mean", fix)
+        require(_near(both, tree.add(first, second), both), "a client's share depends on what the others answer", fix)
+        same = scene.received((one, one), down).mean
+        alone = scene.received((one,), down).mean
+        if a.uplink.denominator == "received":
+            require(_near(same, alone, same), "the mean of equal uploads is not that upload", fix)
+
+
+def _near(a: Tree, b: Tree, size: Tree) -> bool:
+    return float(tree.norm(tree.sub(a, b))) <= 1e-5 * float(tree.norm(size))

@@ -1,0 +1,276 @@
+"""What this machine can do for a run, measured, and what would make it slow or stop it.
+
+`measure` looks, `judge` says what it means, `engine` which [engine] table follows. Nothing is sent anywhere, nothing
+stays behind.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import locale
+import os
+import platform
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from sordino.accounting.events import Json
+
+GB = 1e9
+SLOW_WRITE = 20.0  # ms: a local disk takes 0.1 to 10
+SPOKEN = "ε ∞ ·"  # what tables print
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    python: str
+    torch: str
+    torch_threads: int
+    cores: float  # that this process may use
+    memory: float  # bytes that are free for it
+    processor: str
+    bf16: bool  # has the processor instructions for it?
+    accelerator: str
+    place: str  # where runs/ would lie
+    disk_free: float
+    write_ms: float | None  # median of small durable writes; None where nothing can be written
+    write_error: str
+    extras: Mapping[str, list[str]]  # of each extra: what is missing
+    noise_error: str  # of the noise that protects people
+    encoding: str
+    terminal: bool
+
+
+class Finding(NamedTuple):
+    what: str
+    state: Literal["ok", "slow", "broken"]
+    says: str
+    fix: str = ""
+
+
+def measure(place: Path) -> MachineFacts:
+    import torch
+
+    from sordino.fast.processor import bf16_instructions
+
+    while not place.exists():
+        place = place.parent
+    write_ms, write_error = _durable_write(place)
+    return MachineFacts(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        torch_threads=torch.get_num_threads(),
+        cores=_cores(),
+        memory=_memory(),
+        processor=platform.machine(),
+        bf16=bf16_instructions(),
+        accelerator=_accelerator(),
+        place=str(place.resolve()),
+        disk_free=float(shutil.disk_usage(place).free),
+        write_ms=write_ms,
+        write_error=write_error,
+        extras=_extras(),
+        noise_error=_noise(),
+        encoding=sys.stdout.encoding or locale.getpreferredencoding(),
+        terminal=sys.stdout.isatty(),
+    )
+
+
+def judge(facts: MachineFacts) -> Iterator[Finding]:
+    version = tuple(int(part) for part in facts.python.split(".")[:2])
+    yield (
+        Finding("Python", "ok", facts.python)
+        if version >= (3, 11)
+        else Finding("Python", "broken", f"{facts.python} is too old", "use Python 3.11 or newer")
+    )
+    yield Finding("torch", "ok", f"{facts.torch}, {facts.torch_threads} threads by default; a run uses engine.threads")
+    yield (
+        Finding("cores", "ok", f"{facts.cores:g} ({facts.processor})")
+        if facts.cores >= 2
+        else Finding(
+            "cores", "slow", f"{facts.cores:g}", "client processes gain nothing here: leave engine.executor alone"
+        )
+    )
+    yield (
+        Finding("memory", "ok", f"{facts.memory / GB:.1f} GB free")
+        if facts.memory >= 2 * GB
+        else Finding(
+            "memory", "slow", f"{facts.memory / GB:.1f} GB free", "close other programs; torch takes about 0.5 GB"
+        )
+    )
+    says = "the processor multiplies it: training may use it" if facts.bf16 else "no instructions for it: fp32 is used"
+    yield Finding("bf16", "ok", says)
+    yield Finding("accelerator", "ok", facts.accelerator or "none; runs are computed on the processor")
+    yield _disk(facts)
+    yield (
+        Finding("noise", "ok", "the operating system's random source works")
+        if not facts.noise_error
+        else Finding(
+            "noise", "broken", facts.noise_error, 'noise = "system" cannot protect anyone here: find out why first'
+        )
+    )
+    yield _terminal(facts)
+    for name, missing in facts.extras.items():
+        hint = f"pip install 'sordino[{name}]'"
+        says = "installed" if not missing else f"not installed: {', '.join(missing)}"
+        yield Finding(f"extra {name}", "ok", says, hint if missing else "")
+
+
+def engine(facts: MachineFacts, clients: int) -> Json:
+    """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their reads
+    allow it.
+    """
+    return {
+        "executor": "auto",
+        "precision": "bf16" if facts.bf16 else "fp32",
+        "workers": max(1, min(int(facts.cores), clients)),
+        "threads": 1,
+    }
+
+
+def benched(facts: MachineFacts) -> Iterator[Finding]:
+    """The choice of `auto` on this machine, held against measurements."""
+    from sordino.fast.processor import leaves_vectors_aside
+    from sordino.laws.bench import measure as race
+
+    chosen = engine(facts, 20)
+    auto = {"bf16": chosen["precision"] == "bf16", "oneDNN": leaves_vectors_aside(), "pooled": True, "stack": True}
+    for row in race():
+        times = " against ".join(f"{name} {1000 * seconds:.2f} ms" for name, seconds in (row.first, row.second))
+        winner = row.second[0] if row.ratio > 1 else row.first[0]
+        taken = row.second[0] if auto[row.second[0]] else row.first[0]
+        says = f"{row.what}: {times}, {row.ratio:.1f}x; auto takes {taken}"
+        key = {"bf16": "precision", "oneDNN": "library"}.get(row.second[0], "executor")
+        better = {"alone": "loop"}.get(winner, winner)
+        fix = f'set engine.{key} = "{better}" for such work'
+        if key == "library":
+            fix = "nothing has to be done; report it with the name of the processor, by which the library is chosen"
+        yield Finding(f"auto {key}", "ok", says) if winner == taken else Finding(f"auto {key}", "slow", says, fix)
+
+
+def _disk(facts: MachineFacts) -> Finding:
+    if facts.write_ms is None:
+        return Finding(
+            "disk",
+            "broken",
+            f"{facts.place} cannot be written: {facts.write_error}",
+            "start in a folder on a local disk that is yours, or give --out",
+        )
+    says = f"{facts.write_ms:.1f} ms for a durable write, {facts.disk_free / GB:.0f} GB free in {facts.place}"
+    if facts.disk_free < 0.1 * GB:
+        return Finding("disk", "broken", says, "free some space: a run keeps three checkpoints and a ledger")
+    if facts.write_ms > SLOW_WRITE:
+        fix = "every round waits for several such writes: put runs on a local disk with --out"
+        return Finding("disk", "slow", says, fix)
+    return Finding("disk", "ok", says)
+
+
+def _terminal(facts: MachineFacts) -> Finding:
+    try:
+        SPOKEN.encode(facts.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return Finding(
+            "terminal", "broken", f"{facts.encoding} cannot show an epsilon", "export PYTHONUTF8=1, or a UTF-8 locale"
+        )
+    return Finding(
+        "terminal", "ok", f"{facts.encoding}, " + ("live progress" if facts.terminal else "plain lines: not a terminal")
+    )
+
+
+# looking --------------------------------------------------------------------------------------------------------------
+
+
+def _cores() -> float:
+    held = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _words(Path("/sys/fs/cgroup/cpu.max"))  # of a container: "200000 100000" is two cores
+    return min(held, int(quota[0]) / int(quota[1])) if len(quota) == 2 and quota[0] != "max" else held
+
+
+def _memory() -> float:
+    lines = _words(Path("/proc/meminfo"))
+    if "MemAvailable:" in lines:
+        free = 1024.0 * int(lines[lines.index("MemAvailable:") + 1])
+    else:
+        free = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit, used = (_words(Path(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
+    return min(free, int(limit[0]) - int(used[0])) if limit and used and limit[0] != "max" else free
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _accelerator() -> str:
+    import torch
+
+    found = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    if found:
+        ways = "" if len(found) == 1 else ", and each client process, or rank of torchrun, on one of its own"
+        return f'{", ".join(found)}; engine.device = "cuda" computes on it{ways}'
+    return "Apple GPU, without the 64-bit numbers that sums are taken in" if torch.backends.mps.is_available() else ""
+
+
+def _durable_write(place: Path) -> tuple[float | None, str]:
+    from sordino.accounting.currency import ZCDP
+    from sordino.engine.checkpoint import atomic_write
+    from sordino.errors import SordinoError
+    from sordino.ledger.ledger import Charter, Ledger
+
+    times = []
+    try:
+        with tempfile.TemporaryDirectory(prefix=".sordino-doctor-", dir=place) as folder:
+            Ledger.open(Path(folder) / "ledger.sqlite", Charter("00" * 32, "none", "none", "none", 1e-5, ZCDP)).close()
+            for _ in range(9):
+                begun = time.perf_counter()
+                atomic_write(Path(folder) / "written", os.urandom(4096))
+                times.append(1000 * (time.perf_counter() - begun))
+    except OSError as error:
+        return None, error.strerror or str(error)
+    except SordinoError as error:
+        return None, f"{error.what}; {error.why}"
+    return statistics.median(times), ""
+
+
+def _extras() -> dict[str, list[str]]:
+    """The extras that the installed package names, each with what is missing of it."""
+    missing: dict[str, list[str]] = {}
+    try:
+        lines = importlib.metadata.requires("sordino") or []
+    except importlib.metadata.PackageNotFoundError:  # started from a clone that is not installed
+        return {}
+    for line in lines:
+        if found := re.fullmatch(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"].*", line):
+            lacking = missing.setdefault(found[2], [])
+            try:
+                importlib.metadata.version(found[1])
+            except importlib.metadata.PackageNotFoundError:
+                lacking.append(found[1])
+    return missing
+
+
+def _noise() -> str:
+    import torch
+
+    from sordino.privacy.noise.sources import System
+
+    try:
+        drawn, again = (System().gaussian(torch.zeros(10_000), 1.0) for _ in range(2))
+    except OSError as error:
+        return str(error)
+    if torch.equal(drawn, again):
+        return "the random source repeats itself"
+    # standard errors are 0.01 and 0.007: an honest source fails once in 10^23
+    plausible = abs(float(drawn.mean())) < 0.1 and abs(float(drawn.std()) - 1) < 0.1
+    return "" if plausible else "the noise has the wrong size"

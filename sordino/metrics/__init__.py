@@ -1,0 +1,1 @@
+"""Metrics: accuracy, loss and traffic."""

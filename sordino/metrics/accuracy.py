@@ -1,0 +1,130 @@
+"""How good: on all test examples, and on each client's own. Seen by the evaluator only; nothing here is sent to anyone.
+
+Single clients are listed up to 10,000 of them; of more, the spread is told and the list is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sordino.errors import ConfigError
+from sordino.metrics.headlines import HEADLINES
+from sordino.metrics.own_metrics import MetricFunction, measured
+from sordino.metrics.rows import Scores, Spread
+from sordino.metrics.scores import scored
+from sordino.partition.rows import Array, RowNumbers
+from sordino.tasks.hands import Hands, heavy
+from sordino.types import Examples, Params, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+LISTED = 10_000  # clients
+AT_ONCE = 512  # rows
+PART = 2048  # rows of one thread: whole passes of every task
+
+
+class _Tested(NamedTuple):
+    """The clients that have test examples, and these, client by client."""
+
+    clients: Array
+    rows: Tensor
+    sizes: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    task: Task
+    test: Examples
+    rows: Sequence[Array]  # of each client: its share of the test examples
+    asked: tuple[str, ...] = ()  # scores beside the task's own, of all test examples together
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # of a user's own
+    hands: Hands | None = None  # who computes; None: one thread
+
+    def __call__(self, params: Params) -> Scores:
+        """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have
+        test examples.
+        """
+        more = measured(self.metrics, self.task, params, self.test)
+        found = self._scored(params)
+        return found.beside(own=more) if more else found
+
+    def _scored(self, params: Params) -> Scores:
+        scores, own = self._values(params), self._tested
+        means = [values.mean().double() for values in scores.values()]
+        if not len(own.clients):
+            found = dict(zip(scores, torch.stack(means).tolist(), strict=True))
+            return Scores(**found, **self._more(params))
+        each = scores[next(iter(scores))].double()[own.rows]
+        each = torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True)
+        return self._told(list(scores), means, each).beside(**self._more(params))
+
+    def _values(self, params: Params) -> Mapping[str, Tensor]:
+        """One value of each metric for every test example."""
+        if self.hands is None:
+            return self.task.score(params, self.test)
+        weights = sum(value.numel() for value in params.values())
+        parts = [Examples(*part) for part in zip(*(torch.split(t, PART) for t in self.test), strict=True)]
+        found = list(
+            self.hands.map(lambda task, part: task.score(params, part), parts, lambda part: heavy(weights, len(part.y)))
+        )
+        return {name: torch.cat([one[name] for one in found]) for name in found[0]}
+
+    def _more(self, params: Params) -> dict[str, Any]:
+        """What a constant answer reaches, and the scores of all test examples together."""
+        task, x = self.task, self.test.x
+        beside = {"majority" if task.metrics[0] == "accuracy" else "baseline": self._constant}
+        asked = tuple(dict.fromkeys((*task.always, *self.asked)))
+        if not asked:
+            return beside
+        found = task.answers(torch.cat([task.predict(params, part) for part in torch.split(x, AT_ONCE)]))
+        return beside | scored(asked, found.cpu().numpy(), task.truth(self.test.y).cpu().numpy())
+
+    def of_each(self, found: Mapping[int, Sequence[float]]) -> Scores:
+        """The same of a model for each client, from the means of every client that has test examples."""
+        own, names = self._tested, list(self.task.metrics)
+        if not len(own.clients):
+            raise ConfigError(
+                "no client has test examples",
+                why="the clients' own models are tested on the clients' own test examples",
+                fix="set evaluation.personal = [], or hold back some examples of each client for testing",
+                code="nobody-is-tested",
+            )
+        each = torch.tensor([found[k] for k in own.clients.tolist()], dtype=torch.float64)
+        sizes = own.sizes.double()[:, None]
+        return self._told(names, list((each * sizes).sum(0) / sizes.sum()), each[:, 0])
+
+    def _told(self, names: list[str], means: list[Tensor], each: Tensor) -> Scores:
+        own, metric = self._tested, names[0]
+        headline = HEADLINES[metric]
+        worst = each.topk(-(-len(each) // 10), largest=not headline.higher).values
+        listed = each if len(self.rows) <= LISTED else each[:0]
+        spread = torch.stack([each.mean(), each.std(correction=0), worst.mean()])
+        found = torch.cat([torch.stack(means), spread, listed]).tolist()  # everything leaves the device at once
+        mean, std, tenth = found[len(names) : len(names) + 3]
+        single: tuple[float | None, ...] | None = None
+        if len(self.rows) <= LISTED:
+            known = dict(zip(own.clients.tolist(), found[len(names) + 3 :], strict=True))
+            single = tuple(known.get(k) for k in range(len(self.rows)))
+        clients = Spread(metric=headline.name, mean=mean, std=std, worst_tenth=tenth, each=single)
+        return Scores(**dict(zip(names, found[: len(names)], strict=True)), clients=clients)
+
+    @cached_property
+    def _constant(self) -> float | None:
+        """What whoever always gives the same answer reaches."""
+        return self.task.constant(self.test.y)
+
+    @cached_property
+    def _tested(self) -> _Tested:
+        rows = RowNumbers.of(self.rows)
+        sizes, device = np.asarray(rows.sizes), self.test.y.device
+        clients = np.flatnonzero(sizes)
+        held = torch.as_tensor(sizes[clients], device=device)
+        return _Tested(clients, torch.as_tensor(rows.numbers, device=device), held)

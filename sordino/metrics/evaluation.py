@@ -1,0 +1,150 @@
+"""After a round: which of the server's models, as each client makes it its own. The first way of the first model is the
+headline; the others stand beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.metrics.accuracy import Evaluator
+from sordino.metrics.headlines import MEASURED, Way
+from sordino.metrics.measures import Metrics, last_scored
+from sordino.metrics.rows import Scores
+from sordino.tasks.personalise import PLAIN, WAYS
+from sordino.tree import Tree
+from sordino.types import Params, Task
+
+OWN = "own"  # the algorithm's way
+# (round, models, ways) -> the means of each client's metrics, way after way of model after model
+Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[float]]]
+
+
+class Modelled(Protocol):
+    """What is asked of an algorithm here."""
+
+    @property
+    def personalises(self) -> bool: ...
+    @property
+    def own_way(self) -> str | None: ...
+    def models(self, s: Any) -> Mapping[str, Params]: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    algorithm: Modelled
+    evaluator: Evaluator
+    models: tuple[str, ...]  # () for the first one
+    ways: tuple[str, ...]  # () as the algorithm says
+
+    def __call__(self, t: int, server: Tree, score: Score) -> Scores:
+        held = self.algorithm.models(server)
+        names = self.models or tuple(held)[:1]
+        found = (
+            self._scored(t, held, names, score)
+            if self.personal
+            else {name: self.evaluator(held[name]) for name in names}
+        )
+        first, *others = found
+        way = measured_way(self.algorithm, self.personal)
+        return found[first].beside(way=way, also={name: _spread(found[name]) for name in others})
+
+    @property
+    def personal(self) -> tuple[str, ...]:
+        """The ways in which clients make a model their own; none where all use the same."""
+        return ways(self.algorithm, self.ways)
+
+    def _scored(self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score) -> dict[str, Scores]:
+        each, count = score(t, [held[name] for name in names], self.personal), len(self.evaluator.task.metrics)
+        labels = [name if way == OWN else f"{name}, {way}" for name in names for way in self.personal]
+        return {
+            label: self.evaluator.of_each({k: row[i * count : (i + 1) * count] for k, row in each.items()})
+            for i, label in enumerate(labels)
+        }
+
+
+def ways(algorithm: Modelled, asked: Sequence[str]) -> tuple[str, ...]:
+    """Those asked for, else the algorithm's own."""
+    return tuple(asked) or ((OWN,) if algorithm.personalises else ())
+
+
+def check_shared(ways: Sequence[str]) -> None:
+    """Refuses to tell the server of models that clients have made their own."""
+    if taught := [way for way in ways if way != PLAIN]:
+        raise UnsoundGuarantee(
+            f"shared scores of models that are made a client's own ({', '.join(taught)})",
+            why="such a model learns from training examples, as often as the server asks: its exact scores would tell "
+            "them, and no noise covers scores",
+            fix='join without --share-scores, or agree on evaluation.personal = ["plain"]',
+            code="scores-of-own-models",
+        )
+
+
+def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
+    """The model behind the headline: the method's own way may be to leave the global one as it is."""
+    first = next(iter(ways), "global")
+    effective = (algorithm.own_way or (OWN if algorithm.personalises else PLAIN)) if first == OWN else first
+    return next(way for way in MEASURED if way == effective)
+
+
+def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str]) -> str:
+    """The model that was scored last, or will be."""
+    last = last_scored(run)
+    return MEASURED[measured_way(algorithm, ways)] if last is None else last.measured
+
+
+def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
+    """The first of those ways that takes a client's examples and nothing that it keeps; None where none does."""
+    each = (algorithm.own_way if way == OWN else way for way in ways(algorithm, asked))
+    return next((way for way in each if way not in (None, PLAIN)), None)
+
+
+def _spread(found: Scores) -> Scores:
+    """The scores without the list of clients, which the headline alone keeps."""
+    return found if found.clients is None else found.beside(clients=found.clients.beside(each=None))
+
+
+def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
+    for name in names:
+        if name not in held:
+            raise ConfigError(
+                f"evaluation.models names {name!r}",
+                why="the server of this algorithm holds no such model",
+                fix=f"use one of {', '.join(held)}",
+                code="unknown-model-of-server",
+            )
+
+
+def check_scores(asked: Sequence[str], own: Sequence[str], task: Task, personal: Sequence[str]) -> None:
+    """`own`: metrics of a user's own."""
+    if wrong := [name for name in asked if name not in task.scores]:
+        raise ConfigError(
+            f"evaluation.scores = {list(asked)!r}: this task has no {wrong[0]}",
+            why=f"it can be scored by {', '.join(task.scores)}"
+            if task.scores
+            else "it has no labels to be compared with",
+            fix="leave the others out",
+            code="score-of-another-task",
+        )
+    for name, wanted in (("scores", asked), ("metrics", own)) if personal else ():
+        if not wanted:
+            continue
+        raise ConfigError(
+            f"evaluation.{name} = {list(wanted)!r} where each client has a model of its own",
+            why="these scores are of one model on all test examples together: no mean over clients equals them",
+            fix=f"set evaluation.personal = [] with an algorithm that trains one model, or leave evaluation.{name} out",
+            code="scores-of-one-model",
+        )
+
+
+def check(ways: Sequence[str]) -> None:
+    for way in ways:
+        if way != OWN and way not in WAYS:
+            raise ConfigError(
+                f"evaluation.personal names {way!r}",
+                why="there is no such way to personalise the model",
+                fix=f"use one of {', '.join([OWN, *WAYS])}",
+                code="unknown-way",
+            )

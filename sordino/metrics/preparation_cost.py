@@ -1,0 +1,183 @@
+"""What a preparation cost: its messages beside what a published formula counts, in rounds of plain training, and what
+is left of a target that was reached early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from sordino.accounting.facts import Fact, Number
+from sordino.ledger.op import HANDED, TRAINING, Way
+from sordino.metrics.measures import Metrics, bytes_to, rounds_to, scores, traffic
+from sordino.metrics.rows import Played, RoundRow
+
+if TYPE_CHECKING:
+    from sordino.types import Formula
+
+FLOAT = 4  # bytes
+TENS = [k / 10 for k in range(1, 10)]
+SHOWN = 4  # targets that were reached; then the next one, which was not
+
+
+class Plain(NamedTuple):
+    """A message of plain training: the model and a header."""
+
+    message: int  # bytes, one way
+    chosen: int  # clients of a round
+
+    @property
+    def round(self) -> int:
+        return 2 * self.chosen * self.message
+
+
+class Sent(Fact):
+    """All messages of one kind, beside what a formula counts of them."""
+
+    phase: str
+    way: Way
+    what: str
+    parameters: Number | None
+    formula_bytes: Number | None
+    bytes: int
+
+
+class Target(Fact):
+    """An accuracy, and the round that reached it; None: no round did."""
+
+    target: float
+    rounds: int | None
+
+
+class Reached(Target):
+    rounds: int
+    bytes: int
+    bytes_with: int  # with the preparation in front
+    charged: float  # in rounds of plain training
+    formula_charged: float | None
+
+
+class Cost(Fact):
+    """A preparation in rounds of plain training, measured and by a formula; and targets, with it and without."""
+
+    bytes: int
+    rounds: float
+    plain_round: int
+    chosen: int
+    formula_parameters: Number | None = None
+    formula_ratio: float | None = None
+    formula_rounds: float | None = None
+    formula_over: Number | None = None
+    targets: tuple[Reached | Target, ...]
+
+
+def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
+    """What was sent and computed before the first round, as a round 0 that nobody evaluated: sums over rounds then
+    begin with it.
+    """
+    if not preparation:
+        return []
+    computed = [row.device_flops for row in preparation if row.phase != HANDED]
+    known = [flops for flops in computed if flops is not None]
+    down, up, payload = zip(*((r.bytes_down or 0, r.bytes_up or 0, r.payload or 0) for r in preparation), strict=True)
+    flops = sum(known) if len(known) == len(computed) else None
+    return [RoundRow(round=0, bytes_down=sum(down), bytes_up=sum(up), payload=sum(payload), device_flops=flops)]
+
+
+def before(run: Metrics) -> float:
+    """Bytes in front of the first round."""
+    return traffic([row for row in run if row.round == 0])
+
+
+def flops_until(runs: Sequence[Metrics]) -> dict[int, float]:
+    """What devices had computed by the end of each round, mean over runs; nothing where one of them does not tell."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        spent = 0.0
+        for row in run:
+            if row.device_flops is None:
+                return {}
+            spent += row.device_flops
+            found.setdefault(row.round, []).append(spent)
+    return {t: fmean(values) for t, values in found.items()}
+
+
+def messages(
+    preparation: Sequence[Played],
+    metrics: Metrics,
+    plain: Plain,
+    formula: Formula | None,
+    says: Mapping[str, tuple[str, str]],
+) -> list[Sent]:
+    """What each phase sent, by kind of message: what a formula counts, and what was sent beyond plain training. `says`
+    what goes down and up in each phase.
+    """
+    counted = {} if formula is None else formula.messages
+
+    def sent(phase: str, way: Way, what: str, size: int) -> Sent:
+        parameters = counted.get((phase, way))
+        in_bytes = None if parameters is None else FLOAT * parameters
+        return Sent(phase=phase, way=way, what=what, parameters=parameters, formula_bytes=in_bytes, bytes=size)
+
+    rows = []
+    for phase in dict.fromkeys(row.phase for row in preparation):
+        mine = [row for row in preparation if row.phase == phase]
+        down, up = says.get(phase, ("", ""))
+        if size := sum(row.bytes_down or 0 for row in mine):
+            rows.append(sent(phase, "down", down, size))
+        if size := sum(row.bytes_up or 0 for row in mine):
+            rows.append(sent(phase, "up", up, size))
+    if any(None in (row.active, row.bytes_down, row.bytes_up) for row in metrics):
+        return rows  # of a hidden cohort nobody is shown how many were asked
+    beside = "beside the model"
+    down_, up_ = (
+        sum((row.bytes_down or 0) - (row.active or 0) * plain.message for row in metrics),
+        sum((row.bytes_up or 0) - (row.answered or 0) * plain.message for row in metrics),
+    )
+    if down_ or (TRAINING, "down") in counted:
+        rows.append(sent(TRAINING, "down", beside, down_))
+    if up_ or (TRAINING, "up") in counted:
+        rows.append(sent(TRAINING, "up", beside, up_))
+    return rows
+
+
+def charged(preparation: Sequence[Played], metrics: Metrics, plain: Plain, formula: Formula | None) -> Cost:
+    spent = sum(row.bytes for row in preparation)
+    found = Cost(
+        bytes=spent,
+        rounds=spent / plain.round,
+        plain_round=plain.round,
+        chosen=plain.chosen,
+        targets=tuple(_to(target, metrics, spent, plain, formula) for target in targets(metrics)),
+    )
+    if formula is None:
+        return found
+    return found.beside(
+        formula_parameters=formula.parameters,
+        formula_ratio=formula.ratio,
+        formula_rounds=formula.upfront,
+        formula_over=formula.rounds,
+    )
+
+
+def targets(metrics: Metrics) -> list[float]:
+    """The last tens of per cent that were reached, and the next one."""
+    found = scores(metrics, "accuracy")
+    reached = max((score for _, score in found), default=0.0)
+    below, beyond = [t for t in TENS if t <= reached], [t for t in TENS if t > reached]
+    return below[-SHOWN:] + beyond[:1] if found else []
+
+
+def _to(target: float, metrics: Metrics, spent: int, plain: Plain, formula: Formula | None) -> Target:
+    rounds, sent = rounds_to(target)(metrics), bytes_to(target)(metrics)
+    if rounds is None or sent is None:
+        return Target(target=target, rounds=None)
+    return Reached(
+        target=target,
+        rounds=int(rounds),
+        bytes=int(sent),
+        bytes_with=int(sent) + spent,
+        charged=(int(sent) + spent) / plain.round,
+        formula_charged=None if formula is None else formula.charged(int(rounds)),
+    )

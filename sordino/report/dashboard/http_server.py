@@ -1,0 +1,284 @@
+"""Who may see the page, and how it gets to them: a small server of this machine that only ever reads.
+
+It listens to this machine alone. For any other address it wants a certificate and a token. Whoever asks must name the
+host that it is (a page of somebody else that points its own name here is turned away), show the token where there is
+one, and ask for one of four things by GET.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from sordino.errors import ConfigError
+from sordino.report.dashboard import page
+from sordino.report.dashboard.facts import EVERY, Watched
+from sordino.report.dashboard.stream import AGAIN, Cursor, Listener, cursor
+from sordino.runs import private
+from sordino.sites.tls import Certificates
+
+TOKEN = 16  # bytes
+READERS = 64  # connections at a time
+PATIENCE = 10.0  # seconds that a caller may take to ask
+PULSE = 15.0  # seconds after which a stream says that it is there
+HTML, CSS, SCRIPT = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
+PLAIN, STREAM = "text/plain; charset=utf-8", "text/event-stream; charset=utf-8"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Dashboard(ThreadingHTTPServer):
+    """The server of one run's page."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, run: Watched, bind: str, tls: Certificates | None = None, token: str | None = None) -> None:
+        host, port = _parted(bind)
+        check(host, run, tls is not None, token is not None)
+        self.run, self.token, self.tls = run, token, None if tls is None else _context(tls)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.over = threading.Event()
+        self._room = threading.BoundedSemaphore(READERS)
+        try:
+            super().__init__((host, port), _Caller)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {bind}", why=str(error), fix="choose a free port of this machine", code="no-port"
+            ) from None
+        names = ("127.0.0.1", "localhost", "::1") if _is_loopback(host) else ()
+        self.names = frozenset({*names, host, *(() if tls is None else tls.hosts)})
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def link(self) -> str:
+        """What a browser opens, without a token."""
+        host = str(self.server_address[0])
+        name = next(iter(sorted(self.names - {host})), host) if self.tls is not None else host
+        return f"http{'s' if self.tls else ''}://{f'[{name}]' if ':' in name else name}:{self.port}/"
+
+    def server_bind(self) -> None:
+        """Binds without asking anybody for the name of this machine."""
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        """Takes a caller in while there is room."""
+        assert isinstance(request, socket.socket)
+        if not self._room.acquire(blocking=False):
+            request.close()
+            return
+        request.settimeout(PATIENCE)
+        super().process_request(request, client_address)
+
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        """Speaks with one caller, in a thread of its own: a slow handshake keeps nobody waiting."""
+        assert isinstance(request, socket.socket)
+        try:
+            if self.tls is not None:
+                request = self.tls.wrap_socket(request, server_side=True)
+            super().process_request_thread(request, client_address)
+        except OSError:  # it is gone, or does not speak TLS
+            request.close()
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that breaks off is no news."""
+
+    def server_close(self) -> None:
+        self.over.set()
+        super().server_close()
+
+    def knows(self, host: str) -> bool:
+        """Is it this server that a caller means?"""
+        try:
+            said = urlsplit(f"//{host}")
+            return said.hostname in self.names and (said.port or (443 if self.tls else 80)) == self.port
+        except ValueError:
+            return False
+
+    def admits(self, shown: Sequence[str]) -> bool:
+        """Is one of these the token? A wrong one takes the same time, however much of it is right."""
+        if self.token is None:
+            return True
+        right = self.token.encode()
+        return any(hmac.compare_digest(one.encode(errors="replace"), right) for one in shown)
+
+
+class _Caller(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Dashboard
+    server_version, sys_version = "sordino", ""
+    timeout = PATIENCE
+
+    def do_GET(self) -> None:
+        if self.path == "/healthz":  # a probe knows no name and no token, and learns nothing of the run
+            self._say(HTTPStatus.OK, "ok")
+            return
+        if not self.server.knows(self.headers.get("Host", "")):
+            self._say(HTTPStatus.MISDIRECTED_REQUEST, "This is another host.")
+            return
+        asked = urlsplit(self.path)
+        given = parse_qs(asked.query, max_num_fields=4)
+        if asked.path == "/" and "token" in given and self.server.admits(given["token"]):
+            self._enter()
+        elif not self.server.admits(self._shown()):
+            self._say(HTTPStatus.UNAUTHORIZED, "Open the link with the token that `sordino dashboard` printed.")
+        elif asked.path == "/":
+            now = self.server.run.look()
+            self._say(HTTPStatus.OK, page.page(self.server.run, now, str(cursor(now))), HTML)
+        elif asked.path == "/page.css":
+            self._say(HTTPStatus.OK, page.style(), CSS)
+        elif asked.path == "/page.js":
+            self._say(HTTPStatus.OK, page.script(), SCRIPT)
+        elif asked.path == "/stream":
+            self._stream(self.headers.get("Last-Event-ID") or given.get("from", [""])[0])
+        else:
+            self._say(HTTPStatus.NOT_FOUND, "There is nothing of that name.")
+
+    def _only_get(self) -> None:
+        self._say(HTTPStatus.METHOD_NOT_ALLOWED, "This page is only read.", Allow="GET")
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _only_get
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What cannot be understood is answered like everything else."""
+        self._say(HTTPStatus(code), HTTPStatus(code).phrase)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is logged: an address may hold a token."""
+
+    def _shown(self) -> list[str]:
+        """The tokens that came with a request."""
+        kind, _, bearer = self.headers.get("Authorization", "").partition(" ")
+        found = [bearer.strip()] if kind.lower() == "bearer" else []
+        try:
+            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
+        except CookieError:
+            return found
+        return found if cookie is None else [*found, cookie.value]
+
+    @property
+    def _cookie(self) -> str:
+        return f"sordino-{self.server.port}"  # a browser sends a cookie to all ports of a host
+
+    def _enter(self) -> None:
+        """The token moves from the address into a cookie."""
+        secure = "; Secure" if self.server.tls is not None else ""
+        cookie = f"{self._cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
+        self._say(HTTPStatus.SEE_OTHER, "", Location="/", **{"Set-Cookie": cookie})
+
+    def _say(self, status: HTTPStatus, text: str, kind: str = PLAIN, **more: str) -> None:
+        body = text.encode()
+        self._head(status, kind, **more, **{"Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def _head(self, status: HTTPStatus, kind: str, **more: str) -> None:
+        self.send_response(status)
+        for name, value in {**HEADERS, "Content-Type": kind, **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _stream(self, at: str) -> None:
+        run, told = self.server.run, Listener(Cursor.read(at))
+        self._head(HTTPStatus.OK, STREAM)
+        self.wfile.write(f"retry: {AGAIN}\n\n".encode())
+        said = time.monotonic()
+        while not self.server.over.is_set():
+            for one in told.more(run, run.look()):
+                self.wfile.write(one.encode())
+                said = time.monotonic()
+            if time.monotonic() - said > PULSE:
+                self.wfile.write(b": still here\n\n")
+                said = time.monotonic()
+            self.server.over.wait(EVERY)
+
+
+# what it takes --------------------------------------------------------------------------------------------------------
+
+
+def check(host: str, run: Watched, tls: bool, token: bool) -> None:
+    """Refuses an address that others reach, without what keeps strangers out."""
+    if not _is_loopback(host) and not (tls and token):
+        missing = " and ".join(name for name, there in (("certificate", tls), ("token", token)) if not there)
+        raise ConfigError(
+            f"{host} is an address that others reach, and there is no {missing}",
+            why="whoever reaches it would read how the run stands, and what is sent to it",
+            fix="listen at 127.0.0.1, or give --certificates and --token-file",
+            code="open-dashboard",
+        )
+    if run.evaluator and run.real and not token:
+        raise ConfigError(
+            "a page for the evaluator without a token",
+            why="every user of this machine reaches its ports, and this page has what only the evaluator may see",
+            fix="give --token-file",
+            code="open-dashboard",
+        )
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(TOKEN)
+
+
+def token_of(path: Path) -> tuple[str, bool]:
+    """The token in a file that its owner alone can read; a new one, where there is no file. Is it new?"""
+    if not path.exists():
+        with contextlib.suppress(FileExistsError):  # somebody else has just written it
+            private.write(path, f"{new_token()}\n".encode(), new=True)
+        return path.read_text().strip(), True
+    token = path.read_text(errors="replace").strip()
+    if path.stat().st_mode & 0o077:
+        why, fix = "other users of this machine can read it", f"chmod 600 {path}"
+    elif len(token) < len(new_token()) or not token.isascii() or not token.isprintable() or set(token) & set(' ";,\\'):
+        why, fix = "it is too short, or has characters that no cookie takes", "name a file that is not there yet"
+    else:
+        return token, False
+    raise ConfigError(f"the token in {path} cannot be used", why=why, fix=fix, code="weak-token")
+
+
+def _parted(bind: str) -> tuple[str, int]:
+    host, sign, port = bind.rpartition(":")
+    if not sign or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{bind!r} is no HOST:PORT", fix="write for example 127.0.0.1:0", code="no-address")
+    return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _context(tls: Certificates) -> ssl.SSLContext:
+    tls.read()  # it says in words what is wrong with them
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.chain, tls.key)
+    return context

@@ -1,0 +1,82 @@
+"""Many small integers in few large ones, so that one homomorphic addition adds them all.
+
+A large integer of S slots of a layout's width holds a guard in slot 0, the least significant, and S - 1 values z = Q +
+offset above it; the last integer is filled up with z = offset. The guard of one contribution is 1. Slots never borrow
+since z >= 1, and never carry since a layout refuses too many contributions.
+
+Guarantees: `unpack` of a sum of k integers packed here gives the sums of the signed values, exactly. What is no such
+sum (another key, another count, a carry) is noticed by the guard, the padding and the range of every slot: random
+plaintexts pass with a chance below 2^-width for each integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.secagg.layout import Ints, Layout, no_sum
+
+Words = NDArray[np.uint64]  # one integer a row, one slot a column
+
+
+def slots(bits: int, width: int) -> int:
+    """How many slots an integer has that stays below any modulus of `bits` bits."""
+    return (bits - 1) // width
+
+
+def integers(size: int, slots: int) -> int:
+    """How many large integers hold `size` values."""
+    return -(-size // (slots - 1))
+
+
+def pack(values: Ints, slots: int, layout: Layout) -> list[int]:
+    """Signed integers of a layout as one contribution."""
+    layout.check_values(values, "beyond-slot", "it would run into the neighbouring slot")
+    filled = np.zeros(integers(len(values), slots) * (slots - 1), np.int64)
+    filled[: len(values)] = values
+    words = np.ones((integers(len(values), slots), slots), np.uint64)
+    words[:, 1:] = (filled + layout.offset).reshape(-1, slots - 1)
+    return [int.from_bytes(row, "little") for row in _squeezed(words, layout.width)]
+
+
+def unpack(sums: Sequence[int], count: int, size: int, slots: int, layout: Layout) -> Ints:
+    """The `size` signed sums of `count` contributions, if that is what `sums` are."""
+    layout.check(count)
+    if count < 1:
+        raise no_sum("it says that nothing was added", "nothing-added")
+    if len(sums) != integers(size, slots):
+        raise no_sum(f"{len(sums)} integers for {size} values", "plaintext-count")
+    for index, number in enumerate(sums):
+        if number.bit_length() > slots * layout.width:
+            raise no_sum(f"integer {index} has more than {slots} slots", "plaintext-too-large")
+    words = _spread(sums, slots, layout.width)
+    guards, body = words[:, 0], words[:, 1:].reshape(-1)
+    if (guards != count).any():
+        raise no_sum(f"a guard holds {guards[guards != count][0]} where {count} were added", "guard-mismatch")
+    offset = np.uint64(count * layout.offset)
+    if (body[size:] != offset).any():
+        raise no_sum(f"the padding is not that of {count} uploads", "padding-mismatch")
+    most = np.uint64(count * ((1 << layout.bits) - 1))
+    if ((body < count) | (body > most)).any():
+        raise no_sum(f"a slot holds a number that {count} uploads cannot add up to", "slot-out-of-range")
+    return (body[:size] - offset).view(np.int64)
+
+
+def _squeezed(words: Words, width: int) -> list[bytes]:
+    """The low `width` bits of each word, without gaps, all of a row in one little-endian buffer."""
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), axis=1, bitorder="little")
+    kept = bits.reshape(*words.shape, 64)[..., :width].reshape(len(words), words.shape[1] * width)
+    return [row.tobytes() for row in np.packbits(kept, axis=1, bitorder="little")]
+
+
+def _spread(numbers: Sequence[int], slots: int, width: int) -> Words:
+    """The inverse of `_squeezed`."""
+    length = -(-slots * width // 8)
+    buffer = b"".join(number.to_bytes(length, "little") for number in numbers)
+    rows = np.frombuffer(buffer, np.uint8).reshape(len(numbers), length)
+    kept = np.unpackbits(rows, axis=1, count=slots * width, bitorder="little").reshape(len(numbers), slots, width)
+    bits = np.zeros((len(numbers), slots, 64), np.uint8)
+    bits[..., :width] = kept
+    return np.packbits(bits, axis=2, bitorder="little").view("<u8").reshape(len(numbers), slots).astype(np.uint64)

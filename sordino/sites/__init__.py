@@ -1,0 +1,1 @@
+"""Sites on separate machines: server, site and key holder."""

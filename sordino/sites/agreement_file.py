@@ -1,0 +1,172 @@
+"""agreement.toml: what sites agree on before a run, and all that the server ever knows of their data.
+
+    format = 1
+    [data]                        # what everybody may know of one example
+    kind = "table"
+    shape = [30]
+    classes = 2
+    ...
+    [[clients]]                   # one for each client, in the order of their numbers
+    name = "hospital-a"
+    site = "hospital-a"           # where it lies
+    examples = 812                # that it trains on
+    tested = 203                  # and that it is tested on
+    commitment = "5f1c..."        # digest of its data, under a key that stays there
+
+Its digest stands for the data in the ledger of the server, and on every letter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tomli_w
+from pydantic import Field, ValidationError, model_validator
+
+from sordino.accounting.facts import Fact
+from sordino.config import Experiment
+from sordino.data.schema import TableSchema
+from sordino.errors import ConfigError
+from sordino.runs.agreement import PublicNumbers
+from sordino.runs.public_inputs import declared_scale
+from sordino.runs.shapes import MOST
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+FORMAT: Literal[1] = 1
+
+
+class AboutData(Fact, extra="forbid"):
+    """What everybody may know of one example."""
+
+    kind: Literal["image", "table"]
+    shape: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] = Field(min_length=1)
+    classes: int = Field(ge=0, le=MOST)
+    named: int = Field(ge=0, le=MOST)
+    names: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    void: tuple[str, ...] = ()
+    declared: str = ""  # digest of a table's schema
+    reach: tuple[float, float] | None = None  # of values of a source of somebody's own, as its class declares it
+
+
+class AgreedClient(Fact, extra="forbid"):
+    """One client, as it has announced itself."""
+
+    name: Name
+    site: Name
+    examples: int = Field(ge=1, le=MOST)
+    tested: int = Field(default=0, ge=0, le=MOST)
+    commitment: str = ""
+
+
+class SitesAgreement(Fact, extra="forbid"):
+    """The whole file."""
+
+    format: Literal[1]
+    data: AboutData
+    clients: tuple[AgreedClient, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> SitesAgreement:
+        names = [client.name for client in self.clients]
+        if len(set(names)) < len(names):
+            raise ValueError("two clients have the same name")
+        return self
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def sites(self) -> dict[str, list[int]]:
+        """The clients of each site, by their numbers."""
+        found: dict[str, list[int]] = {}
+        for k, client in enumerate(self.clients):
+            found.setdefault(client.site, []).append(k)
+        return found
+
+    def public(self, experiment: Experiment, schema: TableSchema | None) -> PublicNumbers:
+        """The public numbers. Inputs are scaled by what is declared: no number here is made of rows."""
+        data = self.data
+        mean, std = declared_scale(experiment.data, data.kind, data.shape, schema, data.reach)
+        return PublicNumbers(
+            kind=data.kind,
+            shape=data.shape,
+            classes=data.classes,
+            named=data.named,
+            sizes=tuple(client.examples for client in self.clients),
+            mean=mean,
+            std=std,
+            assumed=data.assumed,
+            void=data.void,
+            names=data.names,
+            clients=tuple(client.name for client in self.clients),
+        )
+
+    def toml(self) -> str:
+        return tomli_w.dumps(self.to_json())
+
+
+def about(public: PublicNumbers, declared: str = "", reach: tuple[float, float] | None = None) -> AboutData:
+    """The part of an agreement that is the same for all clients. It has no place for a number that rows decide."""
+    return AboutData(
+        kind=public.kind,
+        shape=tuple(public.shape),
+        classes=public.classes,
+        named=public.named,
+        names=tuple(public.names),
+        assumed=public.assumed,
+        void=public.void,
+        declared=declared,
+        reach=reach,
+    )
+
+
+def merged(parts: Sequence[SitesAgreement]) -> SitesAgreement:
+    """One agreement of all clients, who must have announced the same of everything but themselves."""
+    first = parts[0].data.to_json()
+    for part in parts[1:]:
+        if differs := [name for name, value in part.data.to_json().items() if value != first.get(name)]:
+            raise ConfigError(
+                f"{part.clients[0].name} announces another {differs[0]} than {parts[0].clients[0].name}",
+                why=f"{part.data.to_json()[differs[0]]!r:.80} is not {first.get(differs[0])!r:.80}; one model must fit "
+                "all sites, and nothing may be learned from one site's rows",
+                fix="use the same experiment and schema everywhere",
+                code="sites-differ",
+            )
+    return read_toml(tomli_w.dumps({**parts[0].to_json(), "clients": [c.to_json() for p in parts for c in p.clients]}))
+
+
+def read(path: Path) -> SitesAgreement:
+    try:
+        return read_toml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the agreement {path}",
+            why=str(error),
+            fix="`sordino data agree` makes one of what the sites have announced",
+            code="no-agreement",
+        ) from None
+
+
+def read_toml(text: str, name: str = "the agreement") -> SitesAgreement:
+    try:
+        return SitesAgreement.model_validate_json(json.dumps(tomllib.loads(text)))
+    except (ValidationError, ValueError, RecursionError) as error:
+        why = (
+            "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
+            if isinstance(error, ValidationError)
+            else str(error)
+        )
+        raise ConfigError(
+            f"{name} is no agreement",
+            why=why,
+            fix="`sordino data agree` makes one of what the sites have announced",
+            code="bad-agreement",
+        ) from None

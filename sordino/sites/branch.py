@@ -1,0 +1,3 @@
+"""Parts that this branch adds."""
+
+PARTS: dict[str, dict[str, str]] = {}

@@ -1,0 +1,126 @@
+"""The server's half of encrypted sums between sites: it adds ciphertexts, and asks the key holder, a peer of its own,
+to open one sum a round. It passes the holder's public key on to the sites, who know its digest by another way.
+
+Noise of the server goes into the sum as a ciphertext, before the holder opens it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.engine.channels import Adder, Opened, SumAtSites, pieces, public_key, stopwatch, too_few
+from sordino.engine.commands import Begin, Command, Encrypt, OpenSum, Publish
+from sordino.engine.secure_sum import words_of
+from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
+from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.secagg.layout import Ints
+from sordino.sites.remote_sites import RemoteSites
+from sordino.transport.events import Event
+from sordino.transport.message import Letter
+from sordino.transport.sites import SOON
+from sordino.tree import Tree
+from sordino.types import Task, Terms
+
+HOLDER = "key-holder"  # the name of the peer that has the key
+INTEGERS = np.dtype("<i8")  # of an opened sum
+
+
+@dataclass
+class EncryptedSites(RemoteSites):
+    """Sites whose clients encrypt their uploads, and the key holder, who has no clients."""
+
+    algorithm: AnyAlgorithm = field(kw_only=True)
+    task: Task = field(kw_only=True)
+    key: bytes = b""  # the public key, once the holder has given it out
+
+    def __post_init__(self) -> None:
+        if HOLDER in self.members:
+            raise UnsoundGuarantee(
+                f"a site with the name {HOLDER}",
+                why="who holds the key must not be one of those whose uploads it opens together with the server",
+                fix="give the site another name in the agreement",
+                code="key-holder-has-clients",
+            )
+        self.members = {**self.members, HOLDER: []}
+        super().__post_init__()
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> SumAtSites:
+        return EncryptedSum(self, t, down, terms)
+
+    def gather(self) -> None:
+        """Waits for the key holder first: without it no sum of this round would be opened."""
+        told = False
+        while not (HOLDER in self._ready and self._free(HOLDER)):
+            if self.stopped():
+                raise KeyboardInterrupt
+            self._introduce(HOLDER)
+            self._wait(time.monotonic() + SOON)
+            if HOLDER not in self._ready and not told:
+                self.note(Event(event="missing", site=HOLDER))
+                told = True
+        super().gather()
+
+    def _among(self, terms: Mapping[int, Terms]) -> int:
+        return len(terms)
+
+    def _introduce(self, peer: str) -> None:
+        if self.key or peer == HOLDER:
+            super()._introduce(peer)
+
+    def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
+        if peer == HOLDER:
+            return [(Begin(), ()), (Publish(), ())]
+        return [*super()._first_letters(peer), (Encrypt(), [self.key])]
+
+    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
+        if self._out[ticket].peer == HOLDER and isinstance(found, Letter) and not self.key and found.bodies:
+            self.key = bytes(found.bodies[0])
+        super()._settled(ticket, found)
+
+
+class EncryptedSum(SumAtSites):
+    """One encrypted round."""
+
+    def __init__(self, sites: EncryptedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
+        uplink = sites.algorithm.uplink
+        assert isinstance(uplink.secure, Encrypted)
+        assert uplink.grid is not None
+        self._stage, self._layout = uplink.secure, uplink.grid.layout
+        self._sites, self._t, self._down, self._terms = sites, t, down, terms
+        self._size = words_of(sites.algorithm, sites.task, t, down)
+
+    def open(self, noise: Ints | None) -> Opened:
+        seconds, watch = stopwatch()
+        own = [] if noise is None else pieces(noise, self._layout)
+        public = public_key(self._stage, self._sites.key)
+        server, expected = Adder(public), public.header(self._t, self._size, self._layout)
+        server.check(self._layout, len(self._terms) + len(own))
+        who, sizes = list[int](), [0]
+        for k, message in self._sites.collected(self._t, self._down, self._terms):
+            try:
+                with watch("add"):
+                    server.take(bytes(message), expected)
+            except SecureError as error:
+                why = f"client {self._sites.called(k)} counts as absent: {error.what}"
+                self._sites.note(Event(event="dropped", round=self._t + 1, why=why))
+            else:
+                who.append(k)
+                sizes.append(len(message))
+        nothing = Opened(np.zeros(self._size, np.int64), [], sum(sizes), sizes[-1], seconds, None)
+        if why := too_few(self._stage, len(who), len(self._terms)):
+            return nothing._replace(aborted=why)
+        with watch("encrypt"):
+            for piece in own:
+                server.add(piece, self._t, self._layout)
+        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, len(who)), [server.total().pack()])})
+        if HOLDER not in answers:
+            return nothing._replace(aborted=f"the {HOLDER} has not opened the sum")
+        body = b"".join(answers[HOLDER].bodies)
+        if len(body) != self._size * INTEGERS.itemsize:
+            return nothing._replace(aborted=f"what the {HOLDER} sent is no opened sum")
+        return nothing._replace(total=np.frombuffer(body, INTEGERS).astype(np.int64), who=who)

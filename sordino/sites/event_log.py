@@ -1,0 +1,135 @@
+"""events.jsonl: what happened in a run between sites, with its time, as it happens. It is only added to.
+
+With real noise the whole lies in the private folder, as it does with metrics (see `runs.metrics`). What may be shown
+has no free texts, which are sites' own words; and of a hidden cohort nothing that tells who was drawn or who answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sordino.accounting.notes import SYSTEM
+from sordino.engine.checkpoint import append_line
+from sordino.errors import SordinoError
+from sordino.runs.folder import RunFolder
+from sordino.runs.setup import Whole
+from sordino.sites.client_line import Says, Standing
+from sordino.transport.carrier import Carrier
+from sordino.transport.events import OF_NOBODY, OF_OTHERS, Event, What
+
+LOOK = 0.5  # seconds between two looks at who is there
+FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until there may be one more
+
+
+@dataclass
+class Diary:
+    """Writes events down, and passes them on to whoever listens. `real`: with real noise; `hidden`: of a cohort that is
+    not to be told.
+    """
+
+    folder: Path
+    real: bool
+    hidden: bool
+    hears: Callable[[Event], None] = lambda event: None
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lines: float = FEW
+    _since: float = field(default_factory=lambda: time.monotonic())
+    _more: int = 0
+
+    @classmethod
+    def of(cls, folder: Path, whole: Whole, hears: Callable[[Event], None] = lambda event: None) -> Diary:
+        real = whole.phases[-1].experiment.privacy.noise == SYSTEM
+        return cls(folder, real, whole.hides_cohorts, hears)
+
+    def __call__(self, event: Event) -> None:
+        """Any thread may call it. A run does not end because its diary cannot be written."""
+        run = RunFolder(self.folder)
+        with self._turn:
+            found = self._bounded(event) if event.event in OF_OTHERS else event
+            if found is None:
+                return
+            event = found.beside(at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+            with contextlib.suppress(OSError):
+                if self.real:
+                    append_line(RunFolder(run.private).events_file, json.dumps(event.to_json()), 0o600)
+                if (told := shown(event, self.hidden) if self.real else event) is not None:
+                    append_line(run.events_file, json.dumps(told.to_json()))
+            self.hears(event)
+
+    def _bounded(self, event: Event) -> Event | None:
+        """Limits the lines that others can cause: some at once, then one a minute."""
+        now = time.monotonic()
+        self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
+        self._since = now
+        if self._lines < 1:
+            self._more += 1
+            return None
+        self._lines -= 1
+        more, self._more = self._more, 0
+        return event.beside(more=more)
+
+    @contextmanager
+    def kept(self, sites: Iterable[str] = ()) -> Iterator[None]:
+        """What is written from the start of a process to its end, and why it ended where that was an error. `sites`:
+        who is waited for, at a server.
+        """
+        self(Event(event="started", sites=tuple(sites)))
+        try:
+            yield
+        except SordinoError as error:
+            self(Event(event="stopped", why=error.what))
+            raise
+
+    @contextmanager
+    def watching(self, carrier: Carrier) -> Iterator[None]:
+        """Writes down who comes and goes, while the server does other things."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(carrier, done), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def standing(self, says: Says) -> Says:
+        """Writes down how a site stands with its server, where that has changed."""
+        last: tuple[What, str] = ("started", "")
+
+        def say(standing: Standing, why: str) -> None:
+            nonlocal last
+            now: tuple[What, str]
+            if standing == "waiting" or standing == "working":
+                now = ("connected", "")
+            else:
+                now = (standing, why)
+            if now != last:
+                last = now
+                self(Event(event=now[0], why=now[1]))
+            says(standing, why)
+
+        return say
+
+    def _watch(self, carrier: Carrier, done: threading.Event) -> None:
+        there = frozenset[str]()
+        while not done.is_set():
+            now = carrier.peers()
+            changes: tuple[tuple[What, frozenset[str]], ...] = ("connected", now - there), ("cut off", there - now)
+            for what, sites in changes:
+                for site in sorted(sites):
+                    self(Event(event=what, site=site))
+            there = now
+            done.wait(LOOK)
+
+
+def shown(event: Event, hidden: bool) -> Event | None:
+    """What may be told of an event to those whom the statement names; nothing, where it would say too much."""
+    return None if hidden and event.event not in OF_NOBODY else event.beside(why="")

@@ -1,0 +1,357 @@
+"""Letters through gRPC: a server that sites connect to. Nothing ever connects to a site.
+
+Each site has a pigeonhole. A letter lies there until it is answered or cancelled, and a site that fetches gets the
+oldest one: who crashed at work gets its letter again. The call with which a site fetches a letter stays open until the
+answer is there, so a connection that breaks is noticed while a site works, too.
+
+Between machines both ends have certificates, and who speaks is whom the certificate names; on one machine a site says
+its name. Whoever calls is looked at before anything that they send: they must be one of the sites of this run and on
+the list at this moment. Whoever fetches signs with the key on the list, whatever the certificate says, and only then
+takes the place of another process of that name. An answer that has not the ticket of a letter disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import resource
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import NoReturn
+from urllib.parse import unquote
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sordino.errors import ConfigError, SordinoError, WireError
+from sordino.sites import grpc_line
+from sordino.sites.grpc_line import Foreign
+from sordino.sites.tls import Certificates
+from sordino.transport.carrier import Arrived, Carrier, Writes
+from sordino.transport.events import Event
+
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+LONG = 1 << 16  # bytes from which the time of a letter says something of the line
+SHOWN = 64  # characters of a name that a stranger says
+POLL = 20.0  # seconds that a site waits for a letter before it asks again
+PULSE = 0.5  # seconds after which a waiting call looks whether its site is still allowed
+FILES = 1 << 16  # that may be open, where the machine allows so many
+CALLERS = 1000  # connections beside those of sites; who has no certificate loses its own after the time of a handshake
+GRACE = 10.0  # seconds that a site may take from one call to the next and still count as there
+OPTIONS = (
+    *grpc_line.OPTIONS,
+    ("grpc.so_reuseport", 0),  # else another program could take calls at the same port
+    ("grpc.max_concurrent_streams", 16),  # of one connection
+    ("grpc.http2.min_ping_interval_without_data_ms", grpc_line.PING // 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+)
+
+
+class _Pigeonhole:
+    """The letters of one site that are not answered, oldest first, and the calls that it has open."""
+
+    def __init__(self, name: str, lock: threading.Lock) -> None:
+        self.name, self.moved = name, threading.Condition(lock)
+        self.letters: dict[int, Writes] = {}
+        self.proving: Foreign = None
+        self.fetching: Foreign = None
+        self.answering: Foreign = None
+        self.answered: int | None = None  # the ticket of the last answer
+        self.left = -math.inf  # when the last call ended as it should
+        self.carried = (0, 0.0)  # bytes of the last long letter or answer, as far as it has come, and seconds
+
+
+class Rpc(Carrier):
+    """Carries letters to sites that fetch them. `names`: of all sites; `keys`: of those that are believed, looked at in
+    every call, and while one waits; `most`: the longest letter that may come, in bytes; `note` is told of those who may
+    not speak.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        run: str,
+        names: Sequence[str],
+        most: int,
+        keys: Mapping[str, Ed25519PublicKey],
+        tls: Certificates | None = None,
+        note: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        grpc = grpc_line.package()
+        if tls is None:
+            grpc_line.check_loopback(bind)
+        self._codes, self._tls, self._most, self._keys = grpc.StatusCode, tls is not None, most, keys
+        self._run, self._note = run, note
+        self._lock, self._open = threading.Lock(), True
+        self._holes = {name: _Pigeonhole(name, self._lock) for name in names}
+        self._came: queue.SimpleQueue[Arrived | Exception] = queue.SimpleQueue()
+        calls = 4 * len(names) + 4  # each has a thread: none that is let in waits for one
+        self._threads = ThreadPoolExecutor(calls)
+        options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", connections_for(len(names))))
+        self._server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=calls)
+        methods = {
+            # a handler of a stream is called before anything of the stream is taken in
+            grpc_line.FETCH: grpc.stream_stream_rpc_method_handler(self._fetch),
+            grpc_line.ANSWER: grpc.stream_unary_rpc_method_handler(self._answer),
+        }
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(grpc_line.SERVICE, methods),
+                grpc.method_handlers_generic_handler("grpc.health.v1.Health", health),
+            )
+        )
+        try:
+            if tls is None:
+                self.port = int(self._server.add_insecure_port(bind))
+            else:
+                chain, key, ca = tls.read()
+                made = grpc.ssl_server_credentials([(key, chain)], ca, require_client_auth=True)
+                self.port = int(self._server.add_secure_port(bind, made))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen at {bind}", why=str(error), fix="choose a free port of this machine", code="no-port"
+            ) from None
+
+    def __enter__(self) -> Rpc:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._open = False
+            for hole in self._holes.values():
+                hole.moved.notify_all()
+        self._server.stop(PULSE).wait()
+        self._threads.shutdown()
+
+    @property
+    def who(self) -> Sequence[str]:
+        return list(self._holes)
+
+    def peers(self) -> frozenset[str]:
+        """Who is allowed and has a fetching call open, waiting or at work, or ended its last call as it should a moment
+        ago. A process that dies is gone at once; a link that goes dead silently, within half a minute. A site that
+        works is there for however long it works: whether it will ever answer nobody knows.
+        """
+        late = time.monotonic() - GRACE
+        with self._lock:
+            there = [hole for hole in self._holes.values() if hole.fetching is not None or hole.left > late]
+        return frozenset(hole.name for hole in there if self._may(hole))
+
+    def rate(self, peer: str) -> float | None:
+        many, seconds = self._holes[peer].carried
+        return many / seconds if many and seconds else None
+
+    def shut_out(self) -> frozenset[str]:
+        return frozenset(hole.name for hole in self._holes.values() if not self._may(hole))
+
+    def send(self, to: str, letter: Writes) -> int:
+        hole = self._holes[to]
+        with self._lock:
+            ticket = secrets.randbits(62)  # whom it is not told cannot guess it
+            hole.letters[ticket] = letter
+            hole.moved.notify_all()
+            return ticket
+
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        try:
+            one = self._came.get(seconds > 0, min(seconds, threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return []
+        if isinstance(one, Exception):
+            raise one
+        return [one]
+
+    def cancel(self, ticket: int) -> None:
+        with self._lock:
+            for hole in self._holes.values():
+                hole.letters.pop(ticket, None)
+
+    # calls ------------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, said: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
+        """Gives a site its oldest letter, and stays until that is answered."""
+        hole, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
+        with self._lock:
+            before, hole.proving = hole.proving, call
+        if before is not None:
+            before.cancel()
+        yield challenge
+        try:
+            proof = next(said, b"")
+        except grpc_line.package().RpcError:  # it was cut off
+            return
+        finally:
+            with self._lock:
+                if hole.proving is call:
+                    hole.proving = None
+        if not self._proves(hole, challenge, proof):
+            self._refuse(call, hole.name, "it has not the key that is on the list")
+        with self._lock:
+            before, hole.fetching = hole.fetching, call
+        if before is not None and before.peer() != call.peer():  # else the same process asks for the next letter
+            self._note(
+                Event(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
+            )
+        if before is not None:
+            before.cancel()
+        if not call.add_callback(partial(self._gone, hole, call)):
+            self._gone(hole, call)
+            return
+        yield b""  # the site knows that it is connected
+        if (next_ := self._next(hole, call)) is not None:
+            ticket, write = next_
+            try:
+                letter = write()
+            except Exception as error:  # whoever waits for the answer should know
+                self._came.put(error)
+                call.abort(self._codes.UNAVAILABLE, "")
+            for piece in _measured(hole, grpc_line.pieces(ticket, letter)):
+                if not self._may(hole):
+                    self._refuse(call, hole.name)
+                yield piece
+            del letter
+            self._wait_for_answer(hole, call, ticket)
+        with self._lock:
+            if hole.fetching is call:
+                hole.fetching, hole.left = None, time.monotonic()
+
+    def _next(self, hole: _Pigeonhole, call: Foreign) -> tuple[int, Writes] | None:
+        until = time.monotonic() + POLL
+        while self._may(hole):
+            with self._lock:
+                if hole.letters and self._goes_on(hole, call):
+                    return next(iter(hole.letters.items()))
+                if not self._goes_on(hole, call) or time.monotonic() >= until:
+                    return None
+                hole.moved.wait(PULSE)
+        return self._refuse(call, hole.name)
+
+    def _wait_for_answer(self, hole: _Pigeonhole, call: Foreign, ticket: int) -> None:
+        while self._may(hole):
+            with self._lock:
+                if hole.answered == ticket or not self._goes_on(hole, call):
+                    return
+                hole.moved.wait(PULSE)
+        self._refuse(call, hole.name)
+
+    def _goes_on(self, hole: _Pigeonhole, call: Foreign) -> bool:
+        return self._open and hole.fetching is call
+
+    def _gone(self, hole: _Pigeonhole, call: Foreign) -> None:
+        """A call has ended. Where it had not come to its end, its site is gone."""
+        with self._lock:
+            if hole.fetching is call:
+                hole.fetching, hole.left = None, -math.inf
+                hole.moved.notify_all()
+
+    def _answer(self, pieces: Iterator[bytes], call: Foreign) -> bytes:
+        """Takes the answer to a letter of this site that nobody has answered; reads no other."""
+        hole = self._speaker(call)
+        try:
+            if (head := grpc_line.begun(pieces, self._most)) is None:
+                raise WireError("no letter came", code="no-letter")
+            ticket, length = head
+            late = ticket not in hole.letters and ticket != hole.answered
+            if ticket in hole.letters:
+                with self._lock:
+                    before, hole.answering = hole.answering, call
+                if before is not None:
+                    before.cancel()
+                self._take(hole, call, Arrived(ticket, grpc_line.rest(_measured(hole, pieces), length)))
+        except WireError as error:
+            too_long = error.code == "too-long"
+            call.abort(self._codes.OUT_OF_RANGE if too_long else self._codes.INVALID_ARGUMENT, "")
+        except grpc_line.package().RpcError:  # it was cut off
+            return b""
+        with self._lock:
+            hole.answered, hole.left = ticket, time.monotonic()
+            hole.moved.notify_all()
+        return grpc_line.LATE if late else b""
+
+    def _take(self, hole: _Pigeonhole, call: Foreign, arrived: Arrived) -> None:
+        if not self._may(hole):
+            self._refuse(call, hole.name)
+        with self._lock:
+            if hole.letters.pop(arrived.ticket, None) is not None:
+                hole.left = time.monotonic()  # before anybody hears of the answer: the site is there
+                self._came.put(arrived)
+
+    def _check(self, asked: bytes, call: Foreign) -> bytes:
+        """The health that gRPC's own probes ask for, in two protobuf messages of one field each. It says nothing of the
+        run.
+        """
+        if asked not in (b"", b"\x0a" + bytes([len(grpc_line.SERVICE)]) + grpc_line.SERVICE.encode()):
+            call.abort(self._codes.NOT_FOUND, "")
+        return SERVING if self._open else NOT_SERVING
+
+    # who speaks -------------------------------------------------------------------------------------------------------
+
+    def _speaker(self, call: Foreign) -> _Pigeonhole:
+        if self._tls:
+            names = [name.decode(errors="replace") for name in call.auth_context().get("x509_common_name", ())]
+        else:
+            names = [value for key, value in call.invocation_metadata() if key == grpc_line.NAME]
+        hole = self._holes.get(names[0]) if len(names) == 1 else None
+        if hole is None:
+            self._refuse(call, "", f"{', '.join(names)[:SHOWN]!r} is no site of this run")
+        return hole if self._may(hole) else self._refuse(call, hole.name)
+
+    def _may(self, hole: _Pigeonhole) -> bool:
+        with contextlib.suppress(SordinoError):  # a list that cannot be read allows nobody
+            return hole.name in self._keys
+        return False
+
+    def _proves(self, hole: _Pigeonhole, challenge: bytes, proof: bytes) -> bool:
+        with contextlib.suppress(SordinoError, KeyError, InvalidSignature):
+            self._keys[hole.name].verify(proof, grpc_line.claim(self._run, hole.name, challenge))
+            return True
+        return False
+
+    def _refuse(self, call: Foreign, site: str, why: str = "it is not on the list, or revoked") -> NoReturn:
+        """Ends a call. Only the operator is told why."""
+        self._note(Event(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
+        call.abort(self._codes.UNAUTHENTICATED, "")
+        raise AssertionError("abort has raised")
+
+
+def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a letter. How fast the line of this site carries them is seen where there are some."""
+    begin, many = time.monotonic(), 0
+    for piece in pieces:
+        yield piece
+        many += len(piece)
+        if many >= LONG:
+            hole.carried = many, time.monotonic() - begin
+
+
+def _whom(call: Foreign) -> str:
+    """Address and certificate of the other end."""
+    where = unquote(call.peer())
+    for pem in call.auth_context().get("x509_pem_cert", ()):
+        with contextlib.suppress(ValueError):
+            return f"{where} with certificate {x509.load_pem_x509_certificate(pem).serial_number:x}"
+    return where
+
+
+def connections_for(sites: int) -> int:
+    """Limit of open connections: with half of the files that the process may open, of which it first
+    takes as many as it can get. Strangers fill no more than these, and the run itself has the other half.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # it goes on with what it has
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return min((FILES if soft == resource.RLIM_INFINITY else soft) // 2, CALLERS + 4 * sites)

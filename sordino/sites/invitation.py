@@ -1,0 +1,127 @@
+"""invitation.toml: all that a site must know to decide whether it takes part. It holds no secret; what protects it from
+a stranger's hand is the fingerprint of the server's key, which sites compare by another way.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Field, ValidationError
+
+from sordino import config, user_code
+from sordino.accounting.facts import Fact
+from sordino.config import Engine, Experiment
+from sordino.data import schema
+from sordino.data.schema import TableSchema
+from sordino.errors import ConfigError
+from sordino.runs.public_inputs import LEARNED
+from sordino.sites import agreement_file as agreed
+from sordino.sites.agreement_file import SitesAgreement
+
+FORMAT: Literal[1] = 1
+
+
+class Invited(Fact, extra="forbid"):
+    """The file."""
+
+    format: Literal[1]
+    run: str = Field(max_length=64)
+    server: str  # HOST:PORT
+    server_key: str = Field(pattern="^[0-9a-f]{64}$")  # Ed25519
+    experiment: str  # TOML
+    agreement: str  # TOML
+    table_schema: str = ""  # TOML
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What is in the file, understood."""
+
+    told: Invited
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """How this machine works is its own affair: of `[engine]`, only what changes numbers is taken."""
+        told = config.load(tomllib.loads(self.told.experiment))
+        engine = Engine(executor=told.engine.executor, precision=told.engine.precision)
+        return told.model_copy(update={"engine": engine})
+
+    @cached_property
+    def agreement(self) -> SitesAgreement:
+        return agreed.read_toml(self.told.agreement, "the agreement in the invitation")
+
+    @property
+    def server_key(self) -> Ed25519PublicKey:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.told.server_key))
+
+    @property
+    def declared(self) -> TableSchema | None:
+        return schema.parsed(self.told.table_schema) if self.told.table_schema else None
+
+    def toml(self) -> str:
+        return tomli_w.dumps(self.told.to_json(), multiline_strings=True)
+
+
+def invite(
+    run: str, address: str, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
+) -> Invitation:
+    """The invitation of a server. No path of anybody's is in it; the schema of a table comes along as text."""
+    text, data = "", experiment.data
+    if data.source == "tabular" and data.schema not in (None, LEARNED):
+        text = Path(str(data.schema)).expanduser().read_text(encoding="utf-8")
+    shown = experiment.model_copy(update={"data": data.model_copy(update={"path": None})})
+    return Invitation(
+        Invited(
+            format=FORMAT,
+            run=run,
+            server=address,
+            server_key=identity.public_key().public_bytes_raw().hex(),
+            experiment=shown.toml(),
+            agreement=agreed.toml(),
+            table_schema=text,
+        )
+    )
+
+
+def read(path: Path, with_code: bool = False) -> Invitation:
+    """`with_code`: whoever reads it has looked at the classes that it names, and lets them run."""
+    try:
+        told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
+        found = Invitation(told)
+        _check_text(path, tomllib.loads(told.experiment), told, with_code)
+        _ = found.server_key, found.experiment, found.declared, found.agreement
+    except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no invitation",
+            why=str(error)[:300],
+            fix="`sordino serve` writes invitation.toml into its run folder: ask for that file",
+            code="no-invitation",
+        ) from None
+    return found
+
+
+def _check_text(path: Path, experiment: dict[str, Any], told: Invited, with_code: bool) -> None:
+    """What a stranger's experiment may not ask of this machine: to run a program, or to read one of its files."""
+    if not with_code and (named := sorted(set(user_code.named(experiment)))):
+        raise ConfigError(
+            f"{path} names code: {', '.join(named)}",
+            why="it would run here, beside this site's data, with all that you may do on this machine",
+            fix="read that file on this machine, and if you trust it, say --with-code",
+            code="code-in-invitation",
+        )
+    data = experiment.get("data")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema not in (None, LEARNED) and not told.table_schema:
+        raise ConfigError(
+            f"{path} names the file {schema!r} as the schema of the table, and does not hold it",
+            why="another file than the server's may lie there on this machine",
+            fix="ask for an invitation that `sordino serve` wrote: it holds the schema",
+            code="schema-not-in-invitation",
+        )

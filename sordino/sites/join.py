@@ -1,0 +1,277 @@
+"""`sordino join`: one site of a run. It decides by itself, from the invitation and its own data, whether it takes part,
+and pays from its own ledger for every answer. Nothing listens here: the site connects to the server.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sordino.accounting.notes import SYSTEM
+from sordino.accounting.statement import Guarantee, beside_scores
+from sordino.config import Experiment
+from sordino.engine.memory import keep_freed_memory
+from sordino.errors import ConfigError, RunError, UnsoundGuarantee
+from sordino.metrics.evaluation import check_shared
+from sordino.runs import private
+from sordino.runs.folder import RunFolder
+from sordino.runs.founding import environment_of, found
+from sordino.runs.home import ServersHome
+from sordino.runs.rehearsal import Rehearsal
+from sordino.runs.setup import Whole
+from sordino.runs.shapes import Receipt
+from sordino.runs.witness import needed, place_for
+from sordino.sites import invitation as invitations
+from sordino.sites.client_line import Says
+from sordino.sites.connecting import Leave, attend_for
+from sordino.sites.event_log import Diary
+from sordino.sites.invitation import Invitation
+from sordino.sites.membership import Membership
+from sordino.sites.own_data import OwnData
+from sordino.sites.serve import AGREEMENT, INVITATION, SERVER, settled
+from sordino.sites.trial_certificates import of_site
+from sordino.transport.events import Event
+from sordino.transport.message import Letterhead
+
+TAKEN_IN = 1 << 30  # bytes of the longest letter that a site reads: a model, or what all clients are handed
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a site is started with."""
+
+    invitation: Path
+    data: Path
+    name: str
+    identity: Ed25519PrivateKey = field(repr=False)
+    folder: Path | None = None
+    address: str = ""  # of the server; nothing: as the invitation says
+    certificates: Path | None = None  # the folder of this site
+    max_epsilon: float | None = None
+    shares_scores: bool = False
+    key_digest: str = ""  # of the key holder's public key, as the holder told it
+    with_code: bool = False  # may classes that the invitation names run here?
+    moved: bool = False  # has this folder taken the place of the one that joined?
+    rehearsal: bool = False
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What a site is asked to take part in, worked out here and believed to nobody."""
+
+    asked: Joining
+    invitation: Invitation
+
+    @property
+    def client(self) -> int:
+        """The number of this client in the agreement."""
+        names = [client.name for client in self.invitation.agreement.clients]
+        if self.asked.name not in names:
+            raise ConfigError(
+                f"{self.asked.name!r} is no client of this run",
+                why=f"the agreement names {', '.join(names)}",
+                fix="--name must be the name that was announced",
+                code="unknown-client",
+            )
+        return names.index(self.asked.name)
+
+    @property
+    def site(self) -> str:
+        """Where this client lies."""
+        return self.invitation.agreement.clients[self.client].site
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment as it is played here: with this site's own file."""
+        experiment = settled(self.invitation.experiment, self.asked.rehearsal)
+        own: dict[str, object] = {"path": str(self.asked.data)}
+        if self.invitation.told.table_schema:
+            own["schema"] = str(self.folder / "schema.toml")
+        return experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
+
+    @cached_property
+    def whole(self) -> Whole:
+        told = self.invitation
+        return Whole(self.experiment, told.agreement.public(self.experiment, told.declared))
+
+    @cached_property
+    def data(self) -> OwnData:
+        """This site's rows."""
+        key = data_key(self.asked.identity)
+        return OwnData(self.experiment, self.asked.data, key, self.invitation.declared)
+
+    @property
+    def folder(self) -> Path:
+        return self.asked.folder or Path("runs") / f"{self.invitation.told.run}-{self.asked.name}"
+
+    @cached_property
+    def guarantees(self) -> list[Guarantee]:
+        """What this client can lose in the whole run, as its own ledger will have it."""
+        whole = self.whole
+        rows = Rehearsal(whole.phases[-1], ServersHome(whole), (self.client,)).guarantees
+        return beside_scores(rows, self.experiment.privacy.delta) if self.asked.shares_scores else rows
+
+    @cached_property
+    def at_stake(self) -> list[Guarantee]:
+        """Promises about the unit that the noise is for, to everybody, at the most that this client can pay: a
+        server may choose what it asks for.
+        """
+        plan = self.whole.phases[-1].promising
+        if plan.offer is None:
+            return []
+        budget = 0.0 if plan.budget is None else plan.budget.of(self.client)
+        rows = [row for row in self.guarantees if row.unit == plan.offer.unit]
+        return [row.beside(epsilon=max(row.epsilon, budget)) for row in rows]
+
+    @property
+    def worst(self) -> Guarantee | None:
+        """The row of the adversary who can learn most; nothing, where no noise covers anything."""
+        return max(self.at_stake, key=lambda row: row.epsilon, default=None)
+
+    @property
+    def epsilon(self) -> float:
+        return math.inf if self.worst is None else self.worst.epsilon
+
+    def check(self) -> None:
+        """Refuses what this site does not allow: scores that would tell training examples, and a plan above its cap."""
+        if self.asked.shares_scores:
+            check_shared(self.whole.phases[-1].ways)
+        most = self.asked.max_epsilon
+        if most is not None and not self.epsilon <= most:
+            raise UnsoundGuarantee(
+                f"the plan costs this client more than --max-epsilon {most:g}",
+                why="in the whole run it may spend " + (self.worst.in_short if self.worst else "without end"),
+                fix="ask for a plan with a smaller budget or fewer rounds, or allow more; a row that is infinite is "
+                "below no cap: leave --max-epsilon out if you accept it",
+                code="above-own-cap",
+            )
+
+
+class Left(NamedTuple):
+    """How a site left a run: what it has spent, and whether the run is over."""
+
+    receipt: Receipt
+    over: bool
+
+
+def proposed(asked: Joining) -> Proposed:
+    return Proposed(asked, invitations.read(asked.invitation, asked.with_code))
+
+
+def join(
+    asked: Proposed,
+    consent: Callable[[Proposed], bool],
+    stop: Callable[[], bool],
+    say: Says = lambda s, why: None,
+    hears: Callable[[Event], None] = lambda event: None,
+) -> Left | None:
+    """Takes part until the run is over or somebody stops it; nothing where the site declined."""
+    asked.check()
+    folder, known = asked.folder, RunFolder(asked.folder).exists
+    if asked.asked.certificates is not None:
+        of_site(asked.asked.certificates, asked.site).read()  # what is wrong with them is said before anybody consents
+    if known:
+        _check_same(asked)
+    else:
+        _check_first(asked)
+        if not consent(asked):
+            return None
+    data = asked.data
+    data.check(asked.invitation.agreement, asked.client)
+    whole = asked.whole
+    if not known:
+        _found(asked, whole, data)
+    torch.set_num_threads(whole.experiment.engine.threads)
+    keep_freed_memory()
+    agreed, told = asked.invitation.agreement, asked.invitation.told
+    letterhead = Letterhead(
+        asked.site,
+        told.run,
+        whole.experiment.digest(),
+        agreed.digest,
+        asked.asked.identity,
+        {SERVER: asked.invitation.server_key},
+    )
+    rows = {asked.client: data.trained}, {asked.client: data.tested}
+    told_before, declared = (asked.asked.shares_scores, asked.asked.key_digest), asked.invitation.declared
+    diary = Diary.of(folder, whole, hears)
+    with RunFolder(folder).locked(), diary.kept():
+        moved = asked.asked.moved
+        member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared, moved)
+        if member.purse.lost:
+            diary(Event(event="lost", count=len(member.purse.lost)))
+        leave = Leave(lambda: member.over, lambda: stop() or bool(member.behind), diary.standing(say), member.was_over)
+        try:
+            attend_for(asked.invitation, asked.site, asked.asked, member.desk.answer, leave, TAKEN_IN)
+            if member.behind is not None:
+                raise member.behind
+            diary(Event(event="over" if member.was_over else "stopped"))
+            return Left(member.receipt(), member.was_over)
+        finally:
+            member.close()
+
+
+def data_key(identity: Ed25519PrivateKey) -> bytes:
+    """The key of the digest that stands for a site's data: whoever has not the identity cannot try out rows."""
+    return hmac.digest(identity.private_bytes_raw(), b"sordino data", "sha256")
+
+
+def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
+    told, agreed = asked.invitation.told, asked.invitation.agreement
+    scores = asked.asked.shares_scores
+    environment = environment_of(whole.experiment, run=told.run)
+    environment = environment.beside(site=asked.site, clients=(asked.client,), shares_scores=scores)
+    more = {
+        AGREEMENT: agreed.toml(),
+        INVITATION: asked.invitation.toml(),
+        **({"schema.toml": told.table_schema} if told.table_schema else {}),
+    }
+    agreement = whole.phases[-1].agreement(data.commitment)
+    found(asked.folder, whole.phases[-1], agreement, environment, b"", more=more)
+
+
+def _check_first(asked: Proposed) -> None:
+    """A site joins a run once: another folder would have a ledger that knows nothing of what it has spent."""
+    run, needs = asked.invitation.told.run, needed(asked.whole.phases[-1])
+    if needs and not asked.asked.moved and os.path.exists(place_for(run, asked.site)):
+        raise RunError(
+            f"{asked.site} has joined this run before, in another folder than {asked.folder}",
+            why="a second folder would spend the budget of the first one again",
+            fix="give the --out that it joined with; if that folder is lost, --moved goes on without it: the rounds "
+            "that it answered then count as lost, and stay paid for",
+            code="joined-before",
+        )
+
+
+def _check_same(asked: Proposed) -> None:
+    """A site that has joined goes on with what it has accepted, and with nothing else."""
+    if asked.experiment.privacy.noise == SYSTEM:
+        private.check_place(asked.folder, asked.asked.moved)
+    before, scores = (
+        invitations.read(asked.folder / INVITATION, with_code=True),
+        RunFolder(asked.folder).environment.shares_scores,
+    )
+    now = asked.invitation
+    for what, there, here in (
+        ("run", before.told.run, now.told.run),
+        ("experiment", before.experiment.digest(), now.experiment.digest()),
+        ("agreement", before.agreement.digest, now.agreement.digest),
+        ("key of the server", before.told.server_key, now.told.server_key),
+        ("answer to whether it shares scores", scores, asked.asked.shares_scores),
+    ):
+        if there != here:
+            raise RunError(
+                f"{asked.folder} belongs to another {what} than this invitation",
+                why="what a site has accepted does not change while the run goes on",
+                fix="use the invitation that this site joined with, or another --out for another run",
+                code="other-invitation",
+            )

@@ -1,0 +1,186 @@
+"""The key holder of a run between sites: it opens one sum of at least so many uploads in each round, and nothing else.
+It has no data, and it must be run by somebody who is neither the server nor works together with it.
+
+What is protected, from a server that follows the protocol: single uploads. The sites encrypt under a key whose digest
+they were given by the holder itself, so the server cannot put a key of its own in its place.
+
+What is not: the holder cannot see how many clients are in a sum, it believes the server's number. A server that lies
+can add a single upload to encrypted zeros and have it opened as a sum. Server and holder together read every upload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from sordino.engine.channels import GENERATE, secret_key
+from sordino.engine.checkpoint import atomic_write
+from sordino.engine.commands import Begin, End, OpenSum, Publish, understood
+from sordino.engine.secure_sum import words_of
+from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
+from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.runs.setup import Whole
+from sordino.runs.witness import state
+from sordino.secagg.sealed import Secret, unpack
+from sordino.sites.encrypted_sites import HOLDER, INTEGERS
+from sordino.transport.answers import Accepted, Answer, Done, Refused, said
+from sordino.transport.message import Letter, Letterhead, digest_of
+
+
+@dataclass
+class KeyHolder:
+    """Who has the key of a run, as it stands in its folder."""
+
+    folder: Path
+    whole: Whole
+    letterhead: Letterhead
+    note: Callable[[str], None] = lambda text: None
+    over: bool = field(default=False, init=False)  # has the server said so?
+    _declined: str = field(default="", init=False)  # why something was refused last
+
+    def __post_init__(self) -> None:
+        if all(held(self.whole, stage) is None for stage in range(len(self.whole.phases))):
+            raise RunError(
+                "this run needs no key holder",
+                why='no uplink in it encrypts uploads with keys = "authority"',
+                fix="leave the key holder out",
+                code="no-key-needed",
+            )
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def digest(self) -> str:
+        """What sites must be told by another way than through the server."""
+        return hashlib.sha256(self._secret.public.pack()).hexdigest()
+
+    def answer(self, data: bytes | memoryview) -> bytes:
+        """The answer to a letter; a refusal, where that is the answer."""
+        letter: Letter | None = None
+        try:
+            letter = self.letterhead.read(data)
+            answer, bodies = self._answered(letter)
+        except SordinoError as error:
+            answer, bodies = Refused.of(error), []
+            self._decline(f"{error.what} {error.why}".strip())
+        head = None if letter is None else letter.head
+        to, stage, attempt = ("", 0, 0) if head is None else (head.sender, head.stage, head.attempt)
+        return self.letterhead.write(to, stage, said(answer), bodies, attempt)
+
+    def _decline(self, why: str) -> None:
+        """Its owner is told, too; the same again only once."""
+        if why != self._declined:
+            self._declined = why
+            self.note(f"warning: this key holder does not do what the server asks: {why}")
+
+    def _answered(self, letter: Letter) -> tuple[Answer, list[bytes]]:
+        command = understood(letter.head.said)
+        if len(letter.bodies) != command.messages:
+            raise WireError("another number of messages came", fix="ignore it", code="other-messages")
+        if isinstance(command, Begin):
+            return Accepted([]), []
+        if isinstance(command, Publish):
+            return Done(), [self._secret.public.pack()]
+        if isinstance(command, OpenSum):
+            return Done(), [self._sum(letter, command)]
+        if isinstance(command, End):
+            atomic_write(self._ended, b"")
+            self.over = True
+            return Done(), []
+        raise UnsoundGuarantee(
+            f"a key holder is asked to {command.do}",
+            why="it opens sums, and does nothing else",
+            fix="server and key holder must run the same version of sordino",
+            code="not-for-key-holders",
+        )
+
+    def _sum(self, letter: Letter, command: OpenSum) -> bytes:
+        stage = letter.head.stage
+        secure = held(self.whole, stage)
+        if secure is None or not 0 <= command.t < self.whole.phases[stage].rounds:
+            raise UnsoundGuarantee(
+                f"a sum of phase {stage}, round {command.t + 1}",
+                why="the experiment has no such encrypted round",
+                fix="the server must keep to the experiment that the key holder has accepted",
+                code="no-such-sum",
+            )
+        setup = self.whole.phases[stage]
+        algorithm, grid = setup.algorithm, setup.algorithm.uplink.grid
+        assert grid is not None
+        size = words_of(algorithm, setup.task, command.t, algorithm.broadcast(setup.state("server")))
+        total = unpack(bytes(letter.bodies[0]), self._secret.public.header(command.t, size, grid.layout))
+        if (least := secure.least(0)) > command.clients or command.clients > total.header.count:
+            raise UnsoundGuarantee(
+                f"the sum of {command.clients} uploads, in a message of {total.header.count}",
+                why=f"a sum of fewer than {least} uploads is never opened",
+                fix="wait for more clients",
+                code="sum-of-too-few",
+            )
+        self._once(f"{stage}/{command.t}", digest_of(letter.bodies))
+        return self._secret.open(total).astype(INTEGERS).tobytes()
+
+    def _once(self, name: str, digest: str) -> None:
+        """One sum a round: the difference of two would be the upload of somebody. Durable before it is opened, beside
+        the key and in the user's state folder: an older copy of the one is put right by the other.
+        """
+        if self._opened.setdefault(name, digest) != digest:
+            raise LedgerError(
+                f"another sum of {name} was opened before",
+                why="the difference of two sums of one round can be a single upload",
+                fix="the server must go on with the next round",
+                code="opened-before",
+            )
+        for log in self._logs:
+            log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_write(log, json.dumps(self._opened).encode(), private=True)
+
+    @cached_property
+    def _secret(self) -> Secret:
+        """Generated once; afterwards the key of the run."""
+        stage = next(s for s in (held(self.whole, i) for i in range(len(self.whole.phases))) if s is not None)
+        file = self.folder / "secret.key"
+        if not file.exists():
+            atomic_write(file, GENERATE[stage.scheme](stage).pack(), private=True)
+        return secret_key(stage, file.read_bytes())
+
+    @property
+    def was_over(self) -> bool:
+        """Has the server said so, to this process or to one before it?"""
+        return self._ended.exists()
+
+    @property
+    def _ended(self) -> Path:
+        return self.folder / "over"
+
+    @cached_property
+    def _opened(self) -> dict[str, str]:
+        """The sums that were opened with this key, by round."""
+        return {name: was for log in self._logs if log.exists() for name, was in json.loads(log.read_text()).items()}
+
+    @property
+    def _logs(self) -> tuple[Path, Path]:
+        return self.folder / "opened.json", state() / "keys" / f"{self.digest[:32]}.json"
+
+
+def held(whole: Whole, stage: int) -> Encrypted | None:
+    """The secure sum of a phase that a key holder opens; None where there is none."""
+    secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
+    return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
+
+
+def pinned(key: bytes, digest: str) -> bytes:
+    """This public key, if it is the one that the holder told the site."""
+    if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), digest):
+        raise UnsoundGuarantee(
+            "the server hands out another public key than that of the key holder"
+            if digest
+            else "this site was not told the digest of the key holder's key",
+            why="with a key of its own, the server would read every upload",
+            fix=f"ask the {HOLDER} for the digest of its key, by another way than through the server",
+            code="other-public-key",
+        )
+    return key

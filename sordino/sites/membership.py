@@ -1,0 +1,248 @@
+"""One site in one run: its folder, its books, its clients, and the desk that answers the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from sordino.accounting.notes import SYSTEM
+from sordino.data.schema import TableSchema
+from sordino.engine import checkpoint, wire
+from sordino.engine.channels import public_key
+from sordino.engine.checkpoint import append_line, atomic_write
+from sordino.engine.client_states import shape_of
+from sordino.engine.commands import Begin, Encrypt, End, Hand, Round
+from sordino.engine.site import Site
+from sordino.errors import (
+    KeyMismatch,
+    LedgerError,
+    MalformedCiphertext,
+    RoundMismatch,
+    RunError,
+    SecAggAborted,
+    SordinoError,
+    WireError,
+)
+from sordino.metrics.rows import RoundRow
+from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
+from sordino.runs import bundle
+from sordino.runs.agreement import Agreement
+from sordino.runs.clients import clients_of
+from sordino.runs.folder import RunFolder
+from sordino.runs.private import secret_of
+from sordino.runs.receipt import write_receipt
+from sordino.runs.setup import Setup, Whole
+from sordino.runs.shapes import Receipt
+from sordino.secagg.sealed import Public
+from sordino.sites.agreement_file import SitesAgreement
+from sordino.sites.key_holder import pinned
+from sordino.sites.purse import Purse
+from sordino.transport.answers import Accepted, Answer, Done
+from sordino.transport.desk import Desk, Operation, Porter
+from sordino.transport.events import Event
+from sordino.transport.message import Letterhead
+from sordino.transport.shelf import Shelf
+from sordino.types import Examples
+
+# what a message of the server or of another client is refused for: it follows from no row
+OF_MESSAGES = (WireError, LedgerError, SecAggAborted, RoundMismatch, MalformedCiphertext, KeyMismatch)
+FAILED = "failed-at-site"
+
+
+@dataclass
+class Membership(Porter):
+    """A site as it stands in its folder."""
+
+    folder: Path
+    run: str
+    agreement: SitesAgreement
+    whole: Whole
+    trained: Mapping[int, Examples]  # rows of its own clients
+    tested: Mapping[int, Examples]
+    letterhead: Letterhead
+    shares_scores: bool = False
+    key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
+    note: Callable[[Event], None] = lambda event: None
+    declared: TableSchema | None = None  # of a table: what its columns hold
+    moved: bool = False  # has this folder taken the place of the one that joined?
+    over: bool = field(default=False, init=False)  # has the server said so?
+    behind: LedgerError | None = field(default=None, init=False)  # why this folder may not go on
+    _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
+
+    def __post_init__(self) -> None:
+        mine = self._mine
+        self._told = {(row.phase, row.round) for row in (*mine.metrics(), *mine.prepared())}
+        self.purse.reserve_all()
+
+    @property
+    def _mine(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+    @cached_property
+    def purse(self) -> Purse:
+        dataset, clients = Agreement.read(self.folder).dataset, sorted(self.trained)
+        return Purse(self.whole, clients, self._mine.own_ledger, dataset, self.run, self.shares_scores, self.moved)
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        return Shelf(self.folder / "desk")
+
+    @cached_property
+    def desk(self) -> Desk:
+        return Desk(self.letterhead, self._site, self, self.shelf)
+
+    def _site(self, stage: int) -> Site:
+        """Its clients, in the state that their last answer left them in."""
+        setup: Setup = self.whole.phases[stage]
+        before = self.whole.phases[Operation.stage_of(self.shelf.last)]  # whose clients left the last states
+        start = before.algorithm.init_client(before.task)
+        # phases of a preparation go on from each other's states, and the training from none of them
+        goes_on = before.prepares == setup.prepares
+        left = self.shelf.states(lambda name: shape_of(name, start)) if goes_on else {}
+        states = setup.states(self.folder, left)
+        handed = self._mine.handed_file
+        given = checkpoint.tensors(handed) if not setup.prepares and handed.exists() else None
+        return clients_of(setup, self.run, self.trained, self.tested, states, secret_of(self.folder), given)
+
+    # what it is asked -------------------------------------------------------------------------------------------------
+
+    def admit(self, asked: Operation) -> None:
+        if not isinstance(asked.command, Encrypt):  # a public key costs nothing
+            self.purse.admit(asked)
+
+    def pay(self, asked: Operation, command: Round) -> Round:
+        return self.purse.pay(asked, command)
+
+    def declined(self, error: SordinoError) -> None:
+        """Its owner is told, too: a forged plan, a full disk."""
+        if error.code != FAILED:  # which has been told in full
+            self.note(Event(event="declined", why=f"{error.what} {error.why}".strip()))
+
+    def failed(self, error: SordinoError) -> SordinoError:
+        """The words of an error may repeat what stands in a row: they stay here, unless a message was at fault."""
+        if isinstance(error, OF_MESSAGES):
+            return error
+        self.note(Event(event="failed", why=f"{error.what} {error.why}".strip()))
+        return RunError(
+            "the work failed at this site",
+            why="what went wrong may tell something of its data, so only the site itself is told",
+            fix="ask the site what its own terminal and events.jsonl say",
+            code=FAILED,
+        )
+
+    def secure(self, stage: int) -> SecureStage | None:
+        phases = self.whole.phases
+        return phases[stage].algorithm.uplink.secure if 0 <= stage < len(phases) else None
+
+    def key(self, stage: int) -> Public:
+        secure = self.secure(stage)
+        assert isinstance(secure, Encrypted)
+        return public_key(secure, pinned(self._key_file.read_bytes(), self.key_digest))
+
+    @property
+    def was_over(self) -> bool:
+        """Has the server said so, to this process or to one before it?"""
+        return self._ended.exists()
+
+    @property
+    def _ended(self) -> Path:
+        return self.folder / "desk" / "over"
+
+    @property
+    def _key_file(self) -> Path:
+        return self.folder / "holder.key"
+
+    def does(self, asked: Operation) -> Answer | None:
+        if isinstance(asked.command, Begin):
+            if asked.messages:
+                self._check_returned(bytes(asked.messages[0]))
+            return Accepted(sorted(self.trained), self.shares_scores)
+        if isinstance(asked.command, Hand):
+            given = bytes(asked.messages[0])
+            self._keep_handed(given)
+            return Done()
+        if isinstance(asked.command, Encrypt):
+            atomic_write(self._key_file, pinned(bytes(asked.messages[0]), self.key_digest))
+            return Done()
+        if isinstance(asked.command, End):
+            if asked.messages:
+                self._keep_model(asked.messages[0])
+            atomic_write(self._ended, b"")
+            self.over = True
+            return Done()
+        return None
+
+    def _check_returned(self, signed: bytes) -> None:
+        try:
+            self.purse.check_returned(self.letterhead.own(signed).ledger)
+        except LedgerError as error:
+            self.behind = error  # nothing that it does from here on could be right
+            raise
+
+    @property
+    def place(self) -> str:
+        return self.purse.place
+
+    def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
+        self.purse.release(asked, bodies)
+        assert isinstance(asked.command, Round)
+        setup, many, t = self.whole.phases[asked.stage], len(asked.command.terms), asked.command.t + 1
+        self.note(Event(event="answered", phase=setup.phase, round=t))
+        if (setup.phase, t) not in self._told:
+            self._told.add((setup.phase, t))
+            down = setup.algorithm.broadcast(setup.state("server"))
+            row = RoundRow(
+                phase=setup.phase,
+                round=t,
+                active=many,
+                answered=many,
+                bytes_down=sum(map(len, asked.messages)),
+                bytes_up=sum(map(len, bodies)),
+                payload=wire.payload_bytes(wire.schema(setup.algorithm.zero(setup.task, down))),
+            )
+            append_line(self._rows_of(setup), json.dumps(row.to_json()))
+
+    def _rows_of(self, setup: Setup) -> Path:
+        """Where this site notes its rounds. In a hidden cohort under real noise they tell for which it was drawn."""
+        if setup.prepares:
+            return self._mine.preparation_file
+        hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
+        return RunFolder(self._mine.private).metrics_file if hidden else self._mine.metrics_file
+
+    def _keep_handed(self, given: bytes) -> None:
+        """Once: what clients were handed does not change in the middle of a run."""
+        file = self._mine.handed_file
+        if file.exists() and file.read_bytes() != given:
+            raise LedgerError(
+                "the server hands out something else than before",
+                why="the rounds until now were played with what it gave first",
+                fix="the server must go on from the checkpoint that this belongs to",
+                code="other-content",
+            )
+        try:
+            safetensors.torch.load(given)
+        except (SafetensorError, ValueError) as error:
+            raise WireError(
+                "what is handed out is no file of tensors", why=str(error)[:200], code="no-tensors"
+            ) from None
+        if not file.exists():
+            atomic_write(file, given)
+
+    def _keep_model(self, message: memoryview) -> None:
+        setup = self.whole.phases[-1]
+        models = setup.algorithm.models(setup.state("server"))
+        _, found = wire.decode(message, setup.header(self.run)(setup.rounds, -1), next(iter(models.values())))
+        bundle.write(self.folder, setup, found, self.declared.features if self.declared is not None else {})
+
+    def receipt(self) -> Receipt:
+        """What this site has spent until now, written and sealed."""
+        return write_receipt(self.folder, self.whole.phases[-1], self.purse.training)
+
+    def close(self) -> None:
+        self.purse.close()

@@ -1,0 +1,118 @@
+"""What a site knows: its own rows, and nothing of anybody else's."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sordino.config import Experiment
+from sordino.data import Split
+from sordino.data.schema import TableSchema
+from sordino.errors import DataError
+from sordino.runs.home import ServersRows
+from sordino.runs.population import Population
+from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
+from sordino.sites.agreement_file import FORMAT, AgreedClient, SitesAgreement, about
+from sordino.types import Examples
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """The rows of one client, read from a file of its own as the experiment says."""
+
+    experiment: Experiment
+    path: Path
+    key: bytes  # of the digest that stands for the data; it stays here
+    schema: TableSchema | None = None  # of a table, where the experiment's file is not at hand
+
+    @cached_property
+    def _population(self) -> Population:
+        """Everybody here is one client, and nothing is kept for a server."""
+        data = self.experiment.data.model_copy(
+            update={"path": str(self.path), "train": None, "test": None, "probe": None}
+        )
+        alone = {"data": data, "partition": {"scheme": "iid", "clients": 1}, "candidates": None}
+        return Population(self.experiment.model_copy(update=alone), self.key, self.schema)
+
+    def announced(self, name: str, site: str = "") -> SitesAgreement:
+        """The announcement: public numbers, and one client. Nothing that rows decide but how many
+        they are.
+        """
+        held = self._population
+        check_announced(held.experiment.data, held.learned_from_rows)
+        client = AgreedClient(
+            name=name,
+            site=site or name,
+            examples=len(self.trained.y),
+            tested=len(self.tested.y),
+            commitment=self.commitment,
+        )
+        held.check()
+        public, own = held.public, held.own
+        # all rows here are one client's, so nobody deals them out
+        assumed = tuple(said for said in public.assumed if said not in (DEALT, PARTITION))
+        told = about(replace(public, assumed=assumed), self.declared, None if own is None else own.reach)
+        return SitesAgreement(format=FORMAT, data=told, clients=(client,))
+
+    @property
+    def declared(self) -> str:
+        schema = self._population.declared
+        return "" if schema is None else schema.digest
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Remarks for the owner of these rows alone."""
+        return self._population.remarks
+
+    @cached_property
+    def commitment(self) -> str:
+        digest = self._population.dataset.fingerprint(hashlib.sha256(b"sordino data" + self.key).digest())
+        return hmac.new(self.key, digest.encode(), hashlib.sha256).hexdigest()
+
+    @cached_property
+    def trained(self) -> Examples:
+        return _rows(self._population.dataset.train)
+
+    @cached_property
+    def tested(self) -> Examples:
+        return _rows(self._population.dataset.test)
+
+    def check(self, agreed: SitesAgreement, client: int) -> None:
+        """Refuses data that are not those that were announced."""
+        theirs = agreed.clients[client]
+        mine = self.announced(theirs.name, theirs.site)
+        pairs = [
+            ("examples to train on", mine.clients[0].examples, theirs.examples),
+            ("examples to be tested on", mine.clients[0].tested, theirs.tested),
+            *((name, value, getattr(agreed.data, name)) for name, value in mine.data),
+            ("data", mine.clients[0].commitment, theirs.commitment or mine.clients[0].commitment),
+        ]
+        for what, here, there in pairs:
+            if here != there:
+                raise DataError(
+                    f"{self.path} is not what {theirs.name} announced: {what}",
+                    why=f"here {here!r:.80}, in the agreement {there!r:.80}"
+                    if what != "data"
+                    else "its rows are others, or they were announced with another identity",
+                    fix="use the file and the identity that were announced, or announce these data and agree anew",
+                    code="other-data",
+                )
+
+
+def _rows(held: Split) -> Examples:
+    return Examples(torch.from_numpy(np.asarray(held.x)), torch.from_numpy(np.asarray(held.y)))
+
+
+def servers_rows(experiment: Experiment, path: Path) -> ServersRows:
+    """The server's own examples, from a file of its own: what it measures results on, and what it ranks models with."""
+    data = experiment.data.model_copy(update={"path": str(path)})
+    alone = {"data": data, "partition": {"scheme": "iid", "clients": 1}}
+    population = Population(experiment.model_copy(update=alone))
+    population.check()
+    return population.kept

@@ -1,0 +1,299 @@
+"""The purse of a site: it decides what the site does for a server, and pays from the site's own ledger before anything
+is computed.
+
+It recomputes the plan from the experiment and the agreement that this site has accepted, and believes the server
+nothing: less noise than planned, a round more than planned, a client of another site, another experiment, or a server
+that has forgotten what it spent, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sordino.budget.plan import Price
+from sordino.engine.checkpoint import atomic_write
+from sordino.engine.commands import Begin, End, Hand, Round, Score
+from sordino.engine.server import Federation
+from sordino.engine.site import told
+from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
+from sordino.ledger.ledger import State, of_run
+from sordino.metrics.evaluation import check_shared
+from sordino.runs.home import ServersHome
+from sordino.runs.setup import Setup, Whole
+from sordino.runs.witness import Witness, needed
+from sordino.transport.desk import Operation
+from sordino.transport.message import digest_of
+from sordino.types import Terms
+
+ROUNDING = 1e-6  # what is left of a budget is divided anew after every exposure, here and at the server
+ASKS = "the server asks for"
+LEFT = (State.STORED, State.PUBLISHED)
+PLAN = "this site has accepted another plan"
+KEEP_TO = "the server must keep to the experiment and the agreement of the invitation"
+
+
+class Purse:
+    """The books of one site in one run."""
+
+    def __init__(
+        self,
+        whole: Whole,
+        clients: Sequence[int],
+        ledger: Path,
+        dataset: str,
+        run: str,
+        shares_scores: bool = False,
+        moved: bool = False,
+    ) -> None:
+        """`dataset`: the digest of this site's data, which its ledger is founded for. `moved`: this folder has taken
+        the place of the one that joined.
+        """
+        self.lost: Collection[str] = ()  # rounds that an older copy had forgotten
+        self._whole, self._clients, self._run, self._shares_scores = whole, tuple(clients), run, shares_scores
+        self._books = [
+            phase.federation(ServersHome(whole), dataset, ledger, run, self._clients) for phase in whole.phases
+        ]
+        own_eyes = ledger.parent / "desk"
+        own_eyes.mkdir(exist_ok=True, mode=0o700)
+        self._seen = own_eyes / "server-ledger"  # where the server's ledger stood, as it said last
+        self._rounds = own_eyes / "answered"  # of hidden cohorts, and those that an older copy has forgotten
+        self._noted = set(self._rounds.read_text().split()) if self._rounds.exists() else set[str]()
+        self._answered = {e.op for e in of_run(self.training.ledger, run) if e.state in LEFT} | self._noted
+        self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
+
+    def _witnessed(self, folder: Path, moved: bool) -> Witness:
+        """The record of what has left this site, in its user's state folder."""
+        found, ledger = Witness.of(folder, lambda ledger, op: op in self._answered), self.training.ledger
+        self.lost = found.check(ledger, moved)
+        if self.lost:
+            self._note_answered(self.lost)
+        found.begin(ledger)
+        return found
+
+    def _note_answered(self, ops: Collection[str]) -> None:
+        self._noted.update(ops)
+        self._answered.update(ops)
+        atomic_write(self._rounds, "\n".join(sorted(self._noted)).encode(), private=True)
+
+    @property
+    def place(self) -> str:
+        """Number of rounds that have left this site, and the head of its ledger at the last one."""
+        if self._witness is None or not self._answered:
+            return ""
+        newest = self._witness.newest or self.training.ledger.place()
+        return f"{len(self._answered)}:{newest.partition(':')[2]}"
+
+    def check_returned(self, told: str) -> None:
+        """Refuses to go on behind a head that this site has signed and the server has kept."""
+        count, _, head = told.partition(":")
+        if self._witness is None or not head or not count.isdecimal():
+            return
+        knows = self.training.ledger.descends_from(head) or self._witness.has_seen(head)
+        if int(count) > len(self._answered) or not knows:
+            raise LedgerError(
+                f"this site has answered {count} rounds of this run, and its folder knows of {len(self._answered)}",
+                why="it signed that itself: this folder is an older copy, or not the one that joined, and what was "
+                "spent since would be spent again",
+                fix="put the newest folder of this site back, with its ledger; if it is lost, this site can take no "
+                "further part in this run",
+                code="site-rolled-back",
+            )
+
+    def close(self) -> None:
+        for books in self._books:
+            books.ledger.close()
+
+    @property
+    def training(self) -> Federation:
+        return self._books[-1]
+
+    def reserve_all(self) -> None:
+        """Where nobody may know who is drawn, a site pays for every round of the plan before the first one."""
+        for phase, books in zip(self._whole.phases, self._books, strict=True):
+            if books.everyone_pays:
+                books.replay()
+                for t in range(phase.rounds):
+                    books.rated(t)
+                    if books.ledger.state(books.op(t)) is None:
+                        books.reserve(t, {})
+
+    def admit(self, asked: Operation) -> None:
+        """Lets things pass that cost nothing; refuses all else."""
+        self._check_server(asked.ledger)
+        command = asked.command
+        if isinstance(command, Score):
+            if not self._shares_scores:
+                raise PrivacyError(
+                    "this site shares no scores",
+                    why="how well a model meets its examples is covered by no noise",
+                    fix="evaluate on the server's own examples, or ask the site to join with --share-scores",
+                    code="scores-not-shared",
+                )
+            self._check_scores(asked.stage, command)
+        elif not isinstance(command, Begin | Hand | End):
+            raise UnsoundGuarantee(
+                f"a site is asked to {command.do}",
+                why="it keeps and restores its states by itself",
+                fix="server and sites must run the same version of sordino",
+                code="not-for-sites",
+            )
+
+    def _check_scores(self, stage: int, command: Score) -> None:
+        check_shared(command.ways)
+        phase, _ = self._phase(stage)
+        planned = max(1, len(phase.experiment.evaluation.models))
+        if command.models > planned:
+            raise UnsoundGuarantee(
+                f"{ASKS} scores of {command.models} models",
+                why=f"{PLAN}, with {planned}",
+                fix=KEEP_TO,
+                code="scores-beyond-plan",
+            )
+
+    def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
+        """This is the answer to a round, and there will be no other one."""
+        assert isinstance(asked.command, Round)
+        books, t = self._books[asked.stage], asked.command.t
+        if not books.everyone_pays:
+            books.store(t, bytes.fromhex(digest_of(bodies)))
+            books.publish(t)
+            self._answered.add(books.op(t))
+        elif books.op(t) not in self._answered:
+            # the ledger is shown with the receipt, and must not tell for which rounds this site was drawn
+            self._note_answered([books.op(t)])
+        if self._witness is not None:  # before anything leaves
+            self._witness(books.ledger, books.op(t))
+
+    # paying -----------------------------------------------------------------------------------------------------------
+
+    def pay(self, asked: Operation, command: Round) -> Round:
+        """Pays for a round, durably; the same round, with no less noise than was paid for."""
+        self._check_server(asked.ledger)
+        phase, books = self._phase(asked.stage)
+        who, t = sorted(command.terms), command.t
+        if not who or not set(who) <= set(self._clients):
+            raise UnsoundGuarantee(
+                f"{ASKS} clients {who} of a site that has {list(self._clients)}",
+                why=PLAN,
+                fix=KEEP_TO,
+                code="other-clients",
+            )
+        if t < 0 or (t >= phase.rounds and not phase.prepares):
+            raise UnsoundGuarantee(
+                f"{ASKS} round {t + 1} of a run with {phase.rounds} rounds",
+                why=PLAN,
+                fix=KEEP_TO,
+                code="round-beyond-plan",
+            )
+        if books.op(t) in self._answered:
+            raise LedgerError(
+                f"round {t + 1} was answered before, and its answer is no longer kept",
+                why="a second answer would be computed with fresh noise, which nobody has paid for",
+                fix="the server must go on from its newest checkpoint",
+                code="answered-before",
+            )
+        self._check_learned(phase, command, asked.messages)
+        books.replay(t)
+        # a preparation may need more rounds than others, and a server may ask one site in another's place: nobody is
+        # asked more often than was accepted
+        if not all(map(books.may_be_asked, who)):
+            raise _too_often(min(books.plan.exposures[k] for k in who))
+        books.rated(t)
+        prices = self._prices(books, t, who, command.terms)
+        if not set(who) <= prices.keys() or not set(who) <= set(books.reserve(t, prices)):
+            raise _too_often(t)
+        if not books.everyone_pays:
+            books.ledger.drawn(books.op(t))
+        return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
+
+    def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
+        """Refuses a round whose public numbers its uplink is not bounded for, before it is paid."""
+        if phase.algorithm.uplink.learns:
+            for _, down in told(phase.algorithm, phase.task, phase.header(self._run), command, messages):
+                phase.algorithm.uplink.at(command.t, down)
+
+    def _phase(self, stage: int) -> tuple[Setup, Federation]:
+        if not 0 <= stage < len(self._books):
+            raise UnsoundGuarantee(
+                f"{ASKS} phase {stage} of a run with {len(self._books)} phases",
+                why=PLAN,
+                fix=KEEP_TO,
+                code="phase-beyond-plan",
+            )
+        return self._whole.phases[stage], self._books[stage]
+
+    def _prices(
+        self, books: Federation, t: int, who: Sequence[int], terms: Mapping[int, Terms]
+    ) -> Mapping[int, Price | None]:
+        """What the plan says that this round costs, if it is asked for with the noise that is planned. Exposures that
+        a client has missed are lost to it.
+        """
+        for _ in books.skipping(who, 0 if books.everyone_pays else t):
+            for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows
+                prices = books.prices(who, stalled)
+                if all(k not in prices or _same(_planned(books, k, prices[k]), terms[k]) for k in who):
+                    return prices
+        raise UnsoundGuarantee(
+            f"{ASKS} less noise, another clip or another effort than planned",
+            why=PLAN,
+            fix=KEEP_TO,
+            code="terms-beyond-plan",
+        )
+
+    def _check_server(self, told: str) -> None:
+        """The server's ledger only grows: one that is shorter than it was, or stands elsewhere at the same length, was
+        put back.
+        """
+        length, _, head = told.partition(":")
+        if not length.isdecimal():
+            raise UnsoundGuarantee(
+                "the server does not say where its ledger stands",
+                why="a site must see that it only grows",
+                fix=KEEP_TO,
+                code="no-ledger-place",
+            )
+        before, _, known = (self._seen.read_text() if self._seen.exists() else "0:").partition(":")
+        if int(length) < int(before) or (length == before and head != known):
+            raise LedgerError(
+                "the server's ledger went back",
+                why=f"it had {before} records, and now says {length}: what was spent since would be forgotten",
+                fix="put the server's newest ledger back in its place",
+                code="server-rolled-back",
+            )
+        if length != before:
+            atomic_write(self._seen, told.encode(), private=True)
+
+
+def _too_often(planned: int) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"{ASKS} more rounds than the {planned} that this site's budget is for",
+        why=PLAN,
+        fix=KEEP_TO,
+        code="more-rounds-than-planned",
+    )
+
+
+def _planned(books: Federation, client: int, price: Price | None) -> Terms:
+    """What this client should be told. Where many share one noise, it is at least as loud as what this one pays for."""
+    return replace(books.terms(client, price), multiplier=None if price is None else price.multiplier)
+
+
+def _as_paid(asked: Terms, price: Price | None) -> Terms:
+    """What is asked, with as much noise as was paid for: the server's number may be smaller by a rounding."""
+    if price is None or asked.multiplier is None or asked.multiplier >= price.multiplier:
+        return asked
+    return replace(asked, multiplier=price.multiplier)
+
+
+def _same(planned: Terms, asked: Terms) -> bool:
+    """Is this what is planned, or less work, or more noise?"""
+    if (asked.epochs is not None and asked.epochs < 1) or (asked.part is not None and not 0 < asked.part <= 1):
+        return False
+    if (planned.multiplier is None) != (asked.multiplier is None):
+        return False
+    least = (planned.multiplier or 0.0) * (1 - ROUNDING)
+    if asked.multiplier is not None and not asked.multiplier >= least:
+        return False
+    return replace(asked, epochs=None, part=None, multiplier=None) == replace(planned, multiplier=None)

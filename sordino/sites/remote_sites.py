@@ -1,0 +1,285 @@
+"""Sites on other machines: they may refuse, be cut off and come back, and they keep their own states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from sordino.engine.channels import SumAtSites
+from sordino.engine.commands import Begin, Command, End, Round, Score
+from sordino.errors import SordinoError, UnsoundGuarantee
+from sordino.privacy.uplink.secure_stages import SecureStage
+from sordino.sites.client_line import LONGEST
+from sordino.transport.answers import Accepted, heard
+from sordino.transport.events import Event, What
+from sordino.transport.message import Letter
+from sordino.transport.sites import FOREVER, SOON, Sites
+from sordino.tree import Tree
+from sordino.types import Terms
+
+Kept: TypeAlias = dict[str, tuple[int, bytes]]  # by site: how many rounds had left it, and the head of its letter
+LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
+AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
+PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to find each other again
+
+
+@dataclass
+class RemoteSites(Sites):
+    """All sites of a phase, on machines of their own."""
+
+    secure: SecureStage | None = field(kw_only=True)  # what adds uploads that nobody may read
+    note: Callable[[Event], None] = lambda event: None
+    ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
+    called: Callable[[int], str] = str  # the name of a client, or its number
+    prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # what a site is asked before it is asked for a round
+    accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
+    stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
+    repeats: bool = False  # can a round that is cut short be played again? Then nothing is lost by a stop in it
+    signed: Kept = field(default_factory=dict)  # the newest head that each site has signed, to be given back
+    keep_signed: Callable[[Kept], None] = lambda signed: None
+    _gathered: bool = False  # have all been waited for, before the first round?
+    _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
+    _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
+    _refusing: dict[str, float] = field(default_factory=dict)  # those that have refused it, and when
+    _rounds: dict[int, int] = field(default_factory=dict)  # the round of each letter that asks for one, not refused
+    _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
+    _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
+    _told: tuple[str, float] = ("", 0.0)  # what was last said of a round that waits, and when
+    _there: int = 0  # bytes of the messages of a round in one letter
+    _back: int = 0  # and of the longest answer
+    _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
+    _newer: bool = False  # has a site signed what is not kept yet?
+    _idle: bool = False  # is there nothing to do but wait, beyond the deadline or at the end? Then a stop is at once
+
+    def gather(self) -> None:
+        """Waits until as many clients can be reached as a round needs; before the first round for all of them, as long
+        as a round waits.
+        """
+        first, told = not self._gathered, -1
+        until = time.monotonic() + (self.patience.timeout if first else 0.0)
+        while True:
+            for peer in self.members:
+                self._introduce(peer)
+            here = [peer for peer in self.members if peer in self._ready and self._free(peer)]
+            many = sum(len(self.members[peer]) for peer in here)
+            everybody = len(self._ready | self._refusing.keys()) == len(self.members)
+            if len(here) != told and (first or many < self.patience.minimum):
+                told = len(here)
+                self.note(Event(event="gathering", count=told, of=len(self.members)))
+            if many >= max(1, self.patience.minimum) and (time.monotonic() >= until or everybody):
+                break
+            if self.stopped():
+                raise KeyboardInterrupt
+            self._wait(time.monotonic() + SOON)
+        self._gathered, self._here = True, set(here)
+
+    def part(self, message: bytes | None) -> None:
+        """Tells every site that it is over, and waits a moment for those of the last round; after a restart for all, as
+        long as a round waits. Those who do not come were told before, or would not have come.
+        """
+        command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
+        awaited = self._here if self._gathered else self.members.keys()
+        until = time.monotonic() + min(PARTING if self._gathered else FOREVER, self.patience.timeout)
+        with suppress(KeyboardInterrupt):  # whoever stops it now stops a run that is over
+            while True:
+                here = [peer for peer in self.members if peer not in told and self._free(peer)]
+                self._idle = True
+                self.exchange(dict.fromkeys(here, (command, bodies)), seconds=max(SOON, until - time.monotonic()))
+                told.update(here)
+                if told >= awaited or self.stopped() or time.monotonic() >= until:
+                    return
+                self._wait(min(until, time.monotonic() + SOON))
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]] | SumAtSites:
+        if self.secure is not None:
+            raise UnsoundGuarantee(
+                "uploads of a secure sum would travel in clear",
+                why="the server would read every one of them, and nobody may",
+                fix="this is a mistake of the program: a secure sum between sites needs the sites that encrypt or mask",
+                code="clear-uploads",
+            )
+        return super().__call__(t, down, terms)
+
+    def keep(self, step: int) -> Mapping[str, Tree]:
+        """Every answer was durable at its site before it came."""
+        return {}
+
+    def restore(self, step: int, place: Path) -> None:
+        """Asked again, a site gives the answer that it gave."""
+
+    @property
+    def _patience_of_all(self) -> float:
+        return self.patience.timeout
+
+    def _may_be_asked(self, peer: str, command: Command) -> bool:
+        if not isinstance(command, Score):
+            return peer in self._ready
+        return peer in self.accepted and self.accepted[peer].scores
+
+    def _refused(self, peer: str, error: SordinoError) -> None:
+        """It counts as absent, and somebody should know why."""
+        self.note(Event(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
+
+    def _wait(self, until: float) -> None:
+        super()._wait(min(until, time.monotonic() + SOON))
+        if self._idle and self.stopped():
+            raise KeyboardInterrupt
+
+    def _asks_again(self, ticket: int) -> bool:
+        """Where a round would end with fewer than it needs."""
+        others = sum(one in self._rounds and one != ticket for one in self._asked.values())
+        if ticket not in self._rounds or others >= min(self.patience.minimum, len(self._asked)):
+            return False
+        self._out[ticket].retry = time.monotonic() + AGAIN
+        return True
+
+    def _enough(self, t: int, of: Mapping[int, int]) -> bool:
+        there = sum(ticket in self._rounds and ticket not in self._out for ticket in of.values())
+        return self.suffices(t, there, len(of))
+
+    def suffices(self, t: int, there: int, asked: int) -> bool:
+        """Have enough clients answered, now that the deadline has passed?"""
+        enough = there >= self.patience.minimum
+        self._idle = not enough
+        if self.stopped() and not enough:
+            raise KeyboardInterrupt
+        how: What = "waiting" if not enough else "closing" if self._stop < FOREVER else "deadline"
+        if self._told[0] == how and time.monotonic() < self._told[1] + self.patience.timeout:
+            return enough
+        self._told = how, time.monotonic()
+        late = tuple(sorted({out.peer for out in self._out.values() if out.peer in self._ready}))
+        gone = tuple(peer for peer in late if peer in self.carrier.shut_out())
+        told = Event(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked, why=self._slow(late))
+        self.note(told if enough else told.beside(needed=self.patience.minimum))
+        return enough
+
+    def _slow(self, late: Sequence[str]) -> str:
+        """Sites whose line is known to be too slow for this deadline."""
+        told = []
+        for peer in late:
+            rate, many = self.carrier.rate(peer), self._there + self._back
+            if rate and many / rate > self.patience.timeout:
+                told.append(
+                    f"the line of {peer} carries {rate / 1e3:.3g} kB/s, and {many / 1e6:.3g} MB there and back need "
+                    f"{many / rate:.0f} s: the deadline of {self.patience.timeout:g} s is too short for it"
+                )
+        return "; ".join(told)
+
+    def _due(self, until: float) -> float:
+        """A stop waits a moment for those at work, and no longer where nothing is lost by it."""
+        if self.repeats and self.stopped():
+            self._stop = min(self._stop, time.monotonic() + LEAVE)
+        return min(until, self._stop)
+
+    def latecomers(self, terms: Mapping[int, Terms], asked: Collection[str] = ()) -> dict[str, list[int]]:
+        """Sites that can answer now, and have not: who came when the round had begun, or has refused before."""
+        for peer in self.members:
+            self._introduce(peer)
+        done = {*asked, *(self._site_of[k] for k, ticket in self._asked.items() if ticket in self._rounds)}
+        now = time.monotonic()
+        came = {
+            peer
+            for peer in self._ready - done
+            if self._free(peer) and now >= self._asked_at.get(peer, -FOREVER) + AGAIN
+        }
+        found = self._at(came, terms)
+        self._asked_at |= dict.fromkeys(found, now)
+        return found
+
+    def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
+        of = self._ask_these(t, down, terms, found := self.latecomers(terms))
+        self._asked |= of
+        self._rounds |= dict.fromkeys(of.values(), t)
+        if found:
+            self.have_been_asked(t, found)
+        return of
+
+    def have_been_asked(self, t: int, peers: Iterable[str]) -> None:
+        self.note(Event(event="asked", sites=tuple(sorted(peers)), round=t + 1))
+
+    def have_answered(self, t: int, clients: Iterable[int]) -> None:
+        for peer in sorted({self._site_of[k] for k in clients}):
+            self.note(Event(event="answered", site=peer, round=t + 1))
+
+    def _close(self) -> None:
+        """Nobody waits any more, and what has not been answered need not be."""
+        super()._close()
+        if self._newer:
+            self.keep_signed(self.signed)
+            self._newer = False
+        for ticket in self._tickets:
+            self.carrier.cancel(ticket)
+        self._tickets.clear()
+        self._out.clear()
+        self._rounds.clear()
+        self._asked, self._asked_at, self._told, self._idle = {}, {}, ("", 0.0), False
+
+    def named(self, peer: str) -> str:
+        return peer
+
+    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[int], bytes]:
+        if isinstance(command, Round):
+            self._there = sum(map(len, bodies))
+        return super()._writer(peer, command, bodies, self.ledger())
+
+    def away(self, client: int) -> bool:
+        return self._site_of[client] not in self._here or super().away(client)
+
+    def _expected(self) -> set[str]:
+        """Those who were there when the round began: who has gone since is waited for, as if it had gone at work."""
+        return self._here
+
+    def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
+        of = super()._ask_round(t, down, terms)
+        self._asked, self._rounds = dict(of), dict.fromkeys(of.values(), t)
+        asked = {self._site_of[k] for k in of}
+        self._asked_at = dict.fromkeys(asked, time.monotonic())
+        self.have_been_asked(t, asked)
+        return of
+
+    def _introduce(self, peer: str) -> None:
+        """Asks a site what must be asked first."""
+        if not self._free(peer) or peer in self._ready:  # in this order: its answer may just have come
+            return
+        if time.monotonic() < self._refusing.get(peer, -FOREVER) + AGAIN:
+            return
+        for command, bodies in self._first_letters(peer):
+            self._send(peer, command, bodies)
+        self._refusing.pop(peer, None)
+
+    def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
+        """A site is shown what it has signed: it may not know any more."""
+        if peer not in self.signed:
+            return self.prelude
+        return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]
+
+    def _heard(self, peer: str, letter: Letter) -> None:
+        count, _, head = letter.head.ledger.partition(":")
+        if head and count.isdecimal() and int(count) > self.signed.get(peer, (0, b""))[0]:
+            self.signed[peer] = int(count), letter.signed
+            self._newer = True
+
+    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
+        peer = self._out[ticket].peer
+        if isinstance(found, Letter):
+            self._back = max(self._back, sum(map(len, found.bodies)))
+        super()._settled(ticket, found)
+        if isinstance(found, Letter):
+            self._heard(peer, found)
+        if ticket in self._rounds and isinstance(found, Letter):
+            self.note(Event(event="answered", site=peer, round=self._rounds[ticket] + 1))
+        elif isinstance(found, SordinoError):
+            self._rounds.pop(ticket, None)  # a refusal is no answer
+        if peer in self._ready:
+            return
+        if isinstance(found, SordinoError):
+            self._refusing[peer] = time.monotonic()
+        elif isinstance(answer := heard(found.head.said), Accepted):
+            self.accepted[peer] = answer
+        if peer not in self._refusing and not self._owes(peer):
+            self._ready.add(peer)
+            self.note(Event(event="accepted", site=peer))

@@ -1,0 +1,76 @@
+"""Secure sums between sites: which of them can be played there, by which kind of sites, and who else takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.runs.setup import Setup, Whole
+from sordino.sampling.stragglers import Stragglers
+from sordino.sites.agreement_file import SitesAgreement
+from sordino.sites.encrypted_sites import HOLDER, EncryptedSites
+from sordino.sites.key_holder import held
+from sordino.sites.masked_sites import MaskedSites
+from sordino.sites.remote_sites import RemoteSites
+
+
+def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
+    """The sites of a phase, as its uplink needs them."""
+    uplink = setup.algorithm.uplink
+    check_between_sites(uplink, setup.stragglers, setup.cohort.hidden)
+    if uplink.secure is None:
+        return RemoteSites
+    kind = EncryptedSites if isinstance(uplink.secure, Encrypted) else MaskedSites
+    return partial(kind, algorithm=setup.algorithm, task=setup.task)
+
+
+def peers_of(whole: Whole, agreed: SitesAgreement) -> list[str]:
+    """Everybody who answers a server in this run."""
+    holder = any(held(whole, stage) is not None for stage in range(len(whole.phases)))
+    return [*agreed.sites, *([HOLDER] if holder else [])]
+
+
+def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) -> None:
+    """Refuses what only a simulation can do with a secure sum."""
+    secure = uplink.secure
+    if secure is None:
+        return
+    if isinstance(secure, Encrypted) and secure.keys != "authority":
+        raise UnsoundGuarantee(
+            f'keys = "{secure.keys}" between sites',
+            why="all sites would have to agree on one secret key without the server, and it would open every upload "
+            "of every other site",
+            fix='use keys = "authority" with a key holder, or secagg, which has none',
+            code="shared-key-between-sites",
+        )
+    if secure.mode != "full":
+        raise UnsoundGuarantee(
+            'mode = "probe" between sites',
+            why="all uploads but one would travel in clear",
+            fix='use mode = "full"',
+            code="probe-between-sites",
+        )
+    if stragglers.leaves_out:
+        raise ConfigError(
+            "rehearsed faults in a secure sum between sites",
+            why="who is late or lost would have to be left out of a sum that is opened as a whole",
+            fix='use no [chaos] and no stragglers with policy = "late": real sites are late by themselves',
+            code="rehearsed-between-sites",
+        )
+    if hidden and uplink.central:
+        raise UnsoundGuarantee(
+            "a secure sum over a hidden cohort, between sites",
+            why="real sites can fall silent, and everybody sees whether enough of those who were drawn stay to the end",
+            fix="use a cohort that everybody sees",
+            code="broken-rounds-tell",
+        )
+    if uplink.grid is not None and uplink.grid.strict:
+        raise UnsoundGuarantee(
+            "strict = true in the quantise stage, between sites",
+            why="how many values of a client are outside the range is not covered by any noise, and is told to nobody",
+            fix="leave strict out, and set a larger range or clip the uploads",
+            code="strict-between-sites",
+        )

@@ -1,0 +1,186 @@
+"""`sordino serve`: the server of a run between sites. It holds no data of theirs; what it knows of them is the
+agreement. The same command goes on with a run that was stopped or killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sordino.accounting.notes import SYSTEM
+from sordino.config import Experiment
+from sordino.engine import checkpoint, wire
+from sordino.engine.choose_executor import check_between_machines
+from sordino.errors import ConfigError, RunError, UnsoundGuarantee
+from sordino.ledger.ledger import Ledger
+from sordino.runs import private
+from sordino.runs.folder import RunFolder
+from sordino.runs.founding import environment_of, found
+from sordino.runs.home import ServersRows
+from sordino.runs.interrupts import patience
+from sordino.runs.phases import Methods, decided
+from sordino.runs.play import Ended, Progress, play
+from sordino.runs.public_inputs import check_announced, declared
+from sordino.runs.setup import Whole
+from sordino.runs.shapes import Environment
+from sordino.runs.simulation import settle
+from sordino.sites import invitation as invitations
+from sordino.sites.agreement_file import SitesAgreement
+from sordino.sites.agreement_file import read as read_agreement
+from sordino.sites.event_log import Diary
+from sordino.sites.grpc_server import Rpc
+from sordino.sites.identity import AllowList
+from sordino.sites.invitation import invite
+from sordino.sites.own_data import servers_rows
+from sordino.sites.secure_sums import kind_of_sites, peers_of
+from sordino.sites.servers_side import PostOffice, ServersSide
+from sordino.sites.tls import Certificates
+from sordino.transport.events import Event
+from sordino.transport.message import Letterhead
+from sordino.transport.sites import Patience
+
+SERVER = "server"
+AGREEMENT, INVITATION = "agreement.toml", "invitation.toml"
+BESIDE = 1 << 22  # bytes of a letter beside its uploads
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server is started with."""
+
+    experiment: Experiment
+    agreement: Path
+    folder: Path
+    identity: Ed25519PrivateKey = field(repr=False)
+    allowed: Path  # the list of the sites that are believed
+    bind: str = "127.0.0.1:9443"
+    address: str = ""  # where sites find it; nothing: where it listens
+    tls: Certificates | None = None
+    own: Path | None = None  # the server's own data
+    patience: Patience = Patience()
+    rehearsal: bool = False  # a trial with noise from a seed, which protects nobody
+    moved: bool = False  # has this folder taken the place of the one where the run began?
+
+
+def serve(
+    asked: Serving,
+    watch: Callable[[Progress], None] | None = None,
+    hears: Callable[[Event], None] = lambda event: None,
+    invited: Callable[[Path], None] = lambda invitation: None,
+) -> Ended:
+    """Plays a run between sites, from where it stands to its end. `hears` is told what happens, and `invited` where the
+    invitation is.
+    """
+    experiment, agreed = settled(asked.experiment, asked.rehearsal), read_agreement(asked.agreement)
+    real = experiment.privacy.noise == SYSTEM
+    whole = Whole(experiment, agreed.public(experiment, declared(experiment.data, real)))
+    for phase in whole.phases:
+        _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
+    environment, known = _environment(asked.folder, experiment, agreed), AllowList(asked.allowed)
+    peers = peers_of(whole, agreed)
+    if asked.folder.exists() and real:
+        private.check_place(asked.folder, asked.moved)
+    diary = Diary.of(asked.folder, whole, hears)
+    carrier = Rpc(asked.bind, environment.run, peers, longest(whole, agreed), known, asked.tls, diary)
+    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
+    rows = ServersRows() if asked.own is None else servers_rows(experiment, asked.own)
+    if asked.folder.exists():
+        invitation = invitations.read(asked.folder / INVITATION, with_code=True)  # its own
+    else:
+        invitation = invite(environment.run, asked.address or asked.bind, asked.identity, experiment, agreed)
+    post = PostOffice(carrier, letterhead, asked.patience, diary)
+    side = ServersSide.of(whole, agreed, post, rows, invitation.declared)
+    for phase in whole.phases:
+        phase.algorithm.check(side.home)
+    if not asked.folder.exists():
+        more = {AGREEMENT: agreed.toml(), INVITATION: invitation.toml()}
+        found(asked.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
+    invited(asked.folder / INVITATION)
+    with carrier, diary.kept(peers), diary.watching(carrier), patience() as side.post.stopped:
+        if strangers := [site for site in peers if site not in known]:
+            diary(Event(event="unlisted", sites=tuple(strangers)))
+        ended = play(side, asked.folder, watch, moved=asked.moved)
+        if not ended.interrupted:
+            _end(side, asked.folder, environment.run)
+        diary(Event(event="stopped" if ended.interrupted else "over"))
+    return ended
+
+
+def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
+    """The experiment as it is played between sites."""
+    experiment = settle(experiment)
+    check_announced(experiment.data)
+    if experiment.privacy.noise != SYSTEM and not rehearsal:
+        raise UnsoundGuarantee(
+            f"privacy.noise = {experiment.privacy.noise!r} between real sites",
+            why="noise from a seed can be drawn again by everybody who has the experiment, so it hides nothing",
+            fix='privacy.noise = "system"; for a trial without real people, --rehearsal',
+            code="seeded-noise-between-sites",
+        )
+    if not experiment.privacy.public_sizes:
+        raise UnsoundGuarantee(
+            "privacy.public_sizes = false between sites",
+            why="the agreement names how many examples each client has",
+            fix="privacy.public_sizes = true",
+            code="sizes-are-agreed",
+        )
+    if experiment.privacy.ledger is not None:
+        raise ConfigError(
+            "privacy.ledger between sites",
+            why="every site keeps its own ledger, and the server one for this run",
+            fix="leave it out",
+            code="shared-ledger-between-sites",
+        )
+    check_between_machines(experiment.engine.device)
+    engine = decided(experiment.engine, Methods(experiment).training)
+    # a site keeps its last answers: a server that went further back than these would be refused
+    return experiment.model_copy(update={"engine": engine.model_copy(update={"checkpoint_every": 1})})
+
+
+def longest(whole: Whole, agreed: SitesAgreement) -> int:
+    """The bytes of the longest letter that a site may send: twice what its uploads should be, and four times where they
+    are encrypted.
+    """
+    each = 0
+    for phase in whole.phases:
+        algorithm = phase.algorithm
+        down = algorithm.broadcast(phase.state("server"))
+        shape = algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))
+        times = 2 if algorithm.uplink.secure is None else 4
+        each = max(each, times * wire.payload_bytes(wire.schema(shape)))
+    return BESIDE + each * max(map(len, agreed.sites.values()))
+
+
+def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -> Environment:
+    """That of the run in the folder, if it is this one; a new one where there is none."""
+    if not folder.exists():
+        return environment_of(experiment).beside(site=SERVER)
+    mine = RunFolder(folder)
+    mine.check()
+    if mine.environment.site != SERVER or not (folder / AGREEMENT).is_file():
+        raise RunError(
+            f"{folder} holds a run that is not one between sites",
+            fix="choose another --out",
+            code="run-exists",
+        )
+    if mine.environment.config != experiment.digest() or read_agreement(folder / AGREEMENT).digest != agreed.digest:
+        raise RunError(
+            f"{folder} holds a run of another experiment or another agreement",
+            why="sites have accepted that one, and it may not change while it runs",
+            fix="put the old files back, or choose another --out for a new run",
+            code="edited-run",
+        )
+    return mine.environment
+
+
+def _end(side: ServersSide, folder: Path, run: str) -> None:
+    """Tells the sites that it is over, and gives them the model."""
+    with Ledger.as_founded(RunFolder(folder).ledger) as ledger:
+        stands = ledger.place()
+    side.post.ledger = lambda: stands
+    loaded = checkpoint.load(RunFolder(folder).checkpoints, side.setup.state)
+    model = None if loaded is None else next(iter(side.setup.algorithm.models(loaded.trees["server"]).values()))
+    side.end(run, model)

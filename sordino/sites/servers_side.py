@@ -1,0 +1,179 @@
+"""The server's half of a run between sites: the agreement, its own data, and the sites behind a carrier."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from sordino.data.schema import Column, TableSchema
+from sordino.engine import wire
+from sordino.engine.checkpoint import atomic_write
+from sordino.engine.commands import Begin, Command, Hand
+from sordino.engine.executor import Executor
+from sordino.engine.server import Federation
+from sordino.metrics.accuracy import Evaluator
+from sordino.metrics.evaluation import Evaluation, Score, check, check_models, check_scores, ways
+from sordino.metrics.own_metrics import metrics_named
+from sordino.metrics.rows import Scores
+from sordino.runs.folder import RunFolder
+from sordino.runs.home import ServersHome, ServersRows
+from sordino.runs.servers_half import Begun, ServersHalf
+from sordino.runs.setup import Whole
+from sordino.sites.agreement_file import SitesAgreement
+from sordino.sites.remote_sites import Kept, RemoteSites
+from sordino.sites.secure_sums import kind_of_sites
+from sordino.tasks.personalise import PLAIN
+from sordino.transport.carrier import Carrier
+from sordino.transport.events import Event
+from sordino.transport.message import Letterhead
+from sordino.transport.sites import Patience
+from sordino.tree import Tree
+from sordino.types import Examples, Params
+
+
+@dataclass
+class PostOffice:
+    """How a server reaches its sites; the same for all phases of a run."""
+
+    carrier: Carrier
+    letterhead: Letterhead
+    patience: Patience = Patience()
+    note: Callable[[Event], None] = lambda event: None
+    ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
+    stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
+    sites: RemoteSites | None = None  # of the phase that is played
+
+
+@dataclass(frozen=True)
+class ServersSide(ServersHalf):
+    """One phase of a run between sites, as the server has it."""
+
+    agreed: SitesAgreement
+    post: PostOffice = field(repr=False)
+    declared: TableSchema | None = None  # of a table
+
+    @classmethod
+    def of(
+        cls,
+        whole: Whole,
+        agreed: SitesAgreement,
+        post: PostOffice,
+        rows: ServersRows,
+        declared: TableSchema | None = None,
+    ) -> ServersSide:
+        return cls(whole.phases[-1], ServersHome(whole, rows), agreed, post, declared)
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.declared.features if self.declared is not None else {}
+
+    @property
+    def dataset(self) -> str:
+        return self.agreed.digest
+
+    def at(self, stage: int) -> ServersSide:
+        return replace(self, setup=self.setup.whole.phases[stage])
+
+    def federation(self, ledger: Path | str, run: str) -> Federation:
+        made = super().federation(ledger, run)
+        self.post.ledger = made.ledger.place
+        return made
+
+    def evaluation(self) -> SitesEvaluation:
+        given, algorithm = self.setup.experiment.evaluation, self.setup.algorithm
+        check(given.personal)
+        check_scores(given.scores, given.metrics, self.setup.task, self.setup.ways)
+        if given.models:
+            check_models(given.models, algorithm.models(self.setup.state("server")))
+        return SitesEvaluation(self, tuple(given.models), tuple(given.personal))
+
+    def executor(
+        self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
+    ) -> Executor:
+        setup, post, offer = self.setup, self.post, self.setup.promising.offer
+        by_name = not (setup.cohort.hidden or (offer is not None and offer.everyone_pays))
+        prelude: list[tuple[Command, Sequence[bytes]]] = [(Begin(), ())]
+        if handed is not None:
+            prelude.append((Hand(), [save({name: value.contiguous() for name, value in handed.items()})]))
+        header, signed = setup.header(run), RunFolder(RunFolder(folder).private).sites_file
+        post.sites = kind_of_sites(setup)(
+            post.carrier,
+            post.letterhead,
+            setup.stage,
+            self.agreed.sites,
+            lambda t: header(t, -1),
+            setup.algorithm.told if setup.algorithm.tells_each else None,
+            post.patience,
+            secure=setup.algorithm.uplink.secure,
+            repeats=setup.algorithm.uplink.secure is None and by_name,
+            note=lambda event: post.note(event.beside(phase=setup.phase)),
+            ledger=lambda: post.ledger(),
+            called=setup.public.called,
+            stopped=lambda: post.stopped(),
+            prelude=prelude,
+            signed=_signed(signed),
+            keep_signed=lambda newest: _keep_signed(signed, newest),
+        )
+        return post.sites
+
+    def end(self, run: str, model: Params | None) -> None:
+        """Tells the sites that it is over, with the model that was trained."""
+        if self.post.sites is None:
+            return
+        message = None
+        if model is not None:
+            message = wire.encode(self.setup.header(run)(self.setup.rounds, -1), model)
+        self.post.sites.part(message)
+
+
+@dataclass(frozen=True)
+class SitesEvaluation:
+    """After a round: how good the models are on the server's own examples, where it has some; and on those of the sites
+    that share their scores.
+    """
+
+    side: ServersSide
+    models: tuple[str, ...]  # () for the first one
+    ways: tuple[str, ...]  # () as the algorithm says
+
+    def __call__(self, t: int, server: Tree, score: Score) -> Scores:
+        task, algorithm, test = self.side.setup.task, self.side.setup.algorithm, self.side.home.kept.tested
+        if test is not None and not ways(algorithm, self.ways):
+            examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
+            given = self.side.setup.experiment.evaluation
+            evaluator = Evaluator(task, examples, [], tuple(given.scores), metrics_named(given.metrics))
+            return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
+        held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
+        if {*asked} != {PLAIN}:  # no site tells how well a model does that it has made its own
+            return Scores()
+        names = self.models or tuple(held)[:1]
+        told, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
+        found = {k: row for k, row in told.items() if len(row) == numbers and all(map(math.isfinite, row))}
+        if not found:  # nobody shares scores
+            return Scores()
+        rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.side.agreed.clients)]
+        evaluator = Evaluator(task, Examples(torch.empty(0), torch.empty(0)), rows)
+        return Evaluation(algorithm, evaluator, self.models, asked)(t, server, lambda *_: found)
+
+
+def _signed(file: Path) -> Kept:
+    """The newest heads that sites have signed, as they were kept; a file that cannot be read holds none."""
+    try:
+        return {site: (many, bytes.fromhex(head)) for site, (many, head) in json.loads(file.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _keep_signed(file: Path, newest: Kept) -> None:
+    """Beside what nobody else may see: how often a site has answered tells of a hidden cohort who was drawn."""
+    if file.parent.is_dir():  # where noise is real
+        told = {site: [many, head.hex()] for site, (many, head) in newest.items()}
+        atomic_write(file, json.dumps(told).encode(), private=True)

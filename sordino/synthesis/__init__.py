@@ -1,0 +1,1 @@
+"""Synthetic data: generators, public images, and methods that train with them."""

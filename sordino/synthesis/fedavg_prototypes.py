@@ -1,0 +1,61 @@
+"""FedAvg with a contrast on class prototypes: the pair that motivates SlaugFL (IEEE Transactions on Mobile Computing,
+2024), there FedAvg-1 and FedAvg-2.
+
+Prototypes come from candidates that everybody is handed (`candidates`, FedAvg-1), or from the clients' own examples
+(`local`, FedAvg-2), whose means they then tell. Nothing else of the candidates is used.
+
+Deviations: what of the training the prototypes come from is all that is said; the contrast is SlaugFL's, on the class
+means of a client's own batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sordino.algorithms.algorithm import Home
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.privacy.readers.beside_public import How
+from sordino.synthesis.drawn import pictures
+from sordino.synthesis.slaug.training import SlaugFL
+from sordino.types import Examples, Params, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FedAvgPrototypes(SlaugFL, name="fedavg_prototypes"):
+    prototypes_of: Literal["candidates", "local"] = "candidates"
+    synthetic: float = 0.0
+
+    @property
+    def how(self) -> How:
+        return 0  # candidates are no examples to learn from
+
+    def check(self, home: Home) -> None:
+        if home.candidates is None:
+            raise ConfigError(
+                "an algorithm with prototypes needs candidates",
+                why="all clients get the same candidates, and the server has none",
+                fix='add a [candidates] table, for example with source = "public_split"',
+                code="no-candidates",
+            )
+
+    def handed(self, before: Any, home: Home) -> Params:
+        found = home.candidates
+        assert found is not None, "checked before the run"
+        return {"x": found.x, "y": found.y}
+
+    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
+        return pictures(handed["x"], handed["y"])
+
+    def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
+        if self.prototypes_of == "local":
+            return shard.by_class(lambda x: self._features(task, params, x), task.labels)
+        return super().prototype_sums(task, params, shard)
+
+    def passes(self, size: int) -> float:
+        return (self.work.epochs or 1) * size + size / 3

@@ -1,0 +1,28 @@
+"""Labelled images that the server takes from public sources.
+
+Nothing in them comes from any client. What augments data from a text-to-image model (SlaugFL, IEEE Transactions on
+Mobile Computing 2024) starts from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sordino.synthesis.public_images.biggan import BigGan
+from sordino.synthesis.public_images.diffusion import Diffusers
+from sordino.synthesis.public_images.embedded import PublicSplit, SklearnDigits
+from sordino.synthesis.public_images.folder import Folder
+from sordino.synthesis.public_images.procedural import Procedural
+from sordino.synthesis.public_images.prompts import PROMPTS, Prompts, PromptSource
+from sordino.synthesis.public_images.wanted import Candidates, CandidateSource, Wanted
+
+__all__ = ["PROMPTS", "SOURCES", "CandidateSource", "Candidates", "PromptSource", "Prompts", "Wanted"]
+
+SOURCES: dict[str, Callable[..., CandidateSource]] = {
+    "public_split": PublicSplit,
+    "sklearn_digits": SklearnDigits,
+    "procedural": Procedural,
+    "folder": Folder,
+    "diffusers": Diffusers,
+    "biggan": BigGan,
+}

@@ -1,0 +1,135 @@
+"""Candidates without a text-to-image model: public images of the task itself, or the handwritten digits that come with
+the package.
+
+A share of them shows another class than it says, as a text-to-image model does at times, so that filtering has work to
+do; the manifest says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sordino import keys
+from sordino.data import digits
+from sordino.data.dataset import Array
+from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError, check_range
+from sordino.synthesis.public_images import pixels
+from sordino.synthesis.public_images.wanted import PROXY, PUBLIC, Candidates, Wanted, gathered, spoken
+
+POOL = 0.1
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True)
+class PublicSplit:
+    """A slice of the training images, taken out before they were divided, as another camera would see them."""
+
+    shift: float = 1.0  # how far the other camera is from the first; 0: the images as they are
+    bad_fraction: float = 0.15
+    label: ClassVar[str] = PUBLIC
+    pool: ClassVar[float] = POOL
+
+    def __post_init__(self) -> None:
+        check_range("candidates.shift", self.shift, NOT_NEGATIVE, "out-of-range")
+        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
+
+    def build(self, wanted: Wanted) -> Candidates:
+        if wanted.pool is None:
+            raise ConfigError(
+                "the source public_split has no public images",
+                why=f"it takes {self.pool:.0%} of the training images, held back before the clients get theirs, and "
+                "none were held back",
+                fix="hold back public images, or choose another source",
+                code="no-public-images",
+            )
+        rows = [np.flatnonzero(wanted.pool.y == of) for of in range(len(wanted.classes))]
+        empty = [name for name, found in zip(wanted.classes, rows, strict=True) if not len(found)]
+        if empty:
+            raise DataError(
+                f"no public image shows {', '.join(empty)}",
+                fix="hold back more public images, or drop the class",
+                code="class-without-candidates",
+            )
+        images, wrong = [], []
+        for of, own in enumerate(rows):
+            key = keys.fold(wanted.key, "public", of)
+            own = own[keys.permutation(keys.fold(key, "own"), len(own)).numpy()][: wanted.per_class]
+            shown = shows(of, len(rows), len(own), self.bad_fraction, key)
+            taken = np.where(shown == of, own, _anyone(rows, shown, key))
+            seen = pixels.to_float(pixels.fit(wanted.pool.x[taken], wanted.shape))
+            images.append(pixels.to_bytes(pixels.shifted(seen, self.shift, keys.word(keys.fold(key, "camera")))))
+            wrong.append(shown != of)
+        return proxies("public_split", wanted, images, wrong, label=self.label)
+
+
+@dataclass(frozen=True)
+class SklearnDigits:
+    """The 1,797 digits of Alpaydin and Kaynak (1998), also bundled with scikit-learn, turned and shifted: other pens
+    than those of MNIST.
+    """
+
+    bad_fraction: float = 0.15
+    label: ClassVar[str] = PROXY
+    pool: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
+
+    def build(self, wanted: Wanted) -> Candidates:
+        meant = [digit(name) for name in wanted.classes]
+        if None in meant:
+            raise ConfigError(
+                f"sklearn_digits cannot draw {wanted.classes[meant.index(None)]}",
+                why="it knows only the classes 0 to 9",
+                fix="choose another source for these classes",
+                code="class-without-candidates",
+            )
+        both = digits.load()
+        x, y = (np.concatenate(parts) for parts in zip(both.train[:2], both.test[:2], strict=True))
+        rows = [np.flatnonzero(y == number) for number in meant]
+        images, wrong = [], []
+        for of in range(len(rows)):
+            key = keys.fold(wanted.key, "digits", of)
+            shown = shows(of, len(rows), wanted.per_class, self.bad_fraction, key)
+            drawn = pixels.to_float(pixels.fit(x[_anyone(rows, shown, key)], wanted.shape))
+            images.append(pixels.to_bytes(pixels.moved(drawn, keys.word(keys.fold(key, "moved")))))
+            wrong.append(shown != of)
+        return proxies("sklearn_digits", wanted, images, wrong, model="Alpaydin and Kaynak, UCI 1998")
+
+
+def digit(name: str) -> int | None:
+    """The digit, 0 to 9, that a class stands for: `7`, `seven`, `digit 7` or `digit_seven`."""
+    word = (spoken(name).casefold().split() or [""])[-1]
+    return int(word) if word in "0123456789" and len(word) == 1 else NAMES.index(word) if word in NAMES else None
+
+
+def shows(of: int, classes: int, count: int, bad: float, key: keys.Key) -> Array:
+    """What each of `count` images that are said to be of class `of` really shows: `bad` of them another class."""
+    shown = np.full(count, of, np.int64)
+    wrong = keys.permutation(keys.fold(key, "wrong"), count).numpy()[: round(bad * count)]
+    if classes > 1:
+        other = keys.integers(keys.fold(key, "other"), len(wrong), classes - 1).numpy()
+        shown[wrong] = other + (other >= of)
+    return shown
+
+
+def _anyone(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
+    """For each image a row of the class that it shows: every row of a class once before any comes again."""
+    taken = np.zeros(len(shown), np.int64)
+    for of, own in enumerate(rows):
+        at = np.flatnonzero(shown == of)
+        turns = range(-(-len(at) // len(own)))
+        order = [keys.permutation(keys.fold(key, "row", of, turn), len(own)).numpy() for turn in turns]
+        if order:
+            taken[at] = own[np.concatenate(order)[: len(at)]]
+    return taken
+
+
+def proxies(
+    source: str, wanted: Wanted, images: Sequence[Array], wrong: Sequence[Array], label: str = PROXY, **more: object
+) -> Candidates:
+    return gathered(source, label, wanted, images, wrong=np.flatnonzero(np.concatenate(wrong)).tolist(), **more)

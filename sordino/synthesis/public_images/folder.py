@@ -1,0 +1,82 @@
+"""Candidates that you have already: `<path>/<class name or number>/*.png` or `.jpg`, read with pillow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from sordino import keys
+from sordino.data.dataset import Array
+from sordino.errors import DataError
+from sordino.synthesis.public_images import pixels
+from sordino.synthesis.public_images.extras import extra
+from sordino.synthesis.public_images.wanted import Candidates, Wanted, gathered
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Images that lie in a folder."""
+
+    path: str
+    label: ClassVar[str] = "candidates from a folder - where they come from is not known here"
+    pool: ClassVar[float] = 0.0
+
+    def build(self, wanted: Wanted) -> Candidates:
+        root = Path(self.path).expanduser()
+        found = [_files(root, of, name) for of, name in enumerate(wanted.classes)]
+        chosen = [_some(files, wanted, name) for files, name in zip(found, wanted.classes, strict=True)]
+        images = [np.concatenate([_read(file, wanted) for file in files]) for files in chosen]
+        return gathered("folder", self.label, wanted, images, model=root.name)
+
+
+def _files(root: Path, of: int, name: str) -> list[Path]:
+    if not root.is_dir():
+        raise DataError(
+            f"there is no folder {root}",
+            fix="give a folder with one folder of images per class",
+            code="missing-candidate-folder",
+        )
+    place = next((root / part for part in (name, str(of)) if (root / part).is_dir()), None)
+    if place is None:
+        raise DataError(
+            f"{root} has no folder for {name!r}",
+            why="the candidates of a class lie in a folder with its name or number",
+            fix=f"put images into {root / name}, or drop the class",
+            code="class-without-candidates",
+        )
+    files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise DataError(
+            f"{place} holds no image",
+            why="each class needs at least one image",
+            fix=f"put images there: {', '.join(SUFFIXES)}",
+            code="class-without-candidates",
+        )
+    return files
+
+
+def _some(files: list[Path], wanted: Wanted, name: str) -> list[Path]:
+    """As many as are wanted, or all there are."""
+    order = keys.permutation(keys.fold(wanted.key, "folder", name), len(files))[: wanted.per_class]
+    return [files[at] for at in sorted(order.tolist())]
+
+
+def _read(file: Path, wanted: Wanted) -> Array:
+    with extra("data"):
+        from PIL import Image
+    try:
+        with Image.open(file, formats=["PNG", "JPEG"]) as image:
+            decoded = np.asarray(image.convert("RGB"), np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{file} cannot be read as an image",
+            why=str(error),
+            fix="replace the file or remove it",
+            code="corrupt-image",
+        ) from None
+    return pixels.fit(decoded[None], wanted.shape)

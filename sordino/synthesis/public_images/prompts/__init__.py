@@ -1,0 +1,42 @@
+"""Who describes the pictures: a language model, a grammar, files, or nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sordino import config
+from sordino.synthesis.public_images.prompts.asked import Prompts, PromptSource
+from sordino.synthesis.public_images.prompts.chat import OpenAIChat
+from sordino.synthesis.public_images.prompts.lists import File, LabelOnly
+from sordino.synthesis.public_images.prompts.local import Transformers
+from sordino.synthesis.public_images.prompts.template import Template
+from sordino.synthesis.public_images.wanted import DISCLOSED
+
+__all__ = ["PROMPTS", "PromptSource", "Prompts", "chosen", "writers"]
+
+PROMPTS: dict[str, Callable[..., PromptSource]] = {
+    "template": Template,
+    "openai_chat": OpenAIChat,
+    "transformers": Transformers,
+    "file": File,
+    "label_only": LabelOnly,
+}
+
+
+def chosen(table: Mapping[str, object]) -> PromptSource:
+    return config.build(table, PROMPTS, "candidates.prompts")
+
+
+def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
+    """What the manifest says of prompts: how many each backend wrote, how often a language model was asked, and who
+    has learnt the names of the classes.
+    """
+    by: Counter[str] = Counter()
+    calls, told = 0, set[str]()
+    for one in asked:
+        by.update(one.by)
+        calls += one.calls
+        told |= {one.told} - {""}
+    return {"prompts": dict(by), "calls": calls, DISCLOSED: sorted(told)}

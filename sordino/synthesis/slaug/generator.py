@@ -1,0 +1,280 @@
+"""How SlaugFL's server makes a generator: of the candidates that look most like the prototypes (scenario 1), or of the
+prototypes alone (scenario 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import torch
+
+from sordino import keys
+from sordino.accounting.events import Json
+from sordino.algorithms.algorithm import Home, Known
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.privacy.uplink import Uplink
+from sordino.synthesis.generators import acgan, matching
+from sordino.synthesis.generators.shape import GeneratorShape
+from sordino.tasks.pretrained import projection
+from sordino.tasks.selection import distances, nearest, some
+from sordino.types import Examples, Params, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+ROWS = 256
+ABSENT = -1.0
+PLAIN = Uplink(client=())
+HANDS = "the generator, to everybody"
+
+
+class Anchor(NamedTuple):
+    """A prototype, and the model whose features it is made of."""
+
+    label: int
+    mean: Tensor
+    task: Task
+    model: Params
+    project: Tensor | None = None  # to fewer dimensions
+    client: int = -1  # whose it is, where that is known
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Features of images as they lie in memory."""
+        with torch.no_grad():
+            return self._last(torch.cat([self.task.features(self.model, rows, None) for rows in torch.split(x, ROWS)]))
+
+    def looks(self, x: Tensor) -> Tensor:
+        """Features of images in 0..1 [n, c, h, w], differentiable in them."""
+        return self._last(self.task.look(self.model, x))
+
+    def _last(self, z: Tensor) -> Tensor:
+        if self.project is None:
+            return z
+        return torch.nn.functional.normalize(z @ self.project.to(z.dtype), dim=1)
+
+
+Kind = Literal["auto", "strong", "weak", "small"]
+
+
+def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> GeneratorShape:
+    """The generator's shape: as published for colour images of 32 x 32, a small one for others.
+
+    Many classes share several strong generators of ten each.
+    """
+    if len(shape) != 3:
+        raise ConfigError(
+            "a generator of images, for clients that have no images",
+            why="the examples of these clients are rows of a table",
+            fix='use image data, such as data.source = "digits", or another algorithm',
+            code="nothing-to-draw",
+        )
+    side, _, channels = shape
+    if kind == "auto":
+        kind = "small" if (side, channels) != (32, 3) else "strong" if scenario == 1 else "weak"
+    if kind == "strong":
+        return GeneratorShape(
+            "strong", classes, 110, side, channels, split=classes // 10 if classes % 10 == 0 and classes > 10 else 1
+        )
+    return GeneratorShape(kind, classes, 64 if kind == "small" else 100 if classes < 100 else 256, side, channels)
+
+
+class Made(NamedTuple):
+    generator: Params
+    kept: Tensor  # [classes, keep]: numbers of candidates, -1 beyond
+    learned: Tensor  # [classes]: does it know the class? Prototypes alone teach it the classes they are of
+    # [rows, columns] of how its training went, ABSENT where there is nothing to say: losses are never below 0
+    log: Tensor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    kind: Kind = "auto"
+    scenario: Literal[1, 2] = 1
+    keep: int = 1000  # candidates of a class
+    merge: Literal["mean_distance", "mean"] = "mean_distance"  # of several prototypes of a class
+    gan: acgan.AcganSettings = acgan.AcganSettings()
+    match: matching.MatchingSettings = matching.MatchingSettings()
+    threshold: float | None = None  # cosine distance beyond which a candidate is left out, however few there are
+    published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
+    shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
+
+    def __post_init__(self) -> None:
+        counts = {
+            "keep": self.keep,
+            "gan_epochs": self.gan.epochs,
+            "gan_batch": self.gan.batch,
+            "match_updates": self.match.steps,
+        }
+        wrong: dict[str, float] = {name: value for name, value in counts.items() if value < 1}
+        rates = {"gan_lr": self.gan.lr, "match_lr": self.match.lr}
+        wrong |= {name: value for name, value in rates.items() if not 0 < value < float("inf")}
+        if wrong:
+            raise ConfigError(
+                " and ".join(f"{name} is {value}" for name, value in wrong.items()),
+                why="counts must be at least 1; rates must be finite and above 0",
+                code="not-positive",
+            )
+        if self.threshold is not None and not 0 < self.threshold <= 2:
+            raise ConfigError(
+                f"threshold is {self.threshold}",
+                why="it is a cosine distance: it must be above 0 and at most 2",
+                fix="set a number in this range; without a threshold the nearest candidates are kept, whatever their "
+                "distance",
+                code="threshold-out-of-range",
+            )
+
+    def fitted(self, known: Known) -> Recipe:
+        classes = known.classes
+        made = replace(self, shape=generator_shape(self.kind, self.scenario, known.shape, classes))
+        if self.published_diversity:
+            made = replace(made, match=replace(self.match, diversity=5e3 if classes < 100 else 1e4))
+        return made
+
+    def check(self, home: Home) -> None:
+        # asked for, they are drawn: what is wrong with them is said before the run
+        if self.scenario == 1 and home.candidates is None:
+            raise ConfigError(
+                "scenario 1 without candidates",
+                why="in scenario 1 the generator is trained on candidates, and the server has none",
+                fix='add a [candidates] table, for example with source = "public_split", or set scenario = 2',
+                code="no-candidates",
+            )
+
+    def warns(self, story: Json | None) -> list[str]:
+        """Notes about classes with fewer candidates than are to be kept."""
+        few = [n for n in story["counts"].values() if n < self.keep] if story and self.scenario == 1 else []
+        if not few:
+            return []
+        return [
+            f"{len(few)} classes have fewer candidates than keep = {self.keep} (at least {min(few)}): "
+            "all of them are kept"
+        ]
+
+    def template(self) -> Made:
+        """What there is before it is made."""
+        from sordino.synthesis.generators import nets
+
+        classes = self.shape.classes
+        return Made(
+            nets.init(self.shape, 0),
+            torch.full((classes, self.keep), -1),
+            torch.ones(classes, dtype=torch.uint8),
+            self.logged(()),
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return acgan.LOGGED if self.scenario == 1 else matching.LOGGED
+
+    def logged(self, log: Sequence[Mapping[str, float]]) -> Tensor:
+        rows = self.gan.epochs * self.shape.split if self.scenario == 1 else -(-self.match.steps // self.match.plateau)
+        found = torch.full((rows, len(self.columns)), ABSENT, dtype=torch.float64)
+        for i, row in enumerate(log):
+            found[i] = torch.tensor([row.get(name, ABSENT) for name in self.columns])
+        return found
+
+    def tables(self, made: Made) -> dict[str, list[dict[str, object]]]:
+        """How the generator learned, and which candidates it learned from."""
+        rows = [zip(self.columns, row, strict=True) for row in made.log.tolist()]
+        log = [{name: value for name, value in row if value != ABSENT} for row in rows]
+        kept = [{"class": c, "candidates": row} for c, row in enumerate(chosen(made.kept))]
+        return {"generator": [row for row in log if row], **({"kept": kept} if self.scenario == 1 else {})}
+
+    def make(self, home: Home, anchors: Sequence[Anchor]) -> Made:
+        key = keys.fold(home.key, "generator")
+        empty = self.template()
+        if self.scenario == 2:
+            merged = self._merged(anchors) if self.merge == "mean" else anchors
+            prototypes = [matching.ClassTarget(a.label, a.mean, partial(Anchor.looks, a)) for a in merged]
+            learned = torch.zeros(self.shape.classes, dtype=torch.uint8)
+            learned[[a.label for a in merged]] = 1
+            matched = matching.train(self.shape, prototypes, self.match, key)
+            return Made(matched.state, empty.kept, learned, self.logged(matched.log))
+        candidates = home.candidates
+        assert candidates is not None, "checked before the run"
+        chosen = self.chosen(candidates, anchors, key)
+        kept = empty.kept
+        for label, rows in chosen.items():
+            kept[label, : len(rows)] = rows
+        rows = torch.cat(list(chosen.values()))
+        known = {a.label: a for a in anchors}
+
+        def score(images: Tensor, labels: Tensor) -> float:
+            """Mean probability that the device which knows a class best gives to it, on drawn images of it."""
+            sure = []
+            for label, anchor in known.items():
+                mine = images[labels == label]
+                logits = anchor.task.predict(anchor.model, mine)[:, : anchor.task.labels]
+                sure.append(logits.softmax(1)[:, label].mean())
+            return float(torch.stack(sure).mean()) if sure else 0.0
+
+        judge = score if anchors and all(a.project is None for a in anchors) else None  # nobody to ask: the last one
+        made = acgan.train(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
+        return Made(made.state, kept, empty.learned, self.logged(made.log))
+
+    def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
+        """Per class the candidates nearest to its prototypes, random ones where it has none."""
+        found = {}
+        for label in range(self.shape.classes):
+            rows = torch.nonzero(candidates.y == label).flatten()
+            mine = [a for a in (self._merged(anchors) if self.merge == "mean" else anchors) if a.label == label]
+            if mine:
+                far = torch.stack([distances(a.seen(candidates.x[rows]), a.mean) for a in mine]).mean(0)
+                near = nearest(far, self.keep)
+                found[label] = rows[near if self.threshold is None else near[far[near] <= self.threshold]]
+            else:
+                found[label] = rows[some(len(rows), self.keep, keys.fold(key, "any", label))]
+        return found
+
+    def _merged(self, anchors: Sequence[Anchor]) -> list[Anchor]:
+        """The prototypes of a class averaged, as published: through the winner's extractor, though they come from
+        different ones.
+        """
+        by: dict[int, list[Anchor]] = {}
+        for anchor in anchors:
+            by.setdefault(anchor.label, []).append(anchor)
+        return [own[0]._replace(mean=torch.stack([a.mean for a in own]).mean(0)) for own in by.values()]
+
+
+# what the phases share ------------------------------------------------------------------------------------------------
+
+
+class Told(NamedTuple):
+    x: Params
+
+
+def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor:
+    """Features of single images; projected ones have length 1."""
+    with torch.no_grad():
+        z = task.features(params, x, None)
+        return z if matrix is None else torch.nn.functional.normalize(z @ matrix.to(z.dtype), dim=1)
+
+
+def chosen(kept: Tensor) -> list[list[int]]:
+    """The numbers of the candidates that are kept, class by class."""
+    return [[i for i in row if i >= 0] for row in kept.tolist()]
+
+
+class Projects(Protocol):
+    """A phase that tells features in fewer dimensions."""
+
+    @property
+    def project(self) -> int: ...
+    @property
+    def known(self) -> Known | None: ...
+
+
+def dimensions(phase: Projects, task: Task) -> int:
+    """The dimensions of what is told of an image: never more than a feature has."""
+    return min(phase.project or task.width, task.width)
+
+
+def projected_by(phase: Projects, task: Task) -> Tensor:
+    """The projection, drawn from the run's key alone: the same for everybody, and of nobody's data."""
+    assert phase.known is not None, "an algorithm is fitted before it runs"
+    return projection(task.width, phase.project, keys.fold(phase.known.key, "projection"))

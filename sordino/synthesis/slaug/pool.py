@@ -1,0 +1,146 @@
+"""SlaugFL's preparation without a model or a prototype of any device: every one sends sums of features, one row per
+class, and the server adds them up.
+
+The extractor is public: trained on candidates, or stored. Features are projected, and of length 1 each; what makes a
+generator is the direction of a class's sum. With `ClassSums` as its reader all that a device sends is one Gaussian
+release, differentially private for each of its examples towards everybody.
+
+Deviations from SlaugFL (IEEE Transactions on Mobile Computing, 2024): all of this; it is our private form of its
+selective data collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+
+from sordino import keys
+from sordino.algorithms.algorithm import Home, Known
+from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.phases import Facts, Phase, Said
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.privacy.uplink import Uplink
+from sordino.synthesis.slaug.generator import (
+    HANDS,
+    PLAIN,
+    Anchor,
+    Made,
+    Recipe,
+    Told,
+    chosen,
+    dimensions,
+    projected_by,
+    seen,
+)
+from sordino.tasks.pretrained import fitted, stored
+from sordino.types import Params, Received, Shard, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Pooled(NamedTuple):
+    x: Params  # of the extractor
+    directions: Tensor  # [classes, project]
+    generator: Params
+    kept: Tensor
+    learned: Tensor
+    log: Tensor
+    done: Tensor
+
+
+class Sums(NamedTuple):
+    sums: Tensor  # per class, of features of length 1
+
+
+@dataclass(frozen=True)
+class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums]):
+    """No model of a device leaves it, and no labelled examples are needed: sums of features through a network that was
+    trained on candidates, or stored.
+    """
+
+    uplink: Uplink = PLAIN
+    recipe: Recipe = Recipe()
+    project: int = 32
+    extractor: str | None = None  # safetensors of a public model
+    known: Known | None = field(default=None, repr=False, compare=False)
+    name: ClassVar[str] = "pool"
+    wants = "sums"
+    carries_statistics = True  # no device trains here
+    rounds: ClassVar[int] = 1
+
+    def fitted(self, known: Known) -> Pool:
+        return replace(self, recipe=self.recipe.fitted(known), known=known)
+
+    def warns(self, home: Home) -> list[str]:
+        return self.recipe.warns(home.story)
+
+    def check(self, home: Home) -> None:
+        self.recipe.check(home)
+        if self.extractor is not None:
+            stored(home.task, self.extractor)
+        elif home.candidates is None:
+            raise ConfigError(
+                "sums of features need an extractor",
+                why="an extractor is trained on candidates, or comes from a file that was trained on public data; "
+                "here there is neither",
+                fix="add a [candidates] table, or set algorithm.extractor to a model.safetensors file",
+                code="no-extractor",
+            )
+
+    def init(self, task: Task, key: Key) -> Pooled:
+        empty = torch.zeros(task.labels, dimensions(self, task))
+        return Pooled(task.init(key), empty, *self.recipe.template(), torch.tensor(False))
+
+    def begin(self, task: Task, key: Key, before: Any, home: Home) -> Pooled:
+        candidates = home.candidates if self.extractor is None else None
+        if self.extractor is not None:
+            psi = stored(task, self.extractor)
+        else:
+            assert candidates is not None, "checked before the run"
+            batch = self.work.batch(len(candidates.y))
+            psi = fitted(task, candidates, self.local_epochs or 1, batch, self.lr, self.momentum, keys.fold(key, "psi"))
+        return self.init(task, key)._replace(x=psi)
+
+    def over(self, s: Pooled) -> bool:
+        return bool(s.done)
+
+    def init_client(self, task: Task) -> tuple[()]:
+        return ()
+
+    def broadcast(self, s: Pooled) -> Told:
+        return Told(s.x)
+
+    def zero(self, task: Task, down: Told) -> Sums:
+        return Sums(torch.zeros(task.labels, dimensions(self, task)))
+
+    def passes(self, size: int) -> float:
+        return size / 3
+
+    def local(self, task: Task, down: Told, c: tuple[()], shard: Shard, key: Key) -> tuple[Sums, tuple[()]]:
+        sums, _ = shard.by_class(lambda x: seen(task, down.x, x, projected_by(self, task)), task.labels)
+        return Sums(sums.float()), c
+
+    def update(self, s: Pooled, r: Received[Sums], home: Home) -> Pooled:
+        directions = torch.nn.functional.normalize(r.mean.sums, dim=1)
+        task, matrix = home.task, projected_by(self, home.task)
+        anchors = [Anchor(label, directions[label], task, s.x, matrix) for label in range(task.labels)]
+        made = self.recipe.make(home, anchors)
+        return Pooled(s.x, directions, *made, torch.tensor(True))
+
+    def tables(self, s: Pooled) -> dict[str, list[dict[str, object]]]:
+        return self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))
+
+    @property
+    def says(self) -> Said:
+        return Said("a public network, to everybody", "sums of features", HANDS)
+
+    def facts(self, s: Pooled, before: Facts) -> Facts:
+        return before._replace(kept=chosen(s.kept))
+
+    def models(self, s: Pooled) -> Mapping[str, Params]:
+        return {"global": s.x}

@@ -1,0 +1,379 @@
+"""SlaugFL's preparation: who knows a class best, what such a device calls typical of it, and a generator made from
+that. SlaugFL, IEEE Transactions on Mobile Computing, 2024, section "selective data collection".
+
+    train    every device trains alone and uploads its model; the server tests all of them, class by class
+    ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the
+             class; who declines is followed by the next
+
+Then the server makes a generator (`generator`). `pool` is the private way that needs neither of the two.
+Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype. Devices
+are ranked by F1 by default: by recall, as published, the best device of a class may be one that calls everything so.
+One device answers for one class a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+
+from sordino import keys, tree
+from sordino.algorithms.algorithm import Algorithm, Home, Known
+from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.phases import DeviceSkill, Facts, Phase, RunNumbers, Said
+from sordino.errors import ConfigError, RunError
+from sordino.keys import Key
+from sordino.privacy.uplink import Uplink
+from sordino.synthesis.slaug.generator import (
+    HANDS,
+    PLAIN,
+    Anchor,
+    Made,
+    Recipe,
+    Told,
+    chosen,
+    dimensions,
+    projected_by,
+    seen,
+)
+from sordino.synthesis.slaug.told import (
+    Asking,
+    Owner,
+    Prototype,
+    Ranked,
+    Start,
+    Up,
+    Wish,
+    Wishes,
+    formula,
+    requests_of,
+)
+from sordino.synthesis.slaug.traffic import Sizes
+from sordino.tasks.personalise import training_loss
+from sordino.tasks.selection import Rank, ranked, requests, skill
+from sordino.types import Examples, Params, Received, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+KEPT = 0.7  # of a device's examples it trains on; on the others it stops, and makes prototypes
+ROUNDS = 2  # of asking that a device pays for, where it pays
+FEWEST = 4  # examples that can be split
+
+
+@dataclass(frozen=True)
+class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
+    """Devices alone, with early stopping on what they hold back."""
+
+    uplink: Uplink = PLAIN
+    stops: bool = True  # early, by what a device holds back
+    patience: int = 3
+    rank: Rank = "f1"
+    probe: Literal["holdout", "test", "candidates"] = "holdout"
+    ranks: int = 3
+    clients: int = 0  # of the run
+    name: ClassVar[str] = "train"
+    rounds: ClassVar[int] = 1
+    reads_each = True
+    tells_each = True
+    carries_statistics = True
+
+    def fitted(self, known: Known) -> Train:
+        return replace(self, clients=len(known.sizes))
+
+    def init(self, task: Task, key: Key) -> Ranked:
+        x, (devices, classes) = task.init(key), (self.clients, task.labels)
+        table = torch.zeros(devices, classes, dtype=torch.float64)
+        kept = tree.map(lambda leaf: leaf.new_zeros(self.ranks, classes, *leaf.shape), x)
+        order = torch.zeros(self.ranks, classes, dtype=torch.int64)
+        return Ranked(x, table, table, order, kept, torch.tensor(False))
+
+    def begin(self, task: Task, key: Key, before: Any, home: Home) -> Ranked:
+        return self.init(task, key)
+
+    def check(self, home: Home) -> None:
+        given_examples(self, home)
+        if len(home.sizes) < self.ranks:
+            raise ConfigError(
+                f"{len(home.sizes)} clients, but {self.ranks} clients are ranked for each class",
+                why="when the best client declines, the next one in the ranking is asked, so there must be enough of "
+                "them",
+                fix=f"use at least {self.ranks} clients",
+                code="too-few-devices",
+            )
+
+    def over(self, s: Ranked) -> bool:
+        return bool(s.trained)
+
+    def init_client(self, task: Task) -> Owner:
+        return Owner(task.init(0))
+
+    def broadcast(self, s: Ranked) -> Told:
+        return Told(s.x)
+
+    def told(self, down: Told, client: int) -> Start:
+        return Start(down.x, torch.tensor(client))
+
+    def zero(self, task: Task, down: Told) -> Up:
+        return Up(tree.zeros_like(down.x), torch.tensor(0))
+
+    def passes(self, size: int) -> float:
+        return super().passes(size) * (KEPT + (1 - KEPT) / 3)  # at most: it may stop early
+
+    def local(self, task: Task, down: Start, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
+        learns, held = parts(shard) if self.stops else (shard, None)
+        walk, best, least, tired = self.walk(down.x, self.lr, statistics=task.statistics), down.x, float("inf"), 0
+        if not self.stops:  # under noise every read is paid for: one pass, and no look at how it goes
+            for batch in learns.batches(self.work, key):
+                walk(batch.grad(task.losses, walk.y))
+        for epoch in range((self.local_epochs or 1) if self.stops else 0):
+            for batch in learns.batches(Work(1, None, self.work.batch_size), keys.fold(key, "epoch", epoch)):
+                walk(batch.grad(task.losses, walk.y))
+            if held is None:
+                continue
+            found = float(training_loss(task, walk.y, held))
+            if found < least:
+                best, least, tired = tree.map(torch.clone, walk.y), found, 0
+            elif (tired := tired + 1) == self.patience:
+                break
+        model = tree.formed(walk.y if held is None else best)
+        return Up(tree.sub(model, down.x), down.device), Owner(model)
+
+    def update(self, s: Ranked, r: Received[Up], home: Home) -> Ranked:
+        task, probe = home.task, given_examples(self, home)
+        people = len(home.sizes)  # what is no model of a device of theirs is as good as silence
+        sent = [up for up in r.each if 0 <= int(up.device) < people and tree.finite(up.delta)]
+        models = {int(up.device): tree.add(s.x, up.delta) for up in sent}
+        if len(models) < self.ranks:
+            raise RunError(
+                f"only {len(models)} clients answered, but {self.ranks} clients are ranked for each class",
+                why="when the best client declines, the next one in the ranking is asked, so there must be enough of "
+                "them",
+                fix="resume when more clients are back; if a shared ledger has no budget left for them, use another "
+                "ledger or a larger budget",
+                code="too-few-devices-answered",
+            )
+        recall, f1, sure = torch.zeros_like(s.recall), torch.zeros_like(s.f1), torch.full_like(s.recall, -1.0)
+        for k, model in models.items():  # who was silent comes last
+            recall[k], f1[k], sure[k] = skill(task, model, probe)
+        order = ranked(f1 if self.rank == "f1" else recall, sure)[: self.ranks]
+        kept = {
+            name: torch.stack([torch.stack([models[k][name] for k in row]) for row in order.tolist()]) for name in s.x
+        }
+        return Ranked(s.x, recall, f1, order, kept, torch.tensor(True))
+
+    def tables(self, s: Ranked) -> dict[str, list[dict[str, object]]]:
+        """What the server found each device's model to know, class by class."""
+        both = zip(s.recall.tolist(), s.f1.tolist(), strict=True)
+        return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
+
+    @property
+    def says(self) -> Said:
+        return Said("the first model, to everybody", "their own models", HANDS, self.rank)
+
+    def facts(self, s: Ranked, before: Facts) -> Facts:
+        both = zip(s.f1.tolist(), s.recall.tolist(), strict=True)
+        return before._replace(skills=[list(map(DeviceSkill, *found)) for found in both])
+
+    def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Sizes | None:
+        return formula(training, public)
+
+    def models(self, s: Ranked) -> Mapping[str, Params]:
+        return {"global": s.x}
+
+
+@dataclass(frozen=True)
+class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Prototype]):
+    uplink: Uplink = PLAIN
+    recipe: Recipe = Recipe()
+    least: float = 1  # images that a prototype needs
+    project: int = 0  # features to so many dimensions, of length 1 each; 0: as they are
+    prototypes: int | None = None  # S; None: one for each class
+    ranks: int = 3
+    known: Known | None = field(default=None, repr=False, compare=False)
+    name: ClassVar[str] = "ask"
+    wants = "sums"
+    reads_each = True
+    tells_each = True
+    names_clients = True
+    carries_statistics = True  # no device trains here
+
+    @property
+    def rounds(self) -> int:
+        """A device is paid for so often at most: in later rounds it is silent."""
+        return ROUNDS
+
+    def init(self, task: Task, key: Key) -> Asking:
+        classes, count = task.labels, self.prototypes or task.labels
+        kept = tree.map(lambda leaf: leaf.new_zeros(self.ranks, classes, *leaf.shape), task.init(key))
+        whole = torch.zeros(count, dtype=torch.int64)
+        order = torch.zeros(self.ranks, classes, dtype=torch.int64)
+        empty = torch.zeros(count, dimensions(self, task))
+        return Asking(order, kept, whole, whole, whole, empty, torch.zeros(count), *self.recipe.template())
+
+    def begin(self, task: Task, key: Key, before: Ranked, home: Home) -> Asking:
+        slots, place = requests(task.labels, self.prototypes or task.labels, key)
+        return self.init(task, key)._replace(order=before.order, models=before.models, slots=slots, place=place)
+
+    def matrix(self, task: Task) -> Tensor | None:
+        return projected_by(self, task) if self.project else None
+
+    def warns(self, home: Home) -> list[str]:
+        random = (
+            "no client has 4 images, and fewer are not split: "
+            "nobody has a prototype, and candidates are taken at random"
+        )
+        return self.recipe.warns(home.story) + ([] if self._answers(home) else [random])
+
+    def check(self, home: Home) -> None:
+        self.recipe.check(home)
+        if self.recipe.scenario == 2 and not self._answers(home):
+            raise ConfigError(
+                "no client has a prototype, and nothing else would train the generator",
+                why=f"prototypes are made of images that a client holds back, and a client needs at least {FEWEST} of "
+                "them",
+                fix="use fewer clients or more data, or set scenario = 1 with a [candidates] table",
+                code="nobody-holds-back",
+            )
+
+    def _answers(self, home: Home) -> bool:
+        """Has any client enough images to hold some back? Noised prototypes are of all there are."""
+        return self.read.offer() is not None or max(home.sizes) >= FEWEST
+
+    def over(self, s: Asking) -> bool:
+        return bool((s.state != 0).all()) and bool(s.state.numel())
+
+    def fitted(self, known: Known) -> Ask:
+        classes = known.classes
+        if not 0 < (self.prototypes or classes) <= self.ranks * classes:
+            raise ConfigError(
+                f"prototypes = {self.prototypes} for {classes} classes",
+                why=f"for each class at most {self.ranks} clients are asked",
+                fix=f"set a number from 1 to {self.ranks * classes}, or leave it out for one prototype of each class",
+                code="prototypes-out-of-range",
+            )
+        return replace(self, recipe=self.recipe.fitted(known), known=known)
+
+    def init_client(self, task: Task) -> Owner:
+        return Owner(task.init(0))
+
+    def asks(self, s: Asking) -> Sequence[int]:
+        wishes = self.broadcast(s)
+        return wishes.device[wishes.device >= 0].tolist()
+
+    def broadcast(self, s: Asking) -> Wishes:
+        """The first waiting slot of every device that is asked, and of every class: an answer tells its class, not
+        which of two devices it is of.
+        """
+        device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
+        for i, (label, place, state) in enumerate(
+            zip(s.slots.tolist(), s.place.tolist(), s.state.tolist(), strict=True)
+        ):
+            k = int(s.order[place, label]) if state == 0 else -1
+            if k >= 0 and k not in busy and label not in named:
+                device[i] = k
+                busy.add(k)
+                named.add(label)
+        return Wishes(device, s.slots)
+
+    def told(self, down: Wishes, client: int) -> Wish:
+        mine = down.label[down.device == client][:1]
+        return Wish(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape, whoever gets it
+
+    def zero(self, task: Task, down: Wishes) -> Prototype:
+        total = torch.zeros(dimensions(self, task))
+        return Prototype(torch.zeros(1, dtype=torch.int64), total, torch.zeros(1))
+
+    def passes(self, size: int) -> float:
+        return size * (1 - KEPT) / 3
+
+    def local(self, task: Task, down: Wish, c: Owner, shard: Shard, key: Key) -> tuple[Prototype, Owner]:
+        _, held = parts(shard)
+        label = int(down.label)
+        sums, counts = (held or shard).by_class(lambda x: seen(task, c.model, x, self.matrix(task)), task.labels)
+        total, count = sums[label].float(), counts[label].float().reshape(1)
+        if torch.isnan(count):  # nobody counts: a direction is all that is told
+            count = torch.ones(1)
+        elif float(count) < self.least or (held is None and self.read.offer() is None):
+            # decided on what is told, so nothing else is told by it; who holds nothing back has no prototype to give
+            total, count = torch.zeros_like(total), torch.zeros_like(count)
+        return Prototype(down.label, total, count), c
+
+    def update(self, s: Asking, r: Received[Prototype], home: Home) -> Asking:
+        came = {int(up.label): up for up in r.each if float(up.images) > 0 and tree.finite(up)}
+        asked = self.broadcast(s).device >= 0
+        place, state, prototypes, counts = (t.clone() for t in (s.place, s.state, s.prototypes, s.counts))
+        for i in torch.nonzero(asked).flatten().tolist():
+            up = came.get(int(s.slots[i]))
+            if up is not None:
+                state[i], prototypes[i], counts[i] = 1, up.total / up.images, up.images[0]
+                continue
+            same = s.slots == s.slots[i]
+            following = int(place[same].max()) + 1
+            state[i], place[i] = (2, place[i]) if following >= self.ranks else (0, following)
+        s = s._replace(place=place, state=state, prototypes=prototypes, counts=counts)
+        if not self.over(s):
+            return s
+        made = self.recipe.make(home, self.means(s, home.task))
+        return s._replace(**made._asdict())
+
+    def tables(self, s: Asking) -> dict[str, list[dict[str, object]]]:
+        """Tables of who was asked for which class and answered, slot by slot, and of what the generator is made of."""
+        answered, place = (s.state == 1).tolist(), s.place.tolist()
+        asked = [
+            {
+                "class": label,
+                "devices": s.order[: place[i] + 1, label].tolist(),
+                "answered": answered[i],
+                "images": float(s.counts[i]),
+            }
+            for i, label in enumerate(s.slots.tolist())
+        ]
+        return {"asked": asked, **self.recipe.tables(Made(s.generator, s.kept, s.learned, s.log))}
+
+    @property
+    def says(self) -> Said:
+        return Said("requests for prototypes", "prototypes and refusals", HANDS)
+
+    def facts(self, s: Asking, before: Facts) -> Facts:
+        asked = requests_of(s, before.skills)
+        return before._replace(asked=asked, kept=chosen(s.kept))
+
+    def means(self, s: Asking, task: Task) -> list[Anchor]:
+        found = []
+        for i in torch.nonzero(s.state == 1).flatten().tolist():
+            label, place = int(s.slots[i]), int(s.place[i])
+            model = {name: leaf[place, label] for name, leaf in s.models.items()}
+            whose = int(s.order[place, label])
+            found.append(Anchor(label, s.prototypes[i], task, model, self.matrix(task), whose))
+        return found
+
+    def models(self, s: Asking) -> Mapping[str, Params]:
+        return {}
+
+
+# what the phases share ------------------------------------------------------------------------------------------------
+
+
+def parts(shard: Shard) -> tuple[Shard, Shard | None]:
+    """What a device trains on, and what it holds back; nothing where it has too few."""
+    if shard.size < FEWEST:
+        return shard, None
+    return shard.split(KEPT, keys.root(0))
+
+
+def given_examples(phase: Train, home: Home) -> Examples:
+    """What models are tested on."""
+    sources = {"holdout": "probe", "test": "tested", "candidates": "candidates"}
+    found: Examples | None = getattr(home, sources[phase.probe])
+    if found is None:
+        raise ConfigError(
+            f"probe = {phase.probe!r}, but the server has no probe",
+            why="the server ranks clients by how well their models do on labelled examples of its own",
+            fix='set data.probe = 50, or probe = "candidates" with a [candidates] table',
+            code="no-probe",
+        )
+    return found

@@ -1,0 +1,142 @@
+"""SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
+data augmentation", IEEE Transactions on Mobile Computing, 2024.
+
+This file composes it: a preparation that makes the generator (`prepare`, or `pool`, then
+`generator`), and the training with it (`training`, or `served`). The variants that promise something
+are ours; so is `default`, where the paper's text and its released code disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from sordino.algorithms.phases import Phased
+from sordino.algorithms.preset import preset, recast
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.secure_stages import Aggregated
+from sordino.privacy.uplink.stages import Weigh
+from sordino.synthesis.generators import acgan, matching
+from sordino.synthesis.slaug.generator import PLAIN, Recipe
+from sordino.synthesis.slaug.pool import Pool
+from sordino.synthesis.slaug.prepare import Ask, Train
+from sordino.synthesis.slaug.served import Served
+from sordino.synthesis.slaug.training import SlaugFL
+
+P = TypeVar("P", Train, Pool)
+COUNT = 200  # drawn images of a client whose size is nobody's business
+Variant = Literal["as_published", "secagg", "dp_proto_only", "pooled", "rigorous_a", "rigorous_b"]
+
+
+@dataclass(frozen=True)
+class Settings(SlaugFL):
+    """What may be set of the training, as it says itself, and of what prepares it."""
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    lr_decay: float = 0.998
+    local_epochs: int | None = 10
+    batch_size: int = 64
+    proto_upload: Literal["devices", "server_side"] = "devices"
+    prepare_epochs: int = 10
+    patience: int = 3
+    rank: Literal["f1", "recall"] = "f1"
+    probe: Literal["holdout", "test", "candidates"] = "holdout"
+    least: int = 1
+    prototypes: int | None = None
+    merge: Literal["mean_distance", "mean"] = "mean_distance"
+    keep: int = 1000
+    threshold: float | None = None
+    gan_epochs: int = 500
+    gan_lr: float = 2e-4
+    gan_decay: float = 0.0
+    gan_batch: int = 64
+    match_updates: int = 10_000
+    match_lr: float = 2e-4
+    diversity: float | Literal["auto", "published"] = "auto"
+    diversity_sign: Literal["reciprocal", "literal"] = "reciprocal"
+    extractor: str | None = None
+    project: int = 32
+    share: float = 0.2  # of a budget, for each phase of the preparation
+
+    def recipe(self) -> Recipe:
+        """How the server makes a generator."""
+        diversity = self.diversity if isinstance(self.diversity, float) else None
+        gan = acgan.AcganSettings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
+        match = matching.MatchingSettings(
+            self.match_updates, self.gan_batch, self.match_lr, diversity=diversity, sign=self.diversity_sign
+        )
+        published = self.diversity == "published"
+        return Recipe(self.generator, self.scenario, self.keep, self.merge, gan, match, self.threshold, published)
+
+    def training(self) -> SlaugFL | Served:
+        """The phase that trains, before a variant changes its gates."""
+        return recast(SlaugFL, self) if self.proto_upload == "devices" else recast(Served, self)
+
+    def alone(self) -> Train:
+        """The phase in which every device trains by itself."""
+        return self._like(Train(patience=self.patience, rank=self.rank, probe=self.probe))
+
+    def pool(self) -> Pool:
+        """The phase that needs no model of a device."""
+        return self._like(Pool(recipe=self.recipe(), project=self.project, extractor=self.extractor))
+
+    def _like(self, phase: P) -> P:
+        return phase.having(
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            local_epochs=self.prepare_epochs,
+        )
+
+
+@preset(
+    Settings(),
+    fixed=("local_steps",),
+    paper_text=Settings(momentum=0.0, rank="recall", probe="test", gan_lr=0.01, gan_decay=1e-4, diversity="published"),
+    released_code=Settings(
+        lr_decay=1.0,
+        keeps_momentum=True,
+        label_mode="shifted",
+        proto_scope="local+syn",
+        rank="recall",
+        probe="test",
+        rescale="minmax",
+        diversity="published",
+    ),
+)
+def slaug_fl(
+    base: Settings, variant: Variant = "as_published", clip: float = 1.0, rate: float = 0.1, private_steps: int = 10
+) -> Phased:
+    """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in
+    what is not set. `clip`, `rate` and `private_steps` are of the rigorous variants.
+
+    as_published   models and prototypes go out as they are
+    secagg         the same, but in the rounds of training only sums are opened
+    dp_proto_only  prototypes are noised; models are not
+    pooled         no models and no prototypes of single devices: sums of features of a public extractor
+    rigorous_b     pooled, with noise, and noised gradients in training: private for every example, end to end
+    rigorous_a     models trained by noised gradients, noised prototypes, noised gradients in training: likewise
+    """
+    private, training = variant.startswith("rigorous"), base.training()
+    noisy = NoisyGradient(clip, sampling="poisson", rate=rate, neighbours="zero_out")
+    if private:
+        # the sum of losses of single examples is all that can be clipped; a public number of drawn images tells
+        # nobody's size
+        training = training.having(proto_scope="sample", count=base.count or COUNT, local_steps=private_steps)
+        training = training.behind(noisy, PLAIN)
+    if variant == "secagg":
+        training = training.behind(uplink=Uplink((Weigh(), Aggregated())))
+    if variant in ("pooled", "rigorous_b"):
+        pool = base.pool().behind(ClassSums(1.0)) if private else base.pool()
+        return Phased((pool,), training, (base.share,))
+    alone, ask = base.alone(), Ask(recipe=base.recipe(), least=base.least, prototypes=base.prototypes)
+    if variant in ("dp_proto_only", "rigorous_a"):
+        ask = replace(ask, read=ClassSums(1.0), project=base.project)
+    if private:
+        alone = alone.having(local_steps=private_steps, stops=False).behind(noisy)
+    return Phased((alone, ask), training, (base.share, base.share))

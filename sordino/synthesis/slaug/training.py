@@ -1,0 +1,311 @@
+"""SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
+data augmentation", IEEE Transactions on Mobile Computing, 2024. How the generator is made is in `prepare`; this
+file is the collaborative phase, with its dual calibration.
+
+Each client draws, once, as many images as it has examples, all classes alike, and trains on both: cross-entropy of its
+own images, `synthetic` times that of drawn ones, and `separation` times a contrast that pulls the means of its classes
+towards the prototypes of everybody. The prototypes come from drawn images alone.
+
+Deviations: a client of n examples draws the rest of n / classes for random classes (the original drops it). Prototypes
+are averaged over all drawn images of a round. A momentum starts afresh in every round, unless it is kept. `label_mode =
+"shifted"`, with which the published numbers were made, gives drawn images labels of their own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+
+import torch
+
+from sordino import keys, tree
+from sordino.algorithms.algorithm import Home, Known
+from sordino.algorithms.fedavg import Client
+from sordino.algorithms.local_sgd import LocalSgd, Walk
+from sordino.errors import ConfigError
+from sordino.keys import Key
+from sordino.privacy.readers.beside_public import How
+from sordino.privacy.readers.class_sums import class_sums
+from sordino.synthesis.drawn import all_alike, generated
+from sordino.synthesis.generators.shape import GeneratorShape
+from sordino.synthesis.slaug.generator import Kind, generator_shape
+from sordino.tasks.contrast import class_means, separation
+from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CLASSES = "classes"  # that the generator has learnt, beside its weights
+
+
+class Server(NamedTuple):
+    x: Params
+    prototypes: Tensor  # [classes, d]
+    known: Tensor  # which of them there are
+    round: Tensor
+
+
+class Moving(NamedTuple):
+    """What a client keeps whose momentum goes on in its next round."""
+
+    participations: Tensor
+    velocity: Params
+
+
+State: TypeAlias = Client | Moving
+
+
+class Start(Protocol):
+    """What a client is told of where everybody stands."""
+
+    @property
+    def x(self) -> Params: ...
+    @property
+    def prototypes(self) -> Tensor: ...
+    @property
+    def known(self) -> Tensor: ...
+    @property
+    def round(self) -> Tensor: ...
+
+
+class Up(NamedTuple):
+    delta: Params
+    # of the features of drawn images, by class; in parts of the client's size, so that weights make them a plain sum
+    sums: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class Calibrated(LocalSgd[S, State, D, U], ABC):
+    """A client's training with drawn images: where they come from, and what it does with them.
+
+    What it sends is for others to say.
+    """
+
+    generator: Kind = "auto"
+    scenario: Literal[1, 2] = 1
+    synthetic: float = 0.5  # lambda_syn
+    separation: float = 1.0  # lambda_sep
+    temperature: float = 0.5  # beta
+    label_mode: Literal["shared", "shifted"] = "shared"
+    proto_scope: Literal["local", "local+syn", "sample"] = "local"
+    rescale: Literal["fixed", "minmax"] = "fixed"
+    keeps_momentum: bool = False  # from one round of a client to its next
+    match_steps: bool = False  # as many steps as without drawn images: half of each batch is drawn
+    count: int | None = None  # of drawn images, for everybody; None: as many as a client has examples
+    _shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("synthetic", "separation"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}",
+                    why="it must be a finite number, at least 0",
+                    code="not-positive",
+                )
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}", why="it must be above 0", code="not-positive")
+        if self.count is not None and self.count < 1:
+            raise ConfigError(
+                f"count is {self.count}",
+                why="every client draws at least one image, so it must be at least 1",
+                code="not-positive",
+            )
+
+    def fitted(self, known: Known) -> Self:
+        return replace(self, _shape=generator_shape(self.generator, self.scenario, known.shape, known.classes))
+
+    @property
+    def drawn_by(self) -> GeneratorShape:
+        """The generator that images are drawn from."""
+        return self._shape
+
+    @property
+    def sets_loss(self) -> bool:
+        return True
+
+    @property
+    def carries_statistics(self) -> bool:
+        return self.server_lr == 1
+
+    @property
+    def heads(self) -> int:
+        """Outputs of the network per class."""
+        return 2 if self.label_mode == "shifted" else 1
+
+    # what it starts from ----------------------------------------------------------------------------------------------
+
+    def start(self, task: Task, key: Key) -> Server:
+        """Models of the preparation are not used again."""
+        x = task.init(key)
+        return Server(
+            x, torch.zeros(task.labels, task.width), torch.zeros(task.labels, dtype=torch.uint8), torch.tensor(0)
+        )
+
+    def handed(self, before: Any, home: Home) -> Params:
+        return {**before.generator, CLASSES: torch.nonzero(before.learned).flatten()}
+
+    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
+        """Drawn once: as many images as the client has examples, all classes alike."""
+        classes, state = handed[CLASSES], {name: value for name, value in handed.items() if name != CLASSES}
+        labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
+        return generated(self._shape, state, labels, keys.fold(key, "noise"), self.rescale)
+
+    def init_client(self, task: Task) -> State:
+        return (
+            Moving(torch.tensor(0), tree.zeros_like(task.init(0))) if self.keeps_momentum else Client(torch.tensor(0))
+        )
+
+    # a round ----------------------------------------------------------------------------------------------------------
+
+    def trained(self, task: Task, down: Start, c: State, shard: Shard, key: Key) -> tuple[Params, State]:
+        public, going = shard.public, c.velocity if isinstance(c, Moving) else None
+        walk = self.walk(down.x, self.rate(down.round, c.participations), going, task.statistics)
+        assert public is not None
+        if not len(public.y) and not self._separates(down):
+            for batch in shard.batches(self.work, key):
+                walk(batch.grad(task.losses, walk.y))
+        elif self.proto_scope == "sample":
+            self._apart(task, down, walk, shard, key)
+        else:
+            loss = partial(self.loss, task, down)
+            for step in shard.mixed(self.work, key, self.how):
+                walk(step.joint(loss, walk.y))
+        times, velocity = c.participations + 1, walk.velocity
+        after = Client(times) if going is None or velocity is None else Moving(times, velocity)
+        return walk.y, after
+
+    def passes(self, size: int) -> float:
+        alone = super().passes(size)
+        return alone if self.match_steps else alone * (size + (self.count or size)) / size
+
+    @property
+    def how(self) -> How:
+        """Drawn images come beside a client's own."""
+        return "half" if self.match_steps else "union"
+
+    def advanced(self, s: Start, mean: Up) -> Server:
+        seen = mean.counts > 0
+        fresh = mean.sums / torch.where(seen, mean.counts, 1.0)[:, None]
+        return Server(
+            tree.axpy(self.server_lr, mean.delta, s.x),
+            torch.where(seen[:, None], fresh, s.prototypes),
+            s.known | seen.to(torch.uint8),
+            s.round + 1,
+        )
+
+    # the losses -------------------------------------------------------------------------------------------------------
+
+    def loss(self, task: Task, down: Start, params: Params, own: Examples, public: Examples, draws: Tensor) -> Tensor:
+        """The loss of one batch: L_cla + separation * L_sep."""
+        n = len(own.y)
+        z = task.features(params, torch.cat([own.x, public.x]), draws, plain=len(public.y))
+        logits = task.head(params, z)
+        total = z.new_zeros(())
+        if n:
+            total = total + torch.nn.functional.cross_entropy(logits[:n], own.y)
+        if len(public.y) and self.synthetic:
+            total = total + self.synthetic * torch.nn.functional.cross_entropy(logits[n:], self._names(task, public.y))
+        if self._separates(down):
+            labels = torch.cat([own.y, public.y])
+            part = slice(None) if self.proto_scope == "local+syn" else slice(0, n)
+            means, counts = class_means(z[part], labels[part], task.labels)
+            there = torch.nonzero(counts).flatten()
+            pulled = separation(means[there], there, down.prototypes, down.known.bool(), self.temperature)
+            total = total + self.separation * pulled
+        return total
+
+    def _apart(self, task: Task, down: Start, walk: Walk, shard: Shard, key: Key) -> None:
+        """Losses of single examples: of the client's own through the reader, which may clip and noise them; of drawn
+        ones as they are.
+        """
+        losses = partial(self._own_losses, task, down)
+        for step in shard.mixed(self.work, key, self.how):
+            g = step.batch.grad(losses, walk.y)
+            walk(
+                tree.axpy(
+                    self.synthetic, public_gradient(task, walk.y, step.public, self._names(task, step.public.y)), g
+                )
+            )
+
+    def _own_losses(self, task: Task, down: Start, params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
+        z = task.features(params, x, draws)
+        found = torch.nn.functional.cross_entropy(task.head(params, z), y, reduction="none")
+        if not self._separates(down):
+            return found
+        cosines = (
+            torch.nn.functional.normalize(z, dim=1)
+            @ torch.nn.functional.normalize(down.prototypes.to(z.dtype), dim=1).T
+        )
+        logits = torch.where(down.known.bool(), cosines / self.temperature, -torch.inf)
+        pulled = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        return found + self.separation * torch.where(down.known[y].bool(), pulled, 0.0)
+
+    def _separates(self, down: Start) -> bool:
+        return bool(self.separation) and bool(down.known.any())
+
+    def _names(self, task: Task, labels: Tensor) -> Tensor:
+        """Labels of drawn images, as the network is told them."""
+        return labels + task.labels if self.label_mode == "shifted" else labels
+
+    def _features(self, task: Task, params: Params, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return task.features(params, x, None)
+
+
+def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor) -> Params:
+    """The gradient of the mean cross-entropy of examples that are nobody's secret, as they are."""
+    if not len(labels):
+        return tree.zeros_like(params)
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    logits = task.head(leaves, task.features(leaves, public.x, None))
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    moving = bool(task.statistics)
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=moving, materialize_grads=moving)
+    return dict(zip(leaves, found, strict=True))
+
+
+@dataclass(frozen=True)
+class SlaugFL(Calibrated[Server, Server, Up]):
+    """SlaugFL as published: devices send prototypes of their drawn images beside their models."""
+
+    def init(self, task: Task, key: Key) -> Server:
+        return self.start(task, key)
+
+    def begin(self, task: Task, key: Key, before: Any, home: Home) -> Server:
+        return self.start(task, key)
+
+    def broadcast(self, s: Server) -> Server:
+        return s
+
+    def zero(self, task: Task, down: Server) -> Up:
+        sums = torch.zeros_like(down.prototypes)
+        return Up(tree.zeros_like(down.x), sums, torch.zeros(len(sums)))
+
+    def change(self, upload: Up) -> Params | None:
+        return upload.delta
+
+    def passes(self, size: int) -> float:
+        return (
+            super().passes(size) + (self.count or size) / 3
+        )  # and once through its drawn images, for their prototypes
+
+    def local(self, task: Task, down: Server, c: State, shard: Shard, key: Key) -> tuple[Up, State]:
+        y, after = self.trained(task, down, c, shard, key)
+        sums, counts = self.prototype_sums(task, y, shard)
+        return Up(tree.sub(y, down.x), (sums / shard.size).float(), (counts / shard.size).float()), after
+
+    def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
+        """Sums of features by class, and of how many images: of drawn ones, so they say nothing that the model does
+        not.
+        """
+        assert shard.public is not None
+        return class_sums(lambda x: self._features(task, params, x), shard.public, task.labels)
+
+    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
+        return self.advanced(s, r.mean)

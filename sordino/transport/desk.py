@@ -1,0 +1,267 @@
+"""The desk of a site: it answers letters. Each operation is computed once; its answer, and the state that the clients
+are in after it, are durable before the answer leaves. The same letter again gets the same bytes, and the same operation
+with another content is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import NamedTuple
+
+from sordino import user_code
+from sordino.engine.commands import Command, Mask, Round, understood
+from sordino.engine.secure_sum import flat
+from sordino.engine.site import Site
+from sordino.errors import KeyMismatch, LedgerError, SordinoError, UnsoundGuarantee, WireError
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
+from sordino.secagg.sealed import Public
+from sordino.transport.answers import Answer, Answered, Done, Refused, said
+from sordino.transport.masked_desk import MaskedRound
+from sordino.transport.message import Heading, Letter, Letterhead, digest_of, peek
+from sordino.transport.shelf import Shelf
+
+
+class Operation(NamedTuple):
+    """One letter's worth of work."""
+
+    stage: int
+    command: Command
+    messages: Sequence[memoryview]
+    ledger: str  # the head of the server's ledger
+
+    @staticmethod
+    def place_of(name: str) -> tuple[int, int]:
+        """The phase and the round of a round of this name."""
+        stage, _, t = name.split("/") if name else ("0", "", "-1")
+        return int(stage), int(t)
+
+    @staticmethod
+    def stage_of(name: str) -> int:
+        """The phase of an operation of this name."""
+        return int(name.partition("/")[0] or 0)
+
+    @property
+    def name(self) -> str:
+        t = self.command.t if isinstance(self.command, Round | Mask) else ""
+        return f"{self.stage}/{self.command.do}/{t}"
+
+    @property
+    def digest(self) -> str:
+        """The digest of what is asked, whenever and however often it is."""
+        text = json.dumps([self.name, asdict(self.command), digest_of(self.messages)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Porter:
+    """Decides what a site does for a server: it is asked before anything is computed. This one lets everything pass, as
+    is right between processes of one run; between real sites there is a purse.
+    """
+
+    @property
+    def place(self) -> str:
+        """Number of rounds that have left this place, and the head of its ledger; empty where it is not needed."""
+        return ""
+
+    def admit(self, asked: Operation) -> None:
+        """Refuses what this place does not do for a server."""
+
+    def pay(self, asked: Operation, command: Round) -> Round:
+        """Pays for a round, durably, or refuses it. What it gives back is played: the same, or with more noise."""
+        return command
+
+    def does(self, asked: Operation) -> Answer | None:
+        """What a place does by itself, and not its clients; None where that is nothing."""
+        return None
+
+    def secure(self, stage: int) -> SecureStage | None:
+        """What adds the uploads of this phase, where nobody may read a single one."""
+        return None
+
+    def key(self, stage: int) -> Public:
+        """The key under which the uploads of this phase are encrypted."""
+        raise KeyMismatch(
+            "there is no key to encrypt uploads with",
+            why="only a site that was told the digest of a key holder's key has one",
+            fix="join with --key-digest",
+            code="no-key-here",
+        )
+
+    def declined(self, error: SordinoError) -> None:
+        """This place does not do what it was asked."""
+
+    def failed(self, error: SordinoError) -> SordinoError:
+        """What the server is told of an error in the work itself."""
+        return error
+
+    def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
+        """This answer to an operation is durable, and may leave."""
+
+
+class Desk:
+    """Answers the letters of one server, one after another."""
+
+    def __init__(
+        self,
+        letterhead: Letterhead,
+        sites: Callable[[int], Site],
+        porter: Porter | None = None,
+        shelf: Shelf | None = None,
+    ) -> None:
+        """`sites`: the clients of this place as they stand before a phase; without a shelf nothing is kept."""
+        self._letterhead, self._make, self._shelf = letterhead, sites, shelf
+        self._porter = porter or Porter()
+        self._stage = -1
+        self._site: Site | None = None
+        self._masked: MaskedRound | None = None  # the masked round that this site takes part in
+
+    def answer(self, data: bytes | memoryview) -> bytes:
+        """The answer to a letter; a refusal, where that is the answer."""
+        try:
+            letter = self._letterhead.read(data)
+        except WireError as error:
+            self._porter.declined(error)
+            return self._refuse(error, data)
+        try:
+            with user_code.blamed():
+                return self._answered(letter)
+        except SordinoError as error:
+            self._porter.declined(error)
+            return self._written(letter.head, Refused.of(error))
+
+    def _answered(self, letter: Letter) -> bytes:
+        head = letter.head
+        asked = Operation(head.stage, understood(head.said), letter.bodies, head.ledger)
+        if len(asked.messages) != asked.command.messages:
+            raise WireError(
+                f"{len(asked.messages)} messages came with a command that has {asked.command.messages}",
+                fix="ignore it",
+                code="other-messages",
+            )
+        if isinstance(asked.command, Mask):
+            return self._written(head, *self._mask(asked, asked.command))
+        if isinstance(asked.command, Round):
+            secure = self._porter.secure(asked.stage)
+            if (secure is not None) != (asked.command.among > 0):
+                raise _other_uploads(secure is not None)
+            answer = self._begin_masked if isinstance(secure, Aggregated) else self._round
+            return self._written(head, *answer(asked, asked.command))
+        self._porter.admit(asked)
+        if (own := self._porter.does(asked)) is not None:
+            return self._written(head, own)
+        with self._all_or_nothing():
+            bodies = list(self._site_of(asked.stage).obey(asked.command, asked.messages))
+        return self._written(head, Done(), bodies)
+
+    def _round(self, asked: Operation, command: Round) -> tuple[Answered, list[bytes]]:
+        if (before := self._kept(asked)) is not None:
+            self._porter.release(asked, before[1])  # a crash may have come between the two
+            return before
+        paid = self._porter.pay(asked, command)
+        with self._all_or_nothing():
+            site = self._site_of(asked.stage)
+            answer, bodies = Answered(sorted(paid.terms)), list(self._uploads(site, asked, paid))
+            if self._shelf is not None:
+                self._shelf.put(asked.name, asked.digest, answer, bodies, site.states.trees())
+        self._porter.release(asked, bodies)
+        return answer, bodies
+
+    def _uploads(self, site: Site, asked: Operation, command: Round) -> Iterator[bytes]:
+        """What leaves a site: ciphertexts, where the server may read no upload."""
+        if not isinstance(self._porter.secure(asked.stage), Encrypted):
+            yield from site.obey(command, asked.messages)
+            return
+        grid, key = site.algorithm.uplink.grid, self._porter.key(asked.stage)
+        assert grid is not None
+        key.check(grid.layout, command.among)
+        for _, upload in site.uploads(command, asked.messages):
+            yield key.encrypt(flat(upload), command.t, grid.layout).pack()
+
+    def _begin_masked(self, asked: Operation, command: Round) -> tuple[Answered, list[bytes]]:
+        """The first step of a masked round, where it is not too late for it."""
+        if self._masked is None or self._masked.asked.name != asked.name:
+            self._masked = None
+            if (before := self._kept(asked)) is not None:
+                return before  # nobody: what masked the words that have left is lost
+            paid = self._porter.pay(asked, command)
+            self._masked = MaskedRound(asked, paid, self._site_of(asked.stage))
+        return self._masked.first(asked)
+
+    def _mask(self, asked: Operation, command: Mask) -> tuple[Answered, list[bytes]]:
+        """A later step, which its round has paid for."""
+        masked = self._masked
+        if masked is None or masked.place != (asked.stage, command.t):
+            raise WireError(
+                f"this site takes no part in the masked sum of round {command.t + 1}",
+                why="it was restarted since the round began, or has begun another one: its keys are gone",
+                fix="go on without its clients; they take part in the next round",
+                code="no-such-sum",
+            )
+
+        def keep(bodies: Sequence[bytes]) -> None:
+            assert masked is not None
+            if self._shelf is not None:
+                states = self._site_of(asked.stage).states.trees()
+                self._shelf.put(masked.asked.name, masked.asked.digest, Answered(), [], states)
+            self._porter.release(masked.asked, bodies)
+
+        if (before := masked.given(asked, command)) is not None:
+            return before
+        with self._all_or_nothing():
+            return masked.step(asked, command, keep)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Work that fails half-way leaves the clients in the states that they kept last, and its error here."""
+        try:
+            with user_code.blamed():
+                yield
+        except BaseException as error:
+            if self._shelf is not None:
+                self._site = self._masked = None
+            if isinstance(error, SordinoError):
+                raise self._porter.failed(error) from error
+            raise
+
+    def _kept(self, asked: Operation) -> tuple[Answered, list[bytes]] | None:
+        """The answer to a round that is on the shelf; a round before all of these is not played any more."""
+        if self._shelf is None:
+            return None
+        found = self._shelf.find(asked.name, asked.digest)
+        if found is None and Operation.place_of(asked.name) < Operation.place_of(self._shelf.last):
+            raise LedgerError(
+                f"{asked.name} comes before {self._shelf.last}, which this site has answered",
+                why="whether it was answered, too, is not known any more, and a second answer would be unpaid",
+                fix="the server must go on from its newest checkpoint",
+                code="answered-before",
+            )
+        return found
+
+    def _site_of(self, stage: int) -> Site:
+        if self._site is None or self._stage != stage:
+            self._stage, self._site = stage, self._make(stage)
+        return self._site
+
+    def _written(self, head: Heading, answer: Answer, bodies: Sequence[bytes] = ()) -> bytes:
+        place = self._porter.place
+        return self._letterhead.write(head.sender, head.stage, said(answer), bodies, head.attempt, place)
+
+    def _refuse(self, error: WireError, data: bytes | memoryview) -> bytes:
+        try:
+            head = peek(data)
+        except WireError:
+            head = Heading(self._letterhead.run, 0, "", self._letterhead.name, {})
+        return self._written(head, Refused.of(error))
+
+
+def _other_uploads(hides: bool) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"the server asks for uploads {'in clear' if hides else 'that nobody reads'}",
+        why="this site has accepted an experiment "
+        + ("in which nobody reads a single upload" if hides else "without a secure sum"),
+        fix="the server must keep to the experiment of the invitation",
+        code="other-uploads",
+    )

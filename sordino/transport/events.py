@@ -1,0 +1,107 @@
+"""Events of a run between sites: who came and went, who was asked and answered. A line of events.jsonl each."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from sordino.accounting.facts import Fact
+
+What: TypeAlias = Literal[
+    "started",
+    "stopped",
+    "over",
+    "unlisted",
+    "connected",
+    "cut off",
+    "accepted",
+    "refused",
+    "failed",
+    "gathering",
+    "asked",
+    "answered",
+    "waiting",
+    "deadline",
+    "closing",
+    "dropped",
+    "lost",
+    "missing",
+    "declined",
+    "turned away",
+    "displaced",
+    "late",
+]
+# Of a hidden cohort these alone tell nobody who was drawn. Who is connected tells who cannot have answered; and the
+# time when a round begins tells how long the one before it took, which grows with the sites that were asked.
+OF_NOBODY = frozenset[What]({"started", "stopped", "over"})
+OF_ROUNDS = frozenset[What]({"asked", "answered"})  # of which there are many in every round
+OF_OTHERS = frozenset[What]({"declined", "turned away", "displaced"})  # which others can cause as often as they like
+WARNINGS = OF_OTHERS | {"refused", "failed", "waiting", "deadline", "dropped", "late"}
+ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal has a bar for these, and says how many sites are there
+
+
+class Event(Fact):
+    """Something that happened, and what is known of it."""
+
+    at: str = ""  # UTC
+    event: What
+    site: str = ""  # whom it is about; nothing: the one who writes this
+    sites: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()  # of these sites, those that are not let in any more
+    phase: str = ""  # of a preparation
+    round: int | None = None
+    count: int | None = None  # sites that take part, or clients that have answered
+    of: int | None = None
+    needed: int | None = None
+    more: int = 0  # of what others have caused: how often since the line before, without one
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """The event as a person is told it."""
+        who, why = self.site or "this one", f": {self.why}" if self.why else ""
+        where = f"{self.phase + ', ' if self.phase else ''}round {self.round}"
+        gone = _without(self.sites) + (f"; {self.why}" if self.why else "")
+        few = f"{self.count} of {self.of} clients have answered"
+        return {
+            "started": "started",
+            "stopped": f"stopped{why}",
+            "over": "the run is over",
+            "unlisted": f"not on the list yet: {', '.join(self.sites)}; `sordino identity allow` puts them there",
+            "connected": f"{self.site} is connected" if self.site else "connected to the server",
+            "cut off": f"{who} is cut off{why}" if self.site else f"cut off from the server{why}",
+            "accepted": f"{who} takes part",
+            "refused": f"{who}{why or ' has refused'}" if self.site else f"refused by the server{why}",
+            "failed": f"the work on a round failed{why}",
+            "gathering": f"{self.count} of {self.of} sites are there",
+            "asked": f"{where}: asked {', '.join(self.sites) or 'nobody'}",
+            "answered": f"{where}: {self.site + ' has ' if self.site else ''}answered",
+            "waiting": f"{where} waits: {few}, {self.needed} are needed{gone}{_revoked(self.revoked)}",
+            "dropped": f"{where}{why or f': a client of {who} drops out'}",
+            "lost": f"{self.count} rounds had left this site that its folder does not know: lost, and still paid for",
+            "missing": f"waits for the {self.site}",
+            "declined": f"this site does not do what the server asks{why}",
+            "turned away": f"not let in{' as ' + self.site if self.site else ''}{why}{_more(self.more)}",
+            "displaced": f"{who} connects anew{why}{_more(self.more)}",
+            "closing": f"{where} ends, to stop: {few}{_without(self.sites)}",
+            "late": f"an answer came too late{why}",
+            "deadline": f"{where}: the deadline has passed, {few}; it goes on{gone}",
+        }[self.event]
+
+
+def _more(times: int) -> str:
+    return f" (and {times} more that are not listed)" if times else ""
+
+
+def _without(sites: tuple[str, ...]) -> str:
+    return f"; no answer from {', '.join(sites)}" if sites else ""
+
+
+def _revoked(sites: tuple[str, ...]) -> str:
+    """Advice to an operator whose round waits for a revoked site."""
+    if not sites:
+        return ""
+    who = ", ".join(sites)
+    return (
+        f"; {who} {'is' if len(sites) == 1 else 'are'} revoked: the round needs another site that was drawn for it, "
+        "or stop here and give the same command with a smaller --minimum"
+    )

@@ -1,0 +1,38 @@
+"""Desks in the server's own process: what tests and rehearsals use, with whatever a network may do to letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sordino.transport.carrier import Arrived, Carrier, Writes
+
+Reply = Callable[[bytes], bytes]
+
+
+class InProcess(Carrier):
+    """Carries a letter to the desk of its receiver when somebody waits for the answer."""
+
+    def __init__(self, desks: Mapping[str, Reply]) -> None:
+        self._desks, self._waiting, self._sent = desks, dict[int, tuple[str, Writes]](), 0
+
+    def peers(self) -> frozenset[str]:
+        return frozenset(self._desks)
+
+    @property
+    def who(self) -> Sequence[str]:
+        return list(self._desks)
+
+    def send(self, to: str, letter: Writes) -> int:
+        self._sent += 1
+        self._waiting[self._sent] = to, letter
+        return self._sent
+
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        if not self._waiting:
+            return []
+        ticket = next(iter(self._waiting))
+        to, letter = self._waiting.pop(ticket)
+        return [Arrived(ticket, self._desks[to](letter()))]
+
+    def cancel(self, ticket: int) -> None:
+        self._waiting.pop(ticket, None)

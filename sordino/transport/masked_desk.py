@@ -1,0 +1,131 @@
+"""A site's half of masked sums: its clients' keys, seeds and shares, in memory only, and every step taken once.
+
+Why no operation has two masked uploads: a round is paid for on its first letter, and before masked words leave, the
+shelf says durably that they do. From then on
+
+- the same letters get the same bytes, from memory, and other contents are refused;
+- a site that was restarted finds the round on its shelf and answers that its clients have dropped out. Their words may
+  have left: fresh keys would put the same operation under a second mask.
+
+A site that was restarted before has nothing on its shelf, so no words have left: it may draw fresh keys and noise, and
+nothing is opened twice. The list of members that names the old keys is refused by clients that have new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sordino.engine import wire
+from sordino.engine.channels import MaskedWords
+from sordino.engine.commands import Mask, Round
+from sordino.engine.secure_sum import check_one_broadcast, flat, words_of
+from sordino.engine.site import Site
+from sordino.errors import LedgerError, SecureError, WireError
+from sordino.privacy.uplink.secure_stages import Aggregated
+from sordino.secagg.secagg_client import Participant
+from sordino.transport.answers import Answered
+
+if TYPE_CHECKING:
+    from sordino.transport.desk import Operation
+
+Given = tuple[Answered, list[bytes]]
+Keep = Callable[[Sequence[bytes]], None]
+
+
+class MaskedRound:
+    """The clients of one site in one masked round."""
+
+    def __init__(self, asked: Operation, command: Round, site: Site) -> None:
+        algorithm = site.algorithm
+        uplink, header = algorithm.uplink, site.header(command.t, -1)
+        assert isinstance(uplink.secure, Aggregated)
+        assert uplink.grid is not None
+        check_one_broadcast(algorithm.tells_each)
+        if command.among < len(command.terms):
+            raise WireError(
+                f"a round of {command.among} clients, of which {len(command.terms)} are here",
+                fix="ignore it",
+                code="fewer-than-here",
+            )
+        _, down = wire.decode(asked.messages[0], header, algorithm.broadcast(algorithm.init(site.task, 0)))
+        self.asked, self._command, self._site, self._down = asked, command, site, down
+        self._masked = MaskedWords(uplink.secure, uplink.grid.layout, command.among)
+        size = words_of(algorithm, site.task, command.t, down)
+        # what this site received, and not what the server says that it sent
+        model = hashlib.sha256(asked.messages[0]).digest()
+        session = self._masked.session(header.run, command.t, size, model)
+        self._halves = {k: Participant(session, k) for k in sorted(command.terms)}
+        self._given: dict[str, tuple[str, Given]] = {}  # step -> what was asked, and the answer
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The phase and the round."""
+        return self.asked.stage, self._command.t
+
+    def first(self, asked: Operation) -> Given:
+        """The answer to the letter that begins the round."""
+        if (before := self._before("round", asked)) is not None:
+            return before
+        return self._gives("round", asked, _all((k, half.advertise) for k, half in self._halves.items()))
+
+    def given(self, asked: Operation, command: Mask) -> Given | None:
+        """The answer to a later letter, where it was given before."""
+        if not command.clients or not set(command.clients) <= self._halves.keys():
+            raise WireError(f"clients {command.clients} are asked, who have not begun", fix="ignore it", code="others")
+        return self._before(command.step, asked)
+
+    def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
+        """The answer to a later letter; `keep` makes durable that masked words leave, and what comes after them."""
+        if command.step == "inbox":
+            found = self._words(asked, command, keep)
+        else:
+            message = bytes(asked.messages[0])
+            found = _all(
+                (k, partial(half.share if command.step == "roster" else half.unmask, message))
+                for k, half in self._halves.items()
+                if k in command.clients
+            )
+        return self._gives(command.step, asked, found)
+
+    def _words(self, asked: Operation, command: Mask, keep: Keep) -> Given:
+        """Trains, and masks what was learned."""
+        boxes = dict(zip(command.clients, map(bytes, asked.messages), strict=True))
+        terms = {k: self._command.terms[k] for k in boxes}
+        given = _all(
+            (k, partial(self._halves[k].masked, boxes[k], self._masked.words(flat(upload))))
+            for k, upload in self._site.each(self._command.t, self._down, terms)
+        )
+        keep(given[1])
+        return given
+
+    def _gives(self, step: str, asked: Operation, found: Given) -> Given:
+        self._given[step] = asked.digest, found
+        return found
+
+    def _before(self, step: str, asked: Operation) -> Given | None:
+        if (before := self._given.get(step)) is None:
+            return None
+        if before[0] != asked.digest:
+            raise LedgerError(
+                f"{asked.name} was asked before with another content",
+                why="with the answers to both, the server could open what only a sum may tell",
+                fix="the round is over for this site; the server goes on with the next one",
+                code="other-content",
+            )
+        return before[1]
+
+
+def _all(clients: Iterable[tuple[int, Callable[[], bytes]]]) -> Given:
+    """The messages of all clients that can take this step; the others have dropped out."""
+    found, failed = dict[int, bytes](), list[SecureError]()
+    for k, message in clients:
+        try:
+            found[k] = message()
+        except SecureError as error:
+            failed.append(error)
+    if failed and not found:
+        raise failed[0]
+    return Answered(list(found)), list(found.values())

@@ -1,0 +1,84 @@
+"""Where a site keeps what it has answered, with the states of its clients. An answer counts as kept once the checkpoint
+that names it is durable: a crash at any moment leaves the answer with the states after it, or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sordino.engine import checkpoint
+from sordino.engine.checkpoint import atomic_write
+from sordino.errors import LedgerError, damaged
+from sordino.transport.answers import Answered
+from sordino.transport.message import digest_of
+from sordino.tree import Tree
+
+KEPT = 3  # answers: a server that goes further back is refused
+
+
+class Shelved(NamedTuple):
+    """One answer, and what it is the answer to."""
+
+    operation: str
+    asked: str  # digest of the operation
+    file: str
+    clients: list[int]
+    sizes: list[int]
+    digest: str  # of the bodies
+
+
+class Shelf:
+    """The last answers of a site, in a folder."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._step, meta = checkpoint.told(place / "states") or (0, {"answers": []})
+        self._known = {row[0]: Shelved(*row) for row in meta["answers"]}
+
+    @property
+    def last(self) -> str:
+        """The operation that was answered last; nothing where there is none."""
+        return next(reversed(self._known), "")
+
+    def states(self, template: Callable[[str], Tree]) -> Mapping[str, Tree]:
+        """The states of the clients after the last answer, as trees of a checkpoint."""
+        loaded = checkpoint.load(self._place / "states", template)
+        return {} if loaded is None else loaded.trees
+
+    def find(self, operation: str, asked: str) -> tuple[Answered, list[bytes]] | None:
+        """The answer to an operation, if it was asked before in the same words."""
+        if (known := self._known.get(operation)) is None:
+            return None
+        if known.asked != asked:
+            raise LedgerError(
+                f"{operation} was asked before with another content",
+                why="a second answer beside the first one would show their difference, which nobody has paid for",
+                fix="the server must go on from the checkpoint that this round belongs to",
+                code="other-content",
+            )
+        path = self._place / known.file
+        bodies, begin = [], 0
+        data = path.read_bytes() if path.is_file() else b""
+        for size in known.sizes:
+            bodies.append(data[begin : begin + size])
+            begin += size
+        if len(data) != begin or digest_of(bodies) != known.digest:
+            raise damaged(path, "it is not the answer that was kept", "put the file back from a copy")
+        return Answered(known.clients), bodies
+
+    def put(
+        self, operation: str, asked: str, answer: Answered, bodies: Sequence[bytes], states: Mapping[str, Tree]
+    ) -> None:
+        """Makes an answer and the states after it durable, together."""
+        self._step += 1
+        file = f"answer-{self._step:06d}"
+        atomic_write(self._place / file, b"".join(bodies), private=True)
+        new = Shelved(operation, asked, file, answer.clients, [len(body) for body in bodies], digest_of(bodies))
+        kept = [*[*self._known.values()][-(KEPT - 1) :], new]
+        checkpoint.save(self._place / "states", self._step, states, {"answers": [list(row) for row in kept]}, keep=1)
+        for old in self._known.keys() - {row.operation for row in kept}:
+            (self._place / self._known[old].file).unlink(missing_ok=True)
+        self._known = {row.operation: row for row in kept}

@@ -1,0 +1,345 @@
+"""The sites of a run as the server sees them: letters go out, answers come back or do not, and a round goes on with
+those who were in time.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from sordino.engine import wire
+from sordino.engine.channels import SumAtSites
+from sordino.engine.commands import Command, Keep, Restore, Round, Score
+from sordino.engine.executor import Executor, Scores
+from sordino.errors import SordinoError, WireError
+from sordino.transport.answers import Answered, Refused, heard
+from sordino.transport.carrier import Arrived, Carrier
+from sordino.transport.message import Letter, Letterhead
+from sordino.tree import Tree
+from sordino.types import Params, Terms
+
+_SCORES: TypeAdapter[Scores] = TypeAdapter(dict[int, list[float]])
+Answers: TypeAlias = Mapping[str, Letter]  # by site
+FOREVER = math.inf
+SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits, and for whom. Seconds."""
+
+    timeout: float = FOREVER  # after it a round goes on without those who are silent
+    minimum: int = 0  # clients that must have answered before a round goes on
+    deadline: float = FOREVER  # a site that is silent for so long is given up, where a carrier can
+
+
+@dataclass
+class _Out:
+    """A letter that is out."""
+
+    peer: str
+    write: Callable[[int], bytes]  # the letter, at its n-th attempt
+    attempt: int = 0
+    retry: float = FOREVER  # when it is sent once more, after a refusal
+
+
+@dataclass
+class Sites(Executor):
+    """All sites of a phase, behind one carrier: the processes of one run, which end it when they fail."""
+
+    carrier: Carrier
+    letterhead: Letterhead
+    stage: int
+    members: Mapping[str, Sequence[int]]  # the clients of each site
+    header: Callable[[int], wire.Header]  # of the broadcast of a round
+    told: Callable[[Any, int], Any] | None = None  # what of the broadcast each client gets; None: all get the same
+    patience: Patience = Patience()
+    most: int | None = None  # clients that one letter may ask; None: all of a site
+    _out: dict[int, _Out] = field(default_factory=dict)  # by ticket
+    _tickets: dict[int, int] = field(default_factory=dict)  # of letters that were sent again: the first one's
+    _came: dict[int, Letter | SordinoError] = field(default_factory=dict)
+    _wanted: set[int] = field(default_factory=set)  # tickets whose answers somebody waits for
+    _moved: dict[str, float] = field(default_factory=dict)  # when a site was last asked or heard
+
+    def __post_init__(self) -> None:
+        self._site_of = {k: peer for peer, clients in self.members.items() for k in clients}
+
+    def __enter__(self) -> Self:
+        self.carrier.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.carrier.__exit__(kind, error, trace)
+
+    def away(self, client: int) -> bool:
+        """Is its site out of reach, or does it owe an answer?"""
+        return not self._free(self._site_of[client])
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]] | SumAtSites:
+        return self.collected(t, down, terms)
+
+    def collected(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]]:
+        """The messages of a round, one client after another; of who is silent at the deadline there is none."""
+        of = self._ask_round(t, down, terms)
+        until, answers = time.monotonic() + self.patience.timeout, dict[int, memoryview]()
+        left = collections.deque(sorted(of))
+        while left:
+            k = left.popleft()
+            while of[k] in self._out:
+                if time.monotonic() >= self._due(until):
+                    if self._enough(t, of):
+                        break
+                    others = self._ask_others(t, down, terms)
+                    of |= others
+                    left.extend(sorted(others))
+                    until = time.monotonic() + SOON
+                self._wait(until)
+            if of[k] in self._came:
+                answers |= self._uploads(of[k], [c for c, ticket in of.items() if ticket == of[k]])
+            if k in answers:
+                yield k, answers.pop(k)
+        self._close()
+
+    def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
+        """Every site scores its own clients, all at once."""
+        message = wire.encode(self.header(t), tuple(models))
+        found: Scores = {}
+        for peer, letter in self.ask(Score(t, len(models), list(ways)), message).items():
+            try:
+                found |= _scores(peer, letter.bodies, self.members[peer])
+            except WireError as error:
+                self._refused(peer, error)
+        return found
+
+    def keep(self, step: int) -> Mapping[str, Tree]:
+        self.ask(Keep(step))
+        return {}
+
+    def restore(self, step: int, place: Path) -> None:
+        self.ask(Restore(step, str(place)))
+
+    def ask(self, command: Command, message: bytes | None = None) -> Answers:
+        """Asks every site that is there, and waits for the answers."""
+        bodies = [] if message is None else [message]
+        asked = [peer for peer in self.members if self._free(peer) and self._may_be_asked(peer, command)]
+        return self.exchange(dict.fromkeys(asked, (command, bodies)))
+
+    def exchange(
+        self,
+        letters: Mapping[str, tuple[Command, Sequence[bytes]]],
+        enough: Callable[[Answers], bool] = lambda answers: True,
+        seconds: float = FOREVER,
+        others: Callable[[], Mapping[str, tuple[Command, Sequence[bytes]]]] = dict,
+    ) -> Answers:
+        """Sends each of these sites its letter, and waits for the answers, no longer than so many seconds; beyond the
+        deadline while they are not `enough`, and then of `others` too.
+        """
+        tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
+        until = time.monotonic() + min(seconds, self._patience_of_all)
+
+        def came() -> Answers:
+            found = {peer: self._came.get(ticket) for peer, ticket in tickets.items()}
+            return {peer: letter for peer, letter in found.items() if isinstance(letter, Letter)}
+
+        while any(ticket in self._out for ticket in tickets.values()):
+            if time.monotonic() >= self._due(until):
+                if enough(came()):
+                    break
+                tickets |= {peer: self._send(peer, *letter) for peer, letter in others().items()}
+                until = time.monotonic() + SOON
+            self._wait(until)
+        found = came()
+        self._close()
+        return found
+
+    # what is otherwise between machines -------------------------------------------------------------------------------
+
+    @property
+    def _patience_of_all(self) -> float:
+        """How long everybody is waited for, where all must answer."""
+        return FOREVER
+
+    def _may_be_asked(self, peer: str, command: Command) -> bool:
+        """Does a site do what this command says?"""
+        return True
+
+    def _among(self, terms: Mapping[int, Terms]) -> int:
+        """How many clients begin a round together, where nobody may read one upload."""
+        return 0
+
+    def _refused(self, peer: str, error: SordinoError) -> None:
+        """A site does not do what it is asked."""
+        raise error
+
+    def _asks_again(self, ticket: int) -> bool:
+        """Is the letter sent once more that a site has refused?"""
+        return False
+
+    def _due(self, until: float) -> float:
+        """When the deadline is that was until this moment."""
+        return until
+
+    def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
+        """Asks those who can answer only now, where too few have; the ticket of each client's answer."""
+        return {}
+
+    def _enough(self, t: int, of: Mapping[int, int]) -> bool:
+        """May a round go on without those who are silent?"""
+        return True
+
+    def _close(self) -> None:
+        """Nobody waits any more. Processes still owe what they have not answered."""
+        self._wanted.clear()
+        self._came.clear()
+        self._tickets = {sent: first for sent, first in self._tickets.items() if first in self._out}
+
+    # letters ----------------------------------------------------------------------------------------------------------
+
+    def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
+        """Sends the letters of a round; the ticket of each client's answer."""
+        return self._ask_these(t, down, terms, self.asked(terms))
+
+    def _ask_these(
+        self, t: int, down: Tree, terms: Mapping[int, Terms], asked: Mapping[str, Sequence[int]]
+    ) -> dict[int, int]:
+        shared = None if self.told is not None else wire.encode(self.header(t), down)
+        of: dict[int, int] = {}
+        for peer, clients in asked.items():
+            for some in _parts(clients, self.most):
+                parts = self._parts_of(t, down, some) if shared is None else [shared]
+                command = Round(t, {k: terms[k] for k in some}, shared is None, self._among(terms))
+                of |= dict.fromkeys(some, self._send(peer, command, parts))
+        return of
+
+    def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
+        """Whom each site is asked for, but for sites that would not answer."""
+        return self._at(self._expected(), terms)
+
+    def _at(self, peers: Collection[str], terms: Mapping[int, Terms]) -> dict[str, list[int]]:
+        """Clients of each of these sites, among those given."""
+        found: dict[str, list[int]] = {}
+        for k in sorted(terms):
+            if (peer := self._site_of[k]) in peers:
+                found.setdefault(peer, []).append(k)
+        return found
+
+    def _expected(self) -> set[str]:
+        """The sites that a round counts on."""
+        return {peer for peer in self.members if self._free(peer)}
+
+    def _parts_of(self, t: int, down: Tree, clients: Sequence[int]) -> list[bytes]:
+        """A message for each client, and nobody else's part is in it."""
+        assert self.told is not None
+        return [wire.encode(self.header(t), self.told(down, k)) for k in clients]
+
+    def _free(self, peer: str) -> bool:
+        while arrived := self.carrier.came(0.0) if self._owes(peer) else ():
+            self._take(arrived)
+        if owes := self._owes(peer):
+            self._check_patience(peer)
+        return not owes and peer in self.carrier.peers()
+
+    def _owes(self, peer: str) -> bool:
+        return any(out.peer == peer for out in self._out.values())
+
+    def _send(self, peer: str, command: Command, bodies: Sequence[bytes]) -> int:
+        write = self._writer(peer, command, bodies)
+        self._moved[peer] = time.monotonic()
+        ticket = self.carrier.send(peer, partial(write, 0))
+        self._out[ticket] = _Out(peer, write)
+        self._tickets[ticket] = ticket
+        self._wanted.add(ticket)
+        return ticket
+
+    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[int], bytes]:
+        """Makes the letter of an attempt, whenever one is handed out."""
+        told = asdict(command)
+        return lambda attempt: self.letterhead.write(peer, self.stage, told, bodies, attempt, ledger)
+
+    def _wait(self, until: float) -> None:
+        """Takes in what comes next, and no later than at this moment sends again or gives up."""
+        times = [until]
+        for ticket, out in list(self._out.items()):
+            self._check_patience(out.peer)
+            if time.monotonic() >= out.retry:
+                out.attempt, out.retry = out.attempt + 1, FOREVER
+                self._tickets[self.carrier.send(out.peer, partial(out.write, out.attempt))] = ticket
+            times += [self._moved[out.peer] + self.patience.deadline, out.retry]
+        self._take(self.carrier.came(max(0.0, min(times) - time.monotonic())))
+
+    def _check_patience(self, peer: str) -> None:
+        """Gives up a site that has been silent for too long, where a carrier can."""
+        limit = self.patience.deadline
+        if time.monotonic() >= self._moved[peer] + limit and (error := self.carrier.given_up(peer, limit)) is not None:
+            raise error
+
+    def _take(self, arrived: Sequence[Arrived]) -> None:
+        for one in arrived:
+            ticket = self._tickets.get(one.ticket, -1)
+            if (out := self._out.get(ticket)) is None:
+                continue  # the second answer to one letter, or one that nobody waits for any more
+            try:
+                letter = self._read(out, one.letter)
+            except SordinoError as error:
+                if not self._asks_again(ticket):
+                    self._settled(ticket, error)
+                self._refused(out.peer, error)
+            else:
+                self._moved[out.peer] = time.monotonic()
+                self._settled(ticket, letter)
+
+    def _read(self, out: _Out, data: bytes) -> Letter:
+        letter = self.letterhead.read(data)
+        if letter.head.sender != out.peer or letter.head.stage != self.stage:
+            raise WireError("an answer to another letter came", fix="ignore it", code="other-letter")
+        if isinstance(answer := heard(letter.head.said), Refused):
+            raise answer.error(self.named(out.peer))
+        return letter
+
+    def named(self, peer: str) -> str:
+        """A site, as a user knows it."""
+        return "a client process"
+
+    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
+        del self._out[ticket]
+        if ticket in self._wanted:
+            self._came[ticket] = found
+
+    def _uploads(self, ticket: int, clients: Sequence[int]) -> dict[int, memoryview]:
+        """The messages in an answer, of clients that were asked for and no others."""
+        if isinstance(letter := self._came.pop(ticket), SordinoError):
+            return {}
+        answer = heard(letter.head.said)
+        if not isinstance(answer, Answered) or len(answer.clients) != len(letter.bodies):
+            error = WireError("what came is no answer to a round", fix="ignore it", code="no-answer")
+            self._refused(letter.head.sender, error)
+            return {}
+        return {k: body for k, body in zip(answer.clients, letter.bodies, strict=True) if k in clients}
+
+
+def _parts(clients: Sequence[int], most: int | None) -> Iterator[Sequence[int]]:
+    size = most or max(1, len(clients))
+    for begin in range(0, len(clients), size):
+        yield clients[begin : begin + size]
+
+
+def _scores(peer: str, bodies: Sequence[memoryview], clients: Sequence[int]) -> Scores:
+    try:
+        told = _SCORES.validate_python(json.loads(b"".join(map(bytes, bodies))))
+        if not told.keys() <= set(clients):
+            raise ValueError("it scores clients of other sites")
+    except (ValueError, RecursionError, ValidationError) as error:
+        raise WireError(f"the scores of {peer} cannot be read", why=str(error)[:300], code="no-scores") from None
+    return told

@@ -1,0 +1,71 @@
+"""The Gaussian curve at 60 digits, and both of its inverses."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sordino.accounting.events import (
+    Gaussian,
+    Repeat,
+)
+from sordino.accounting.gaussian_dp import delta_of, epsilon_of, mu_of
+from sordino.errors import InvalidBudget
+from tests.accounting.priced import by
+
+
+# ---------------------------------------------------------------------------------------- exact Gaussian privacy
+def test_delta_of_is_the_formula_at_60_digits() -> None:
+    mp = pytest.importorskip("mpmath")
+    rng, compared = random.Random(1), 0
+    with mp.workdps(60):
+        for _ in range(500):
+            sigma, epsilon = 10 ** rng.uniform(-1.5, 3), 10 ** rng.uniform(-3, 2.5)
+            m, e = 1 / mp.mpf(sigma), mp.mpf(epsilon)
+            exact = mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)
+            if exact > 1e-280:
+                compared += 1
+                assert delta_of(epsilon, 1 / sigma) == pytest.approx(float(exact), rel=1e-9)
+    assert compared > 250
+
+
+@given(st.floats(1e-3, 30), st.floats(1e-12, 0.4))
+@settings(max_examples=100, deadline=None)
+def test_both_inverses_keep_the_promise_and_waste_nothing(mu: float, delta: float) -> None:
+    epsilon = epsilon_of(mu, delta)
+    assert delta_of(epsilon, mu) <= delta * (1 + 1e-9)
+    if epsilon > 1e-6:
+        assert delta_of(epsilon * (1 - 1e-6), mu) > delta
+        assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-5)
+        assert delta_of(epsilon, mu_of(epsilon, delta)) <= delta * (1 + 1e-9)
+
+
+def test_gaussian_numbers() -> None:
+    assert epsilon_of(0.5, 1e-5) == pytest.approx(1.99309, abs=1e-5)
+    assert epsilon_of(1.0, 1e-5) == pytest.approx(4.37718, abs=1e-5)
+    assert epsilon_of(2.0, 1e-5) == pytest.approx(9.99726, abs=1e-5)
+    assert by("gdp", Repeat(Gaussian(2.0), 2), 1e-5) == pytest.approx(2.94323, abs=1e-5)  # not 3.98618
+    for epsilon, mu in ((1, 0.26805), (5, 1.12124), (10, 2.00045), (20, 3.44778), (30, 4.65722)):
+        assert mu_of(epsilon, 1e-5) == pytest.approx(mu, abs=5e-6)
+
+
+def test_gaussian_ends() -> None:
+    assert epsilon_of(0.0, 1e-5) == 0.0
+    assert delta_of(1.0, 0.0) == 0.0
+    assert epsilon_of(math.inf, 1e-5) == math.inf == epsilon_of(1.0, 0.0)
+    assert epsilon_of(1e6, 1e-5) == pytest.approx(5e11 + 4.2648908e6, rel=1e-9)  # mu^2/2 - mu ndtri(delta)
+    assert math.isfinite(epsilon_of(1e100, 1e-5))
+    assert delta_of(0.0, 1.0) == pytest.approx(math.erf(0.5 / math.sqrt(2)), rel=1e-12)  # total variation distance
+
+
+@pytest.mark.parametrize("call", [lambda: epsilon_of(-1, 1e-5), lambda: epsilon_of(math.nan, 1e-5),
+                                  lambda: epsilon_of(1, 1.0), lambda: delta_of(-1, 1), lambda: mu_of(0, 1e-5),
+                                  lambda: mu_of(1, 0)])  # fmt: skip
+def test_gaussian_refusals(call: Callable[[], float]) -> None:
+    with pytest.raises(InvalidBudget):
+        call()

@@ -1,0 +1,134 @@
+"""Canaries: where they sit they change nothing else, and without noise each score is the coin itself."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from sordino import config, keys, tree
+from sordino.audit.canaries import Canaries, CanaryClients, CanaryExamples, directions
+from sordino.audit.canary_rounds import CanaryRounds
+from sordino.audit.planted import PlantedReader, PlantedSums, Quiet
+from sordino.audit.replay import BEGINNING
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.runs.simulation import Simulation, settle, simulated
+from sordino.tasks.quadratic import Quadratic
+from sordino.types import Examples, Grant, Params, Work
+
+TINY = ("rounds=2", "data.train=64", "partition={scheme='iid',clients=4}")
+EVERY, HALF = "cohort={name='poisson',rate=1.0}", "cohort={name='poisson',rate=0.5}"
+STEP = ("algorithm.local_steps=1", "algorithm.batch_size=full")
+KEY = keys.root(3)
+
+
+@cache
+def run(*words: str) -> Simulation:
+    return simulated(settle(config.load(None, [*TINY, *words])))
+
+
+def test_directions_stand_at_right_angles() -> None:
+    found = directions(KEY, 7, 30, 2)
+    assert torch.allclose(found @ found.T, torch.eye(7), atol=1e-5)
+    single = directions(KEY, 7, 30, 1)
+    assert torch.equal(single @ single.T, torch.eye(7))
+    assert set(single.flatten().tolist()) == {0.0, 1.0}
+    assert torch.allclose(directions(KEY, 40, 30, 2).norm(dim=1), torch.ones(40))  # more than there is room for
+
+
+def linear(params: Params, x: torch.Tensor, y: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    return (x * params["w"]).sum(1)
+
+
+def sums(reader: NoisyGradient, rows: torch.Tensor) -> torch.Tensor:
+    examples, params = Examples(rows, torch.zeros(len(rows))), {"w": torch.zeros(rows.shape[1])}
+    grant = Grant(0, len(rows), len(rows), Quiet(Counter(1)), 1.0)
+    (batch,) = reader.open(examples, grant, Quadratic(rows.shape[1])).batches(Work(None, 1, None), 0)
+    return len(rows) * tree.formed(batch.grad(linear, params))["w"]
+
+
+def test_a_canary_gives_its_direction_at_the_clip_in_the_place_of_a_row_and_moves_no_other() -> None:
+    reader, rows = NoisyGradient(clip=2.0), keys.normal(KEY, 60).reshape(10, 6).float()
+    far = 1e3 * directions(KEY, 3, 6, 2)
+    honest = sums(reader, torch.cat([rows[:7], torch.zeros(3, 6)]))
+    for chosen in (far, -far, 0 * far):
+        moved = sums(PlantedReader.of(reader, {0: chosen}, lambda s: s, sure=False), rows) - honest
+        assert torch.allclose(moved, 2.0 * chosen.sum(0) / 1e3, atol=1e-4)
+    others = PlantedReader.of(reader, {1: far}, lambda s: s, sure=False)
+    assert torch.equal(sums(others, rows), sums(reader, rows))
+
+
+@pytest.mark.parametrize("count", [0.0, 0.5])
+def test_a_canary_in_a_sum_fills_the_part_of_its_class(count: float) -> None:
+    """Ten rows of two classes, the last three of which are canaries: one of class 0, one of class 1, one absent."""
+    rows, labels = keys.normal(KEY, 30).reshape(10, 3).double(), torch.tensor([0, 1] * 5)
+    far = torch.zeros(3, 2, 3)
+    far[0, 0, 1] = far[1, 1, 2] = 1e3
+    grant, task = Grant(0, 10, 10, Quiet(Counter(1)), 1.0), Quadratic(3)
+
+    def told(reader: ClassSums, many: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return reader.open(Examples(rows[:many], labels[:many]), grant, task).by_class(lambda x: x, 2)
+
+    plain = ClassSums(clip=2.0, count=count)
+    (sums, counts), (honest, held) = told(PlantedSums.of(plain, {0: far.flatten(1)}, lambda s: s), 10), told(plain, 7)
+    moved = torch.zeros(2, 3).double()
+    moved[0, 1] = moved[1, 2] = 2.0
+    assert torch.allclose(sums - honest, moved, atol=1e-4)
+    assert count == 0 or torch.equal(counts - held, torch.ones(2).double())
+
+
+KINDS: dict[str, tuple[type[Canaries], str, str, tuple[str, ...]]] = {
+    "a row": (CanaryExamples, "server", "replace", ("algorithm=gaussian_gdp",)),
+    "a row, in steps": (CanaryExamples, "server", "replace", ("algorithm=noisy_steps",)),
+    "a row, along one number": (CanaryExamples, "server", "replace", ("algorithm=laplace",)),
+    "a row, of which the server sees sums": (CanaryExamples, "participants", "replace", ("algorithm=gaussian_gdp",)),
+    "a client": (CanaryClients, "server", "replace", ("algorithm=whole_update", *STEP)),
+    "a client, in a sum": (CanaryClients, "participants", "zero_out", ("algorithm=dp_prox", *STEP, EVERY)),
+}
+
+
+def canaries(name: str, wanted: int = 16) -> Canaries:
+    kind, adversary, neighbours, words = KINDS[name]
+    return kind(run(*words), adversary, neighbours, wanted, KEY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_noise_scores_are_the_coins(name: str) -> None:
+    found = canaries(name)
+    assert found.unfit() == ""
+    played = CanaryRounds(found, 0, 1e9, BEGINNING)
+    seen = played.scores()
+    told = seen.each
+    assert bool(seen.exposed.all())
+    assert len(told) == len(found.owners) == (2 if isinstance(found, CanaryClients) else 16)
+    assert torch.allclose(told, played.coins.double(), atol=0.02)
+
+
+def test_who_is_drawn_in_secret_counts_by_the_rate() -> None:
+    """Without noise a score is how often the canary was drawn, over how often it was to be expected; or nothing."""
+    words = ("algorithm=dp_prox", "multiplier=1.0", "privacy={delta=1e-5}", *STEP, HALF, "rounds=4")
+    found = CanaryClients(run(*words), "participants", "zero_out", 2, KEY)
+    assert found.rate == 0.5
+    for number in range(3):
+        played = CanaryRounds(found, number, 1e9, BEGINNING)
+        told = played.scores().each
+        assert torch.allclose(told, (2 * told).round() / 2, atol=0.02)
+        assert bool((told[~played.coins].abs() < 0.02).all())
+
+
+def test_replays_share_directions_and_nothing_else() -> None:
+    found = canaries("a row")
+    first, again, other = (CanaryRounds(found, number, 1.0, BEGINNING) for number in (0, 0, 1))
+    assert torch.equal(first.coins, again.coins)
+    assert torch.equal(first.scores().each, again.scores().each)
+    assert not torch.equal(first.coins, other.coins)
+
+
+def test_where_no_canary_can_be_placed_it_is_said() -> None:
+    cells = CanaryExamples(run("algorithm=whole_update"), "server", "replace", 16, KEY)
+    assert "reader" in cells.unfit()
+    noise = CanaryClients(run("algorithm=gaussian_gdp"), "server", "replace", 16, KEY)
+    assert "noise" in noise.unfit()

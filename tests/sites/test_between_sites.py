@@ -1,0 +1,73 @@
+"""Between sites every algorithm trains the model that the simulation trains, and everybody's books agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from sordino import config
+from sordino.config import Experiment
+from sordino.errors import DataError
+from sordino.report import preparation
+from sordino.runs.run import start
+from sordino.sites.serve import settled
+from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
+from tests.laws.cases import BY_NAME, Case
+from tests.laws.tried import AGAIN, tried_on
+
+
+# one case of every way that a run may go, with a preparation and a ledger that charges; the slow tier tries all
+@tried_on(BETWEEN_SITES, AGAIN - {"slaug_fl", "gaussian_gdp"})
+def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> None:
+    start(case.experiment(), tmp_path / "loop")
+    between = Federated(case.experiment(), tmp_path)
+    between.play()
+    assert not [note for note in between.notes if "are there" not in note]
+    assert model_of(between.folder) == model_of(tmp_path / "loop")
+    assert ledger_of(between.folder) == ledger_of(tmp_path / "loop")
+    told = {file.read_bytes() for file in tmp_path.glob("*/model.json")}
+    assert len(told) == (case.name != "quadratic"), "server and sites know how the model is used, and say the same"
+
+
+def test_between_sites_every_round_has_a_checkpoint() -> None:
+    """A site keeps its last three answers: a server may never have to go further back."""
+    rare = config.load(None, ["engine.checkpoint_every=7"])
+    assert settled(rare, rehearsal=True).engine.checkpoint_every == 1
+
+
+@pytest.mark.parametrize("name", ["gaussian_gdp", "scaffold", "fedprox"])
+def test_with_default_executors_it_is_the_same_model_to_rounding(name: str, tmp_path: Path) -> None:
+    """A simulation computes several clients in one go, a site has its own alone: the same numbers are added in another
+    order. The books are equal to the bit, whatever computes.
+    """
+    made = BY_NAME[name].experiment(engine={"precision": "fp32"})
+    assert made.engine.executor == "auto"
+    start(made, tmp_path / "run")
+    between = Federated(made, tmp_path)
+    between.play()
+    one, other = (safetensors.torch.load(model_of(place)) for place in (between.folder, tmp_path / "run"))
+    assert one.keys() == other.keys()
+    for tensor in one:
+        torch.testing.assert_close(one[tensor], other[tensor], rtol=0, atol=1e-6)
+    charges = [
+        [(entry.op, entry.charges) for entry in ledger_of(place)] for place in (between.folder, tmp_path / "run")
+    ]
+    assert charges[0] == charges[1]
+
+
+def test_a_server_tells_what_came_before_round_one_without_any_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between = Federated(BY_NAME["slaug_fl_rigorous_b"].experiment(rounds=1), tmp_path)
+    between.play()
+
+    def nowhere(experiment: Experiment) -> None:
+        raise DataError("the rows are at the sites")
+
+    monkeypatch.setattr(preparation, "simulated", nowhere)
+    found = preparation.gather(between.folder, pictures=False)
+    assert found is not None
+    assert sum(one.kept for one in found.classes) > 0

@@ -1,0 +1,179 @@
+"""events.jsonl: what happened between sites, once and in order; and nothing of a hidden cohort where others may read."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from rich.console import Console
+
+from sordino.cli import deploying
+from sordino.engine.checkpoint import append_line
+from sordino.errors import RunError
+from sordino.runs.folder import RunFolder
+from sordino.runs.watched import sites
+from sordino.sites import event_log as diaries
+from sordino.sites.client_line import Standing
+from sordino.sites.event_log import Diary
+from sordino.transport.events import OF_NOBODY, Event, What
+from sordino.transport.in_process import InProcess
+
+SECRET = Event(event="answered", site="secret-site", sites=("secret-site",), round=3, count=1, of=2, why="secret words")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "private").mkdir(mode=0o700)
+    return tmp_path
+
+
+def test_what_is_written_is_read_again_with_its_time(folder: Path) -> None:
+    heard: list[Event] = []
+    diary = Diary(folder, real=False, hidden=False, hears=heard.append)
+    for what in get_args(What):
+        diary(SECRET.beside(event=what))
+    assert RunFolder(folder).events() == RunFolder(folder).public_events() == heard
+    assert [event.event for event in heard] == list(get_args(What))
+    assert all(event.at.endswith("Z") and event.words for event in heard)
+    assert sorted(event.at for event in heard) == [event.at for event in heard]
+
+
+def test_many_threads_write_whole_lines(folder: Path) -> None:
+    diary = Diary(folder, real=False, hidden=False)
+    threads = [
+        threading.Thread(target=lambda i=i: [diary(SECRET.beside(round=i)) for _ in range(50)]) for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(event.round or 0 for event in RunFolder(folder).events()) == sorted(list(range(4)) * 50)
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(folder: Path) -> None:
+    diary = Diary(folder, real=False, hidden=False)
+    diary(SECRET)
+    with open(folder / "events.jsonl", "a") as file:
+        file.write('{"at": "2026-01')
+    assert len(RunFolder(folder).events()) == 1
+    diary(SECRET)
+    assert len(RunFolder(folder).events()) == 2
+
+
+def test_with_real_noise_the_whole_is_for_its_owner_alone(folder: Path) -> None:
+    diary = Diary(folder, real=True, hidden=False)
+    diary(SECRET)
+    assert [event.why for event in RunFolder(folder).events()] == ["secret words"]
+    assert [event.why for event in RunFolder(folder).public_events()] == [""]
+    assert (folder / "private" / "events.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_of_a_hidden_cohort_nothing_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diary = Diary(folder, real=True, hidden=True)
+    for what in get_args(What):
+        diary(SECRET.beside(event=what))
+    assert {event.event for event in RunFolder(folder).public_events()} == {"started", "stopped", "over"}
+    assert len(RunFolder(folder).events()) == len(get_args(What))
+    # the broken twin: somebody thinks that who answered may be told
+    monkeypatch.setattr(diaries, "OF_NOBODY", OF_NOBODY | {"answered"})
+    Diary(folder, real=True, hidden=True)(SECRET)
+    assert "answered" in {event.event for event in RunFolder(folder).public_events()}
+
+
+def test_a_diary_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    Diary(tmp_path / "missing", real=True, hidden=False, hears=heard.append)(SECRET)
+    assert len(heard) == 1
+
+
+def test_why_a_process_ended_is_written(folder: Path) -> None:
+    with pytest.raises(RunError), Diary(folder, real=False, hidden=False).kept(["a", "b"]):
+        raise RunError("the disk is full")
+    first, last = RunFolder(folder).events()
+    assert (first.event, first.sites, last.event, last.why) == ("started", ("a", "b"), "stopped", "the disk is full")
+
+
+def test_who_comes_and_goes_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diaries, "LOOK", 0.001)
+    there, carrier, seen = frozenset[str](), InProcess({}), threading.Event()
+    monkeypatch.setattr(carrier, "peers", lambda: there)
+    diary = Diary(folder, real=False, hidden=False, hears=lambda event: seen.set())
+    with diary.watching(carrier):
+        for now in ({"a"}, {"a", "b"}, {"b"}):
+            there = frozenset(now)
+            assert seen.wait(10)
+            seen.clear()
+    told = [(event.event, event.site) for event in RunFolder(folder).events()]
+    assert told == [("connected", "a"), ("connected", "b"), ("cut off", "a")]
+
+
+def test_a_site_writes_down_where_it_stands_once(folder: Path) -> None:
+    said: list[tuple[Standing, str]] = []
+    diary = Diary(folder, real=False, hidden=False)
+    say = diary.standing(lambda standing, why: said.append((standing, why)))
+    turns: list[tuple[Standing, str]] = [
+        ("waiting", ""),
+        ("working", ""),
+        ("waiting", ""),
+        ("cut off", "x"),
+        ("cut off", "x"),
+        ("waiting", ""),
+    ]
+    for turn in turns:
+        say(*turn)
+    assert said == turns
+    assert [event.event for event in RunFolder(folder).events()] == ["connected", "cut off", "connected"]
+
+
+def test_how_sites_stand_follows_from_events() -> None:
+    def at(*told: Event, alive: bool = True) -> dict[str, tuple[str, int, int]]:
+        return {site: (now.words, now.asked, now.answered) for site, now in sites(told, alive).items()}
+
+    begin = [Event(event="started", sites=("a", "b")), Event(event="connected", site="a", at="t")]
+    asked = Event(event="asked", sites=("a",), round=2)
+    assert at(*begin) == {"a": ("connected", 0, 0), "b": ("not there yet", 0, 0)}
+    assert at(*begin, asked)["a"] == ("connected", 2, 0)
+    assert at(*begin, asked, Event(event="cut off", site="a", at="t"))["a"] == ("not connected", 2, 0)
+    assert at(*begin, asked, *begin)["a"] == ("connected", 2, 0)
+    assert at(*begin, asked, begin[0])["a"] == ("not there yet", 2, 0)  # the server was killed and has begun anew
+    assert at(*begin, alive=False)["a"] == ("not connected", 0, 0)
+
+
+def test_a_line_that_was_cut_short_goes_when_the_next_one_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for before, after in ((b"", b""), (b"1\n2\n", b"1\n2\n"), (b"1\n2", b"1\n"), (b"1", b"")):
+        file.write_bytes(before)
+        append_line(file, "new")
+        assert file.read_bytes() == after + b"new\n"
+
+
+def test_a_terminal_that_goes_away_ends_nothing() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError("gone")
+
+    deploying._noting(Console(file=Gone()))("somebody came")
+    deploying._standing(Console(file=Gone()))("cut off", "")
+
+
+def test_what_strangers_cause_fills_no_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty lines at once, then one a minute that says how many there were. What sites do is told in full."""
+    clock, heard = [0.0], list[Event]()
+    monkeypatch.setattr(diaries.time, "monotonic", lambda: clock[0])
+    diary = Diary(folder, real=True, hidden=False, hears=heard.append)
+    for i in range(10_000):
+        clock[0] = i / 100  # a hundred seconds
+        diary(Event(event="turned away", why=f"ipv4:192.0.2.{i % 250}: no"))
+    diary(Event(event="answered", site="a", round=1))
+    assert len(heard) == diaries.FEW + 1 + 1
+    assert sum(event.more + 1 for event in heard[:-1]) == 6001  # the rest is in the next line
+    clock[0] += 60
+    diary(Event(event="displaced", site="a"))
+    assert heard[-1].words.endswith("(and 3999 more that are not listed)")
+    assert (folder / "private" / "events.jsonl").stat().st_size < 10_000
+    shown = RunFolder(folder).public_events()
+    assert {"answered", "turned away"} <= {event.event for event in shown}
+    assert not any("192.0.2" in event.words for event in shown)  # addresses are private

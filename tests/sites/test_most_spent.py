@@ -1,0 +1,171 @@
+"""What a site is shown before it joins is the most that it can lose, whatever the server asks for, to whomever."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sordino.accounting.statement import SCORES
+from sordino.config import Experiment
+from sordino.errors import UnsoundGuarantee
+from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
+from sordino.report.site_plan import plan
+from sordino.runs.folder import RunFolder
+from sordino.runs.shapes import Receipt
+from sordino.runs.verify import examine, verify
+from sordino.sites.invitation import invite
+from sordino.sites.join import Joining, Proposed
+from sordino.transport.answers import Answered
+from tests.helpers.between_sites import SERVER, Federated
+from tests.helpers.forged_letters import Server
+from tests.laws.cases import BY_NAME
+
+OFTEN = {"rounds": 12, "cohort": {"name": "random", "size": 2}}
+EXPERIMENTS: dict[str, Experiment] = {
+    "drawn by a public seed": BY_NAME["gaussian_gdp"].experiment(**OFTEN),
+    "typed noise": BY_NAME["gaussian_gdp"].experiment(
+        **OFTEN,
+        algorithm={"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5, "multiplier": 4.0},
+        privacy={"epsilon": None},
+    ),
+    "laplace, less and less": BY_NAME["laplace"].experiment(**OFTEN),
+    "adaptive": BY_NAME["gaussian_gdp_adaptive"].experiment(rounds=6),
+    "central": BY_NAME["central_visible"].experiment(rounds=8),
+    "hidden": BY_NAME["dp_prox"].experiment(),
+}
+
+
+def shown(between: Federated, **changes: Any) -> Proposed:
+    key = between.keys[SERVER]
+    invitation = invite("run", "localhost:9", key, between.experiment, between.agreed)
+    joining = Joining(Path("-"), between.place, "c0", between.keys["site-0"], between.place / "own", rehearsal=True)
+    return Proposed(replace(joining, **changes), invitation)
+
+
+def words(asked: Proposed) -> str:
+    console = Console(file=io.StringIO(), width=400)
+    plan(console, asked)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def asked_in_every_round(between: Federated, stalled: bool = False) -> Receipt:
+    """The receipt of a site whose server takes all that it can get."""
+    server, answered = Server(between), 0
+    try:
+        for t in range(server.phase.rounds):
+            number = min(answered, server.member.purse.training.plan.exposures[server.own] - 1)
+            answer, _ = server.says(replace(server.planned(number, stalled), t=t))
+            answered += isinstance(answer, Answered)
+        assert answered
+        return server.member.receipt()
+    finally:
+        server.member.close()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("stalled", [False, True])
+def test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown(
+    name: str, stalled: bool, tmp_path: Path
+) -> None:
+    between = Federated(EXPERIMENTS[name], tmp_path)
+    proposed = shown(between)
+    most = {row.subject: row.epsilon for row in proposed.at_stake}
+    spent = asked_in_every_round(between, stalled).guarantees
+    assert any(row.finite for row in spent)
+    judged = [row for row in spent if row.unit == proposed.at_stake[0].unit]
+    assert judged
+    for row in judged:
+        assert row.epsilon <= most[row.subject] * (1 + 1e-9), row.subject
+        assert row.epsilon <= proposed.epsilon * (1 + 1e-9)
+
+
+def test_the_rounds_that_a_seed_draws_are_fewer_than_can_be_paid(tmp_path: Path) -> None:
+    """The control: what follows from the public order alone is below what a hostile server gets."""
+    between = Federated(EXPERIMENTS["drawn by a public seed"], tmp_path)
+    drawn = between.simulation.setup.federation(between.simulation.home, "", ":memory:", "drawn")
+    with drawn.ledger:
+        seen = sum(0 in drawn.draw(t) for t in range(12))
+        assert seen < drawn.plan.exposures[0]
+    assert asked_in_every_round(between).rounds > seen
+
+
+def test_a_cap_is_for_every_adversary(tmp_path: Path) -> None:
+    """The server of central noise sees raw uploads: no cap allows that, as none allows a method without noise."""
+    for name in ("dp_prox", "central_visible"):
+        between = Federated(BY_NAME[name].experiment(), tmp_path / name)
+        assert any(row.finite for row in shown(between).at_stake)
+        for most in (4.0, 1e9):
+            with pytest.raises(UnsoundGuarantee) as caught:
+                shown(between, max_epsilon=most).check()
+            assert caught.value.code == "above-own-cap"
+            assert "against the server" in caught.value.why
+        shown(between).check()
+    local = Federated(BY_NAME["whole_update"].experiment(), tmp_path / "local")
+    shown(local, max_epsilon=4.0).check()
+
+
+def test_what_rests_on_the_server_is_conditional_in_a_sites_books(tmp_path: Path) -> None:
+    """Its noise and its coins. The server's own receipt speaks of a program that has added the noise."""
+    for name, because in (("central_visible", {SERVER_NOISE}), ("central", {SERVER_NOISE, SERVER_COINS})):
+        between = Federated(BY_NAME[name].experiment(), tmp_path / name)
+        said = words(shown(between))
+        assert "this is conditional" in said
+        assert all(reason in said for reason in because)
+        ended = between.play()
+        assert {row.status for row in ended.receipt.guarantees if row.finite} == {"proved"}
+        member = between.member("site-0")
+        rows = [row for row in member.receipt().guarantees if row.finite]
+        between.stop("site-0")
+        assert verify(between.place / "site-0") == []
+        assert {row.adversary for row in rows} == {"participants", "public"}
+        for row in rows:
+            assert row.status == "conditional"
+            assert set(row.because) >= because
+        asked = {row.subject: row.status for row in shown(between).guarantees}
+        assert all(asked[row.subject] == "conditional" for row in rows)
+
+
+def test_what_a_site_does_itself_is_proved(tmp_path: Path) -> None:
+    """The control: noise that it draws needs nobody."""
+    between = Federated(BY_NAME["gaussian_gdp"].experiment(), tmp_path)
+    assert {row.status for row in shown(between).guarantees if row.finite} == {"proved"}
+    assert "this is conditional" not in words(shown(between))
+
+
+def test_scores_of_own_models_are_not_shared(tmp_path: Path) -> None:
+    """They are computed from training rows, exactly, as often as a server asks: refused before anybody consents."""
+    for name, ways in (("gaussian_gdp", ["finetune", "plain"]), ("gaussian_gdp", ["proto"]), ("ditto", [])):
+        between = Federated(BY_NAME[name].experiment(evaluation={"personal": ways}), tmp_path / f"{name}{len(ways)}")
+        with pytest.raises(UnsoundGuarantee) as caught:
+            shown(between, shares_scores=True).check()
+        assert caught.value.code == "scores-of-own-models"
+        shown(between).check()
+    plain = Federated(BY_NAME["gaussian_gdp"].experiment(evaluation={"personal": ["plain"]}), tmp_path / "plain")
+    shown(plain, shares_scores=True).check()
+
+
+def test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client(tmp_path: Path) -> None:
+    between = Federated(BY_NAME["whole_update"].experiment(), tmp_path, shares_scores=True)
+    asked = shown(between, shares_scores=True)
+    assert "against the server" in (asked.worst.in_short if asked.worst else "")
+    assert asked.epsilon == float("inf")
+    between.play()
+    receipt = between.member("site-0").receipt()
+    between.stop("site-0")
+    told = {row.subject: (row.epsilon, row.because) for row in receipt.guarantees}
+    assert told["test example", "replace", "server"] == (float("inf"), (SCORES,))
+    assert told["client", "replace", "server"] == (float("inf"), (SCORES,))
+    assert told["client", "replace", "public"][0] <= 4.0
+    assert asked.guarantees[-1].subject == ("test example", "replace", "server")
+    folder = between.place / "site-0"
+    assert verify(folder) == []
+    assert examine(folder).wrong == []
+    file = RunFolder(folder).environment_file
+    file.write_text(json.dumps({**json.loads(file.read_text()), "shares_scores": False}))
+    assert verify(folder)

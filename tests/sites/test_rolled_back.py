@@ -1,0 +1,256 @@
+"""A site whose folder is an older copy, a second one or lost answers no round again, and gets no fresh budget: what left
+it is known to its user's state folder, and what it has signed to the server.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sordino.config import Experiment
+from sordino.engine.commands import Begin
+from sordino.errors import LedgerError
+from sordino.runs.folder import RunFolder
+from sordino.runs.verify import verify
+from sordino.runs.witness import Witness
+from sordino.sites.purse import Purse
+from sordino.transport.answers import Accepted, Answered, Refused
+from sordino.transport.message import LENGTH, SIGNATURE
+from sordino.transport.shelf import Shelf
+from sordino.transport.sites import Patience
+from tests.helpers.between_sites import Federated
+from tests.helpers.forged_letters import Server
+from tests.helpers.put_back import put_back
+from tests.laws.cases import BY_NAME
+from tests.laws.traces import Killed
+
+HIDDEN = "dp_prox"
+
+
+def real(name: str = "gaussian_gdp", **more: Any) -> Experiment:
+    case = BY_NAME[name]
+    seen = {} if name == HIDDEN else {"cohort": {"name": "everyone"}}
+    return case.experiment(privacy=case.privacy | {"noise": "system"}, **(seen | more))
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def answers(server: Server, t: int) -> bytes | str:
+    """The bytes of the answer to a round, or the code of a refusal."""
+    answer, bodies = server.says(server.planned(t))
+    return answer.code if isinstance(answer, Refused) else b"".join(bodies)
+
+
+def answered(server: Server, t: int) -> bytes:
+    found = answers(server, t)
+    assert isinstance(found, bytes), found
+    return found
+
+
+def restarted(server: Server, moved: bool = False) -> None:
+    server.between.moved = moved
+    server.member = server.between.member(server.site)
+
+
+@pytest.mark.parametrize("name", ["gaussian_gdp", HIDDEN])
+def test_an_older_copy_of_a_site_answers_nothing_again(name: str, tmp_path: Path) -> None:
+    """Also of a hidden cohort, whose ledger says nothing of the rounds that were answered."""
+    server = Server(Federated(real(name), tmp_path))
+    folder, copy = server.member.folder, tmp_path / "copy"
+    assert answered(server, 0) != answered(server, 1)
+    shutil.copytree(folder, copy)
+    answered(server, 2)
+    server.member.close()
+    put_back(copy, folder)
+    with pytest.raises(LedgerError) as refusal:
+        restarted(server)
+    assert refusal.value.code == "ledger-rolled-back"
+    restarted(server, moved=True)
+    assert len(server.member.purse.lost) == 1
+    assert answers(server, 2) == "answered-before"
+    answered(server, 3)
+    assert server.spent() == 4
+    assert server.member.receipt().rounds == 4
+    server.member.close()
+    assert verify(folder) == []
+
+
+def test_a_copy_from_between_paying_and_answering_answers_nothing_again(tmp_path: Path) -> None:
+    """It has paid, so its ledger knows the round; what it does not know is that it was answered."""
+    server = Server(Federated(real(), tmp_path))
+    folder, copy = server.member.folder, tmp_path / "copy"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shelf, "put", lambda *given: dies())
+        with pytest.raises(Killed):
+            answers(server, 0)
+    server.member.close()
+    shutil.copytree(folder, copy)
+    restarted(server)
+    answered(server, 0)  # nothing had left: it is computed, and paid once
+    server.member.close()
+    put_back(copy, folder)
+    with pytest.raises(LedgerError):
+        restarted(server)
+    restarted(server, moved=True)
+    assert answers(server, 0) == "answered-before"
+    server.member.close()
+
+
+def dies() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_site_that_dies_as_it_notes_an_answer_gives_that_one(after: bool, tmp_path: Path) -> None:
+    server = Server(Federated(real(), tmp_path))
+    whole: Callable[..., None] = Witness.__call__
+
+    def dying(self: Witness, *given: Any) -> None:
+        if after:
+            whole(self, *given)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Witness, "__call__", dying)
+        with pytest.raises(Killed):
+            answers(server, 0)
+    kept = Shelf(server.member.folder / "desk").last
+    server.member.close()
+    restarted(server)
+    assert kept == "0/round/0"
+    assert answered(server, 0) == answered(server, 0)
+    assert server.member.purse.place.startswith("1:")
+    server.member.close()
+
+
+# what the server gives back -------------------------------------------------------------------------------------------
+
+
+def signed(server: Server, t: int) -> bytes:
+    """The head of the site's answer to a round, as a server keeps it."""
+    letters: list[bytes] = []
+    whole = server.member.desk.answer
+
+    def answer(data: bytes) -> bytes:
+        letters.append(whole(data))
+        return letters[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.member.desk, "answer", answer)
+        assert isinstance(server.says(server.planned(t))[0], Answered)
+    (length,) = LENGTH.unpack_from(letters[0])
+    return letters[0][: LENGTH.size + length + SIGNATURE]
+
+
+def begins(server: Server, head: bytes) -> str:
+    answer, _ = server.says(Begin(answered=True), messages=[head])
+    assert isinstance(answer, Refused | Accepted)
+    return answer.code if isinstance(answer, Refused) else ""
+
+
+@pytest.mark.parametrize("name", ["gaussian_gdp", HIDDEN])
+def test_a_site_stops_where_it_is_behind_what_it_has_signed(name: str, tmp_path: Path) -> None:
+    """On a machine that knows nothing of it: an older folder, and one that is new."""
+    server = Server(Federated(real(name), tmp_path))
+    folder, copy = server.member.folder, tmp_path / "copy"
+    heads = [signed(server, 0)]
+    server.member.close()
+    shutil.copytree(folder, copy)
+    restarted(server)
+    heads += [signed(server, 1), signed(server, 2)]
+    assert [begins(server, head) for head in heads] == ["", "", ""]
+    server.member.close()
+    for lost in (False, True):
+        shutil.rmtree(tmp_path / "state")
+        if lost:
+            shutil.rmtree(folder)
+        else:
+            put_back(copy, folder)
+        restarted(server)
+        assert begins(server, heads[0]) == ("site-rolled-back" if lost else "")
+        assert server.member.behind is None or lost
+        assert begins(server, heads[2]) == "site-rolled-back"
+        assert server.member.behind is not None
+        server.member.close()
+
+
+def test_what_was_spent_again_on_this_machine_is_no_rollback(tmp_path: Path) -> None:
+    """The site has noted what it signed: as spent it goes on."""
+    server = Server(Federated(real(), tmp_path))
+    folder, copy = server.member.folder, tmp_path / "copy"
+    answers(server, 0)
+    server.member.close()
+    shutil.copytree(folder, copy)
+    restarted(server)
+    newest = signed(server, 1)
+    server.member.close()
+    put_back(copy, folder)
+    restarted(server, moved=True)
+    assert begins(server, newest) == ""
+    assert begins(server, signed(server, 2)) == ""
+    server.member.close()
+
+
+def test_a_head_that_the_site_did_not_sign_is_refused(tmp_path: Path) -> None:
+    server = Server(Federated(real(), tmp_path / "one"))
+    other = Server(Federated(real(), tmp_path / "other"))
+    head = signed(server, 0)
+    assert begins(server, signed(other, 0)) == "wrong-signature"
+    assert begins(server, head.replace(b'"ledger": "1:', b'"ledger": "0:')) == "wrong-signature"
+    assert begins(server, b"") == "no-letter"
+    assert begins(server, head) == ""
+    for each in (server, other):
+        each.member.close()
+
+
+def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
+    """A run that was stopped after two rounds goes on; one site has come back with an older folder, on a machine that
+    knows nothing of it. It takes no part, everybody is told, and the others go on.
+    """
+    between = Federated(real(), tmp_path, patience=Patience(0.05, 4))
+    release, copy = Purse.release, tmp_path / "copy"
+
+    def released(self: Purse, asked: Any, bodies: Any) -> None:
+        release(self, asked, bodies)
+        if asked.command.t == 0 and not copy.exists() and 2 in asked.command.terms:
+            shutil.copytree(between.place / "site-2", copy)
+        if asked.command.t == 2:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Purse, "release", released)
+        with pytest.raises(Killed):
+            between.play()
+    kept = RunFolder(RunFolder(between.folder).private).sites_file
+    assert kept.stat().st_mode & 0o077 == 0
+    shutil.rmtree(tmp_path / "state")
+    put_back(copy, between.place / "site-2")
+    ended = between.play()
+    assert any("site-2" in note and "has answered 2 rounds" in note for note in between.notes)
+    assert [row.answered for row in ended.metrics][2:] == [4, 4]
+    assert verify(between.folder) == []
+
+
+def test_without_the_signed_head_an_older_copy_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin: the program as it was. A round is answered twice, with other bytes, and paid once."""
+    monkeypatch.setattr(Witness, "check", lambda self, ledger, moved: set())
+    monkeypatch.setattr(Purse, "check_returned", lambda self, told: None)
+    server = Server(Federated(real(), tmp_path))
+    folder, copy = server.member.folder, tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    head = signed(server, 0)
+    first = answered(server, 0)
+    server.member.close()
+    put_back(copy, folder)
+    restarted(server)
+    assert begins(server, head) == ""
+    assert answered(server, 0) != first
+    assert server.spent() == 1
+    server.member.close()
