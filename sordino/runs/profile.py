@@ -24,19 +24,19 @@ PACKAGE = PurePath(__file__).parents[1]
 
 # who speaks for all that it calls
 CALLERS = {
-    "evaluation": ("evaluate/",),
-    "ledger and prices": ("ledger/", "budget/", "runs/prices.py"),
+    "evaluation": ("metrics/",),
+    "ledger and prices": ("accounting/", "ledger/", "budget/", "runs/prices.py"),
     "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/metrics.py"),
     "noise": ("privacy/noise/",),
-    "secure sums": ("secure/", "engine/secure_sum.py"),
+    "secure sums": ("secagg/", "engine/secure_sum.py"),
     "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/clip_layers.py"),
 }
 # who speaks for itself, and for what it calls of nobody here
 OWN = {
-    "forward and backward": ("tasks/", "generators/"),
-    "steps of the method": ("algorithms/",),
+    "forward and backward": ("tasks/", "synthesis/generators/"),
+    "steps of the method": ("algorithms/", "synthesis/"),
     "reading examples": ("privacy/readers/", "engine/shards.py", "data/", "partition/"),
-    "handing out and collecting": ("engine/", "letters/", "round.py"),
+    "handing out and collecting": ("engine/", "transport/", "sites/", "round.py"),
     "adding up": ("privacy/uplink/",),
     "preparing the run": ("runs/", "config/", "cli/", "report/"),
 }

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from sordino import algorithms, config
+from sordino import config
 from sordino.algorithms import all_algorithms, fedavg
 from sordino.algorithms.client_noise import gaussian_gdp, laplace, noisy_steps
 from sordino.algorithms.cuag_pfl import cuag_pfl
@@ -222,7 +222,9 @@ def test_slaug_takes_what_its_training_takes() -> None:
 def test_files_give_the_names() -> None:
     assert {"fedavg", "scaffold", "laplace", "slaug_fl", "fedavgm", "ditto"} <= all_algorithms().keys()
     assert list(all_algorithms()) == sorted(all_algorithms())
-    assert all(made.__module__.startswith("sordino.algorithms.") for made in all_algorithms().values())
+    assert all(
+        made.__module__.startswith(("sordino.algorithms.", "sordino.synthesis.")) for made in all_algorithms().values()
+    )
 
 
 def test_a_new_name_in_a_file_is_found_and_a_second_one_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,12 +233,12 @@ def test_a_new_name_in_a_file_is_found_and_a_second_one_refused(monkeypatch: pyt
 
     brand_new.__module__ = fedavg.__name__
     monkeypatch.setattr(fedavg, "a", preset(FedAvg())(brand_new), raising=False)
-    found = algorithms._listed()
+    found = all_algorithms.__wrapped__()
     assert found.keys() - all_algorithms().keys() == {"brand_new"}
     brand_new.__name__ = "laplace"
     monkeypatch.setattr(fedavg, "a", preset(FedAvg())(brand_new))
     with pytest.raises(TypeError, match="two algorithms are called 'laplace'"):
-        algorithms._listed()
+        all_algorithms.__wrapped__()
 
 
 def test_every_name_has_a_row_of_laws() -> None:

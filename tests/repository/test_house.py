@@ -61,7 +61,7 @@ def test_nothing_asks_a_plug_in_by_name() -> None:
 
 
 # algorithms/: each paper's file names its own states (Server, Client, Up); the others are told apart by their room
-ONE_FILE_PER_PAPER = "algorithms"
+ONE_FILE_PER_PAPER = ("algorithms", "synthesis")
 
 
 def public_classes() -> dict[str, set[str]]:

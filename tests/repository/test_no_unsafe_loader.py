@@ -40,7 +40,7 @@ ALLOWED = {
         # the user's own model or algorithm is named in their own experiment file or on their own command line
         *("sordino/user_code.py", "sordino/laws/__init__.py"),
         # our own names, of parts that need an extra
-        *("sordino/data/__init__.py", "sordino/runs/trackers.py"),
+        *("sordino/data/__init__.py", "sordino/runs/trackers.py", "sordino/branches.py"),
         "sordino/cli/later.py",  # torch, which a verb names
         # our own files, which name their algorithms, or attacks, themselves
         *("sordino/algorithms/__init__.py", "sordino/attacks/methods/__init__.py"),
