@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from sordino.errors import ConfigError
@@ -16,16 +16,23 @@ from sordino.errors import ConfigError
 BRANCHES = ("sites", "secagg", "report", "audit", "attacks", "synthesis")
 
 
-def present() -> list[str]:
-    """The branches of this installation."""
-    return [name for name in BRANCHES if find_spec(f"sordino.{name}") is not None]
+@cache
+def present() -> dict[str, ModuleType]:
+    """The branches of this installation, each with the module that says what it adds."""
+    found = {}
+    for name in BRANCHES:
+        try:
+            found[name] = import_module(f"sordino.{name}.branch")
+        except ModuleNotFoundError as error:
+            if error.name not in (f"sordino.{name}", f"sordino.{name}.branch"):
+                raise
+    return found
 
 
 @cache
 def parts(kind: str) -> dict[str, str]:
     """All parts of one kind (verbs, algorithms, ...) that branches add: each name, and where the part stands."""
-    tables = [import_module(f"sordino.{name}.branch").PARTS for name in present()]
-    return {name: place for table in tables for name, place in table.get(kind, {}).items()}
+    return {name: place for branch in present().values() for name, place in branch.PARTS.get(kind, {}).items()}
 
 
 def part(kind: str, name: str) -> Any:

@@ -18,6 +18,7 @@ from sordino import keys, tree
 from sordino.accounting.facts import Fact
 from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
 from sordino.config import Experiment
+from sordino.data.candidates import Candidates
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
 from sordino.metrics.preparation_cost import Cost, Plain, Sent, charged, messages
@@ -29,7 +30,6 @@ from sordino.runs.home import ServersHome, source_of
 from sordino.runs.receipt import some_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
-from sordino.synthesis.public_images import Candidates
 from sordino.types import HANDED, Formula
 
 AGAIN = ("public_split", "sklearn_digits", "procedural", "folder")  # sources whose candidates cost little to make again

@@ -17,6 +17,7 @@ from types import UnionType
 from typing import Any, NamedTuple
 
 from sordino.accounting.events import Json
+from sordino.branches import part
 from sordino.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -84,7 +85,6 @@ def _choices() -> dict[str, Choices]:
     from sordino.partition.schemes import SCHEMES
     from sordino.runs.home import CandidateSettings
     from sordino.sampling.by_budget import COHORTS
-    from sordino.synthesis.public_images import SOURCES
     from sordino.tasks.nets import NETS
     from sordino.tasks.problems import PROBLEMS
 
@@ -96,7 +96,7 @@ def _choices() -> dict[str, Choices]:
         "schedule": Choices(SCHEDULES),
         "read": Choices(gates.READERS),
         "uplink": Choices(gates.STAGES),
-        "candidates": Choices(SOURCES, CandidateSettings),
+        "candidates": Choices(part("candidates", "sources"), CandidateSettings),
         "task": Choices(PROBLEMS),
     }
 

@@ -15,15 +15,15 @@ import torch
 
 from sordino import keys
 from sordino.accounting.events import Json
+from sordino.branches import part
 from sordino.config import Experiment, build, filled, led, parameters
 from sordino.config.wording import check_keys
 from sordino.data import Split
+from sordino.data.candidates import DISCLOSED, Candidates, CandidateSource, Wanted, cache_folder
 from sordino.device import CPU, here, on
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.runs.setup import Whole
-from sordino.synthesis.public_images import SOURCES, Candidates, CandidateSource, Wanted, store
-from sordino.synthesis.public_images.wanted import DISCLOSED
 from sordino.types import Examples, Task
 
 
@@ -106,7 +106,7 @@ class ServersHome:
             shape=(height, width, channels),
             key=keys.word(keys.fold(self.key, "candidates")),
             pool=self.kept.pool,
-            cache=store.folder(experiment.engine.cache),
+            cache=cache_folder(experiment.engine.cache),
             network=asked.network,
         )
         began = time.monotonic()
@@ -122,7 +122,8 @@ def source_of(experiment: Experiment) -> CandidateSource | None:
     assert experiment.candidates is not None
     table = led(experiment, experiment.candidates)
     own = {name: value for name, value in table.items() if name not in CandidateSettings._fields}
-    return build(own, SOURCES, "candidates", "source")
+    made: CandidateSource = build(own, part("candidates", "sources"), "candidates", "source")
+    return made
 
 
 def asked_for(experiment: Experiment) -> CandidateSettings | None:
@@ -130,7 +131,7 @@ def asked_for(experiment: Experiment) -> CandidateSettings | None:
     table = experiment.candidates
     if table is None:
         return None
-    if (made := SOURCES.get(str(table.get("source")))) is not None:
+    if (made := part("candidates", "sources").get(str(table.get("source")))) is not None:
         check_keys(table, ["source", *CandidateSettings._fields, *parameters(made)], f"[candidates] {table['source']}")
     return filled(
         CandidateSettings, {name: table[name] for name in CandidateSettings._fields if name in table}, "[candidates]"

@@ -1,4 +1,4 @@
-"""Parts that synthetic data adds: its algorithms."""
+"""Parts that synthetic data adds: its algorithms, and sources of candidates."""
 
 PARTS = {
     "algorithms": {
@@ -6,5 +6,6 @@ PARTS = {
         "vhl": "sordino.synthesis.vhl",
         "fedgen": "sordino.synthesis.fedgen",
         "fedavg_prototypes": "sordino.synthesis.fedavg_prototypes",
-    }
+    },
+    "candidates": {"sources": "sordino.synthesis.public_images:SOURCES"},
 }

@@ -33,7 +33,7 @@ from sordino.report.preparation import gather as prepared
 from sordino.report.run_facts import gather
 from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation, simulated
-from sordino.synthesis.public_images.wanted import PROXY
+from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.slaug.traffic import Sizes
 from tests.helpers.command_line import Said
 from tests.report.prepared import LEAST, run

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sordino.data.candidates import CandidateSource
 from sordino.synthesis.public_images.biggan import BigGan
 from sordino.synthesis.public_images.diffusion import Diffusers
 from sordino.synthesis.public_images.embedded import PublicSplit, SklearnDigits
 from sordino.synthesis.public_images.folder import Folder
 from sordino.synthesis.public_images.procedural import Procedural
 from sordino.synthesis.public_images.prompts import PROMPTS, Prompts, PromptSource
-from sordino.synthesis.public_images.wanted import Candidates, CandidateSource, Wanted
 
-__all__ = ["PROMPTS", "SOURCES", "CandidateSource", "Candidates", "PromptSource", "Prompts", "Wanted"]
+__all__ = ["PROMPTS", "SOURCES", "PromptSource", "Prompts"]
 
 SOURCES: dict[str, Callable[..., CandidateSource]] = {
     "public_split": PublicSplit,

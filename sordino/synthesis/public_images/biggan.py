@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from sordino import keys
+from sordino.data.candidates import Candidates, Wanted
 from sordino.data.dataset import Array
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, check_range
 from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.extras import Device, device, identity, model_folder
+from sordino.synthesis.public_images.manifest import gathered, spoken
 from sordino.synthesis.public_images.pixels import to_bytes
-from sordino.synthesis.public_images.wanted import Candidates, Wanted, gathered, spoken
 
 BOUND = 2.0  # noise beyond it is drawn again, which is to draw from the normal distribution between its bounds
 

@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from sordino import keys
+from sordino.data.candidates import Wanted
 from sordino.data.dataset import Array
 from sordino.errors import DataError
 from sordino.synthesis.public_images import pixels, store
-from sordino.synthesis.public_images.wanted import Wanted
 
 REDRAWN = 3  # times that an image of one colour, as a safety filter leaves it, is tried again
 Draw: TypeAlias = Callable[[list[str], list[int]], Array]  # prompts and seeds -> uint8 [n, h, w, 3], of any size

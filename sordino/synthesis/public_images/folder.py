@@ -9,11 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from sordino import keys
+from sordino.data.candidates import Candidates, Wanted
 from sordino.data.dataset import Array
 from sordino.errors import DataError
 from sordino.synthesis.public_images import pixels
 from sordino.synthesis.public_images.extras import extra
-from sordino.synthesis.public_images.wanted import Candidates, Wanted, gathered
+from sordino.synthesis.public_images.manifest import gathered
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 

@@ -17,12 +17,13 @@ import torch
 
 from sordino import keys
 from sordino.accounting.events import Json
+from sordino.data.candidates import Candidates, Wanted, need
 from sordino.data.dataset import Array
 from sordino.errors import BELOW_ONE, check_range
 from sordino.synthesis.public_images import strokes
 from sordino.synthesis.public_images.embedded import digit, proxies, shows
+from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.public_images.prompts import chosen, writers
-from sordino.synthesis.public_images.wanted import PROXY, Candidates, Wanted, need
 
 AT_ONCE = 4 << 20  # numbers in the largest array
 

@@ -17,16 +17,6 @@ from sordino.errors import DataError
 DIGEST = hashlib.sha256().digest_size
 
 
-def folder(given: str | None) -> Path:
-    """The folder of the cache: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's
-    programs keep.
-    """
-    if given is not None:
-        return Path(given).expanduser()
-    own = os.environ.get("SORDINO_CACHE")
-    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sordino") / "candidates"
-
-
 def name(**depends: object) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
 

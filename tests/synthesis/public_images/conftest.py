@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sordino import keys
-from sordino.synthesis.public_images import Wanted
+from sordino.data.candidates import Wanted
 
 
 @pytest.fixture

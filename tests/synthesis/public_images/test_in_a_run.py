@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from sordino import config
+from sordino.data.candidates import Candidates, Wanted, cache_folder
 from sordino.errors import SordinoError
-from sordino.runs import home
 from sordino.runs.home import ServersHome
 from sordino.runs.simulation import simulated
-from sordino.synthesis.public_images import SOURCES, Candidates, Wanted, store
-from sordino.synthesis.public_images.wanted import gathered
+from sordino.synthesis.public_images import SOURCES
+from sordino.synthesis.public_images.manifest import gathered
 from tests.helpers.command_line import Said
 from tests.helpers.slaug_runs import FILE
 from tests.synthesis.public_images.chatting import Server, chat, serving
@@ -77,7 +77,7 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
-    monkeypatch.setitem(home.SOURCES, "spy", Spy)
+    monkeypatch.setitem(SOURCES, "spy", Spy)
     Spy.seen.clear()
     return Spy.seen
 
@@ -106,13 +106,13 @@ def test_where_it_is_kept_is_no_part_of_the_experiment_but_the_network_is() -> N
 
 
 def test_the_users_own_cache_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store.folder("given") == Path("given")
-    assert store.folder("~/given") == Path.home() / "given"
-    assert store.folder(None) == here / "kept" / "sordino" / "candidates"
+    assert cache_folder("given") == Path("given")
+    assert cache_folder("~/given") == Path.home() / "given"
+    assert cache_folder(None) == here / "kept" / "sordino" / "candidates"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert store.folder(None) == Path.home() / ".cache" / "sordino" / "candidates"
+    assert cache_folder(None) == Path.home() / ".cache" / "sordino" / "candidates"
     monkeypatch.setenv("SORDINO_CACHE", str(here / "own"))
-    assert store.folder(None) == here / "own" / "candidates"
+    assert cache_folder(None) == here / "own" / "candidates"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from sordino.data.candidates import Wanted
 from sordino.errors import ConfigError, DataError
-from sordino.synthesis.public_images import PROMPTS, SOURCES, Wanted
+from sordino.synthesis.public_images import PROMPTS, SOURCES
 from sordino.synthesis.public_images.prompts import local
 from sordino.synthesis.public_images.prompts.dialogue import _request
 

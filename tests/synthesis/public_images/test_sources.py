@@ -16,14 +16,15 @@ from sklearn.svm import SVC
 
 from sordino import config
 from sordino.data import digits
+from sordino.data.candidates import Candidates, CandidateSource, Wanted
 from sordino.data.dataset import Array, Split
 from sordino.errors import BackendUnavailable, ConfigError, DataError
-from sordino.synthesis.public_images import SOURCES, Candidates, CandidateSource, Wanted
+from sordino.synthesis.public_images import SOURCES
 from sordino.synthesis.public_images.embedded import digit
+from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.public_images.pixels import fit, shifted, to_bytes, to_float
 from sordino.synthesis.public_images.procedural import GROUND, look
 from sordino.synthesis.public_images.strokes import DIGITS, FIGURES, of_class
-from sordino.synthesis.public_images.wanted import PROXY
 
 NUMBERS = tuple("0123456789")
 FIRST = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

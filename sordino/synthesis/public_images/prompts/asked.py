@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from sordino.data.candidates import Wanted
 from sordino.synthesis.public_images import store
-from sordino.synthesis.public_images.wanted import Wanted
 
 
 class Prompts(NamedTuple):

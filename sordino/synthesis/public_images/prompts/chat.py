@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sordino.data.candidates import Wanted
 from sordino.errors import (
     COUNT,
     NOT_NEGATIVE,
@@ -31,7 +32,6 @@ from sordino.errors import (
 )
 from sordino.synthesis.public_images.prompts.asked import Prompts, kept
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
-from sordino.synthesis.public_images.wanted import Wanted
 
 LARGEST = 4 << 20  # bytes of an answer that is still read
 BUSY = {429, 500, 502, 503, 504}

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from sordino.data.candidates import Wanted
 from sordino.errors import DataError
+from sordino.synthesis.public_images.manifest import spoken
 from sordino.synthesis.public_images.prompts.asked import Prompts
 from sordino.synthesis.public_images.prompts.parsing import is_refusal, parse
 from sordino.synthesis.public_images.prompts.template import Template
-from sordino.synthesis.public_images.wanted import Wanted, spoken
 
 Message: TypeAlias = dict[str, str]
 IDLE = 3  # answers without anything new, after which it has nothing more to say

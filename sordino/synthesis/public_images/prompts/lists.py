@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from sordino.data.candidates import Wanted
 from sordino.errors import DataError
+from sordino.synthesis.public_images.manifest import spoken
 from sordino.synthesis.public_images.prompts.asked import Prompts
 from sordino.synthesis.public_images.prompts.parsing import unique
-from sordino.synthesis.public_images.wanted import Wanted, spoken
 
 
 @dataclass(frozen=True)

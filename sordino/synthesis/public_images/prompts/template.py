@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import prod
 
 from sordino import keys
+from sordino.data.candidates import Wanted
 from sordino.errors import ConfigError
+from sordino.synthesis.public_images.manifest import spoken
 from sordino.synthesis.public_images.prompts.asked import Prompts
-from sordino.synthesis.public_images.wanted import Wanted, spoken
 
 SYNONYMS = {
     "airplane": ("airplane", "airliner", "passenger plane", "propeller plane"),

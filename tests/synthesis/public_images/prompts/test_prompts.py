@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sordino.data.candidates import Wanted
 from sordino.errors import ConfigError, DataError
-from sordino.synthesis.public_images import PROMPTS, Wanted
+from sordino.synthesis.public_images import PROMPTS
 from sordino.synthesis.public_images.prompts import chosen
 from sordino.synthesis.public_images.prompts.dialogue import IDLE, Message, Reply, converse
 from sordino.synthesis.public_images.prompts.parsing import is_refusal, parse

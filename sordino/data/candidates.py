@@ -1,22 +1,17 @@
-"""What a source of candidates is asked for, and what it gives: labelled images without anything of any client."""
+"""Candidates: labelled images from a public source, without anything of any client. Sources of them are a branch's."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
-
-import numpy as np
 
 from sordino.accounting.events import Json
 from sordino.data.dataset import Array, Split
 from sordino.errors import COUNT, ConfigError, check_range
 
-PROXY = "proxy candidates - not text-to-image output"
 DISCLOSED = "class_names_disclosed_to"  # in a manifest: hosts of chat servers, told what the task is about
-PUBLIC = f"{PROXY}; uses labelled public data"
 
 
 class Candidates(NamedTuple):
@@ -61,31 +56,11 @@ def need(kept: bool, field: str, must: str) -> None:
         raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
 
 
-def spoken(name: str) -> str:
-    """A class name as words: `pickup_truck` is a pickup truck."""
-    return " ".join(name.replace("_", " ").split())
-
-
-def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: object) -> Candidates:
-    """The candidates from one array of images per class, with the manifest that every source writes."""
-    counts = [len(of_class) for of_class in images]
-    x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])
-    y = np.repeat(np.arange(len(images), dtype=np.int64), counts)
-    different = {(int(of), hashlib.sha256(image.tobytes()).digest()) for image, of in zip(x, y, strict=True)}
-    manifest = {
-        "source": source,
-        "label": label,
-        "model": None,
-        "shape": list(wanted.shape),
-        "wanted": wanted.per_class,
-        "counts": dict(zip(wanted.classes, counts, strict=True)),
-        "duplicates": len(x) - len(different),  # images that equal another one of their class to the last bit
-        "blanks": 0,
-        "prompts": {},
-        "calls": 0,
-        DISCLOSED: [],
-        "made": len(x),
-        "cached": 0,
-        **more,
-    }
-    return Candidates(x, y, manifest)
+def cache_folder(given: str | None) -> Path:
+    """The folder of the cache: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's
+    programs keep.
+    """
+    if given is not None:
+        return Path(given).expanduser()
+    own = os.environ.get("SORDINO_CACHE")
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sordino") / "candidates"
