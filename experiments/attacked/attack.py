@@ -43,7 +43,7 @@ ACTIVE = ["algorithm.local_steps=10", "algorithm.batch_size=8"]  # episodes: a s
 ANSWERS = [*FEW, *OPEN]
 METHODS: dict[str, list[str]] = {
     "fedavg": ["algorithm=fedavg", *FEW, *OPEN],
-    "fedavgm": ["algorithm=fedavgm", *FEW, *OPEN],
+    "fedavgm": ["algorithm=fedopt", "algorithm.server_optimizer=momentum", "algorithm.server_lr=1", *FEW, *OPEN],
     "fedprox": ["algorithm=fedprox", "algorithm.mu=0.1", *FEW, *OPEN],
     "scaffold": ["algorithm=scaffold", *FEW, *OPEN],
     "moon": ["algorithm=moon", *FEW, *OPEN],

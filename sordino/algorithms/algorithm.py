@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from sordino import user_code
 from sordino.accounting.events import Json
@@ -78,10 +78,23 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing. A file
     of this package gives its class the name that experiments call it by: `class FedAvg(..., name="fedavg")`.
+
+    Two words are promises about what the class does with uploads, so no subclass inherits them: it says them again,
+    `class Mine(FedAvg, takes_mean=True)`, or goes without. `sordino check` tries them.
     """
 
-    def __init_subclass__(cls, name: str = "", **others: object) -> None:
+    # `update` takes nothing of uploads but their mean, and they are changes of the model, of which zeros are none: a
+    # robust sum may stand in the mean's place
+    takes_mean: ClassVar[bool] = False
+    # a model with running statistics may be trained: every walk of `local` is told of them, and the server's model is
+    # the mean of the clients' (where `server_lr` is 1)
+    carries_statistics: ClassVar[bool] = False
+
+    def __init_subclass__(
+        cls, name: str = "", takes_mean: bool = False, carries_statistics: bool = False, **others: object
+    ) -> None:
         super().__init_subclass__(**others)
+        cls.takes_mean, cls.carries_statistics = takes_mean, carries_statistics
         if name:
             NAMES[cls] = name
         if (cls.asks is Algorithm.asks) != (cls.names_clients is Algorithm.names_clients):
@@ -157,13 +170,6 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         """Does `update` look at single uploads?"""
         return False
 
-    @property
-    def takes_mean(self) -> bool:
-        """Does `update` take nothing of uploads but their mean, and are they changes of the model, of which zeros are
-        none? Then a robust sum may stand in the mean's place.
-        """
-        return False
-
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         """The same method behind other gates."""
         gates = {"read": read, "uplink": uplink}
@@ -182,13 +188,6 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     @property
     def sets_loss(self) -> bool:
         """Does it train with losses that it computes from labels by itself, beside the task's or in their place?"""
-        return False
-
-    @property
-    def carries_statistics(self) -> bool:
-        """May the model hold running statistics? Then every walk of `local` is told of them, and the server's model is
-        the mean of the clients'.
-        """
         return False
 
     @property

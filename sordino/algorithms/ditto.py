@@ -34,7 +34,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg, name="ditto"):
+class Ditto(FedAvg, name="ditto", takes_mean=True):
     pull: float = 1.0  # lambda
     personal_lr: float = 0.1
     personalises = True

@@ -6,6 +6,7 @@ rounds or a client's own participations; `server_lr` scales the mean update (1 i
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from sordino import tree
 from sordino.algorithms.algorithm import Home
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.keys import Key
-from sordino.types import Params, Received, Shard, Task
+from sordino.types import Params, Received, S, Shard, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,35 +35,22 @@ class Up(NamedTuple):
     delta: Params
 
 
-@dataclass(frozen=True)
-class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
-    def init(self, task: Task, key: Key) -> Server:
-        return Server(task.init(key), torch.tensor(0))
+class FedAvgClients(LocalSgd[S, Client, Server, Up], ABC):
+    """The clients' half of FedAvg, for servers that keep a state of their own (S)."""
 
     def init_client(self, task: Task) -> Client:
         return Client(torch.tensor(0))
-
-    def broadcast(self, s: Server) -> Server:
-        return s
 
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x))
 
     @property
-    def takes_mean(self) -> bool:
-        return type(self).zero is FedAvg.zero
-
-    @property
     def unequal(self) -> bool:
-        return type(self).local is FedAvg.local
+        return type(self).local is FedAvgClients.local
 
     @property
     def steered(self) -> bool:
-        return type(self).local is not FedAvg.local or self.ages
-
-    @property
-    def carries_statistics(self) -> bool:
-        return type(self).local is FedAvg.local and type(self).update is FedAvg.update and self.server_lr == 1
+        return type(self).local is not FedAvgClients.local or self.ages
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         eta = self.rate(down.round, c.participations)
@@ -72,12 +60,21 @@ class FedAvg(LocalSgd[Server, Client, Server, Up], name="fedavg"):
             walk(self.direction(g, walk.y, down.x), batch.live)  # w <- w - eta g
         return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
 
+    def direction(self, g: Params, y: Params, x: Params) -> Params:
+        """The direction of a local step at y, in a round that began at x: the gradient itself."""
+        return g
+
     def change(self, upload: Up) -> Params | None:
         return upload.delta
 
+
+@dataclass(frozen=True)
+class FedAvg(FedAvgClients[Server], name="fedavg", takes_mean=True, carries_statistics=True):
+    def init(self, task: Task, key: Key) -> Server:
+        return Server(task.init(key), torch.tensor(0))
+
+    def broadcast(self, s: Server) -> Server:
+        return s
+
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), s.round + 1)
-
-    def direction(self, g: Params, y: Params, x: Params) -> Params:
-        """What the local step follows: the gradient itself."""
-        return g

@@ -15,7 +15,7 @@ from sordino.types import Params
 
 
 @dataclass(frozen=True)
-class FedProx(FedAvg, name="fedprox"):
+class FedProx(FedAvg, name="fedprox", takes_mean=True, carries_statistics=True):
     mu: float = 0.01
 
     def __post_init__(self) -> None:

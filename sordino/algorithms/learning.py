@@ -109,10 +109,6 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
         return self.own.reads_each
 
     @property
-    def takes_mean(self) -> bool:
-        return self.own.takes_mean
-
-    @property
     def personalises(self) -> bool:
         return self.own.personalises
 
@@ -131,10 +127,6 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
     @property
     def sets_loss(self) -> bool:
         return self.own.sets_loss
-
-    @property
-    def carries_statistics(self) -> bool:
-        return self.own.carries_statistics
 
     @property
     def heads(self) -> int:

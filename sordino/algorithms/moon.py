@@ -34,7 +34,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
+class Moon(LocalSgd[Server, Client, Server, Up], name="moon", takes_mean=True, carries_statistics=True):
     mu: float = 1.0
     temperature: float = 0.5
     head: bool = True
@@ -68,14 +68,6 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon"):
 
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x))
-
-    @property
-    def takes_mean(self) -> bool:
-        return True
-
-    @property
-    def carries_statistics(self) -> bool:
-        return self.server_lr == 1
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)

@@ -39,7 +39,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
+class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold", takes_mean=True, carries_statistics=True):
     uplink: Uplink = Uplink(client=())  # uniform weights
 
     def init(self, task: Task, key: Key) -> Server:
@@ -56,20 +56,12 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold"):
         return Up(tree.zeros_like(down.x), tree.zeros_like(down.x))
 
     @property
-    def takes_mean(self) -> bool:
-        return True
-
-    @property
     def unequal(self) -> bool:
         return type(self).local is Scaffold.local
 
     @property
     def steered(self) -> bool:
         return type(self).local is not Scaffold.local or self.ages
-
-    @property
-    def carries_statistics(self) -> bool:
-        return type(self).local is Scaffold.local and self.server_lr == 1
 
     def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         x, c, c_i = down.x, down.c, client.c_i

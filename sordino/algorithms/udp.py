@@ -33,10 +33,6 @@ class Told(NamedTuple):
 class WholeModel(FedAvg):
     """Sends the model itself: with a clip of 1 that destroys its weights."""
 
-    @property
-    def takes_mean(self) -> bool:
-        return False  # zeros are no model
-
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         up, c = super().local(task, down, c, shard, key)
         return Up(tree.add(down.x, up.delta)), c

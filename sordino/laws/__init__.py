@@ -23,7 +23,7 @@ from sordino.config import Experiment
 from sordino.config.reading import parsed
 from sordino.errors import ConfigError, SordinoError
 from sordino.laws.federations import ends, learns, ledger, noisy, order, processes, receipt, resumes
-from sordino.laws.halves import absence, blind, linear, pure, sealed, shapes, tensors
+from sordino.laws.halves import absence, blind, linear, mean, pure, sealed, shapes, statistics, tensors
 from sordino.laws.parts import FUNCTIONS, MODEL, PartTrial, kind_of
 from sordino.laws.reading import complete, draws_nothing, frozen
 from sordino.laws.trial import ROUNDS, Broken, Trial
@@ -68,6 +68,8 @@ LAWS: dict[str, Law] = {
     "blind": Law("other rows behind the same gradients change no upload", blind, (*WHOLE, "sealed")),
     "absence": Law("a round in which nobody answers does no harm", absence, WHOLE),
     "linear": Law("a client that answers zeros changes nothing beyond its share", linear, WHOLE),
+    "mean": Law("a method that says `takes_mean` sends changes of the model, of which zeros are none", mean, WHOLE),
+    "statistics": Law("a method that says `carries_statistics` averages what passes moved", statistics, WHOLE),
     "runs": Law(f"a federation of 5 clients runs its {ROUNDS} rounds", ends, WHOLE),
     "order": Law("the order of clients changes nothing", order, RUNS),
     "processes": Law("pooled clients and client processes give the same bytes as one after another", processes, RUNS),

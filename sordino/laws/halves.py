@@ -189,5 +189,44 @@ def linear(trial: Trial) -> None:
             require(_near(same, alone, same), "the mean of equal uploads is not that upload", fix)
 
 
+def mean(trial: Trial) -> None:
+    for scene in trial.scenes:
+        a, task = scene.algorithm, scene.task
+        if not a.takes_mean:
+            return
+        server, fix = a.init(task, scene.key), "leave `takes_mean` out"
+        nothing, model = a.zero(task, a.broadcast(server)), task.init(scene.key)
+        for name, part in zip(getattr(nothing, "_fields", ()), nothing, strict=True):
+            difference = unlike(shape(part), shape(model))
+            require(not difference, f"an upload's {name} has {difference}, so it is no change of the model", fix)
+        after = a.update(server, scene.received([nothing, nothing], a.broadcast(server)), scene.home)
+        moved = changed(dict(a.models(after)), dict(a.models(server)))
+        require(not moved, f"uploads of zeros change the model {moved}, so they are no changes of it", fix)
+
+
+def statistics(trial: Trial) -> None:
+    if not trial.scenes[0].algorithm.carries_statistics or not trial.scenes[0].algorithm.read.plain:
+        return
+    fix = "give self.walk statistics=task.statistics and add the mean to the model, or leave `carries_statistics` out"
+    for scene in trial.staged(('model={name="resnet18", norm="batch", width=4}',)):
+        a, task = scene.algorithm, scene.task
+        server = a.init(task, scene.key)
+        down, before = a.broadcast(server), next(iter(a.models(server).values()))
+        given = _copy(down)
+        upload = scene.upload(down)
+        touched = changed(down, given)
+        require(not touched, f"a pass of local moves {touched.partition('/')[2]} that everybody was given", fix)
+        change = a.change(upload)
+        for name in task.statistics:
+            require(
+                change is not None and bool(change[name].any()), f"local does not send what passes did to {name}", fix
+            )
+        received = scene.received([upload, scene.upload(down, 1)], down)
+        after, mean = next(iter(a.models(a.update(server, received, scene.home)).values())), a.change(received.mean)
+        for name in task.statistics:
+            is_mean = mean is not None and bool(torch.allclose(after[name], before[name] + mean[name]))
+            require(is_mean, f"the server's {name} is not the mean of the clients'", fix)
+
+
 def _near(a: Tree, b: Tree, size: Tree) -> bool:
     return float(tree.norm(tree.sub(a, b))) <= 1e-5 * float(tree.norm(size))

@@ -124,10 +124,10 @@ class Trial:
     def scenes(self) -> list[Scene]:
         return self.staged()
 
-    def staged(self) -> list[Scene]:
-        """The scenes, made anew."""
+    def staged(self, *settings: tuple[str, ...]) -> list[Scene]:
+        """The scenes, made anew: one for each of these settings, or digits and quadratics."""
         made = []
-        for more in ((), QUADRATIC):
+        for more in settings or ((), QUADRATIC):
             simulation = simulated(self.experiment(*more))
             shards, setup = simulation.site("check", range(2)).shards, simulation.setup
             made.append(Scene(setup.algorithm, setup.task, simulation.home, [shards[0], shards[1]], setup.key))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.local_sgd import LocalSgd
 from sordino.budget.plan import Plan
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
@@ -41,11 +42,12 @@ def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
     if not task.statistics:
         return
     uplink, fix = algorithm.uplink, "use nn.GroupNorm"
-    if not algorithm.carries_statistics:
+    if not algorithm.carries_statistics or (isinstance(algorithm, LocalSgd) and algorithm.server_lr != 1):
         why = (
             "a running statistic is no weight: this method, with these settings, would step with it or keep half of it"
         )
-        fix += "; or train with fedavg, fedprox, scaffold, moon, fedgen, vhl or slaug_fl and server_lr = 1"
+        fix += "; or train with fedavg, fedprox, scaffold, moon, fedgen, vhl or slaug_fl and server_lr = 1; a subclass "
+        fix += "of your own says `class Mine(FedAvg, carries_statistics=True)`"
     elif uplink.server or uplink.denominator == "expected" or any(type(one) is not Weigh for one in uplink.client):
         why = (
             "the server must open the plain mean of the clients' models: any other sum may leave a variance below zero"

@@ -339,9 +339,9 @@ class Setup:
         check_reads(self.algorithm)
         if self.whole.agreed is None:  # where the model is
             self.algorithm.read.check(self.algorithm.work, self.task)
-            check_network(self.algorithm, self.task, bool(self.offers))
+            check_network(self.method, self.task, bool(self.offers))
         _ = self.stragglers
-        method, most = self.algorithm, self.cohort.expected(len(self.public.sizes))
+        method, most = self.method, self.cohort.expected(len(self.public.sizes))
         check_robust(method.uplink.robust, most, method.takes_mean and not method.reads_each, self.cohort.hidden)
         self.priced.check()
         part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedAvgPrototypes(SlaugFL, name="fedavg_prototypes"):
+class FedAvgPrototypes(SlaugFL, name="fedavg_prototypes", carries_statistics=True):
     prototypes_of: Literal["candidates", "local"] = "candidates"
     synthetic: float = 0.0
 

@@ -39,7 +39,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
+class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen", carries_statistics=True):
     strength: float = 10.0  # of both terms in round 0; 0: FedAvg
     decay: float = 0.98  # of it, per round
     least: float = 1e-4
@@ -67,10 +67,6 @@ class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen"):
 
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x), torch.zeros(task.labels))
-
-    @property
-    def carries_statistics(self) -> bool:
-        return self.server_lr == 1
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VHL(FedAvg, name="vhl"):
+class VHL(FedAvg, name="vhl", takes_mean=True, carries_statistics=True):
     noise_batch: int = 64  # noise images in every step
     per_class: int = 2000
     source: Source = "stylegan"
@@ -68,10 +68,6 @@ class VHL(FedAvg, name="vhl"):
         side, _, channels, classes = self._shape
         seed = int(handed["seed"]) % (1 << 64)
         return noise_examples(classes, self.per_class, side, channels, seed, self.source, self.width)
-
-    @property
-    def carries_statistics(self) -> bool:
-        return self.server_lr == 1
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)

@@ -220,7 +220,7 @@ def test_slaug_takes_what_its_training_takes() -> None:
 
 
 def test_files_give_the_names() -> None:
-    assert {"fedavg", "scaffold", "laplace", "slaug_fl", "fedavgm", "ditto"} <= all_algorithms().keys()
+    assert {"fedavg", "scaffold", "laplace", "slaug_fl", "fedopt", "ditto"} <= all_algorithms().keys()
     assert list(all_algorithms()) == sorted(all_algorithms())
     assert all(
         made.__module__.startswith(("sordino.algorithms.", "sordino.synthesis.")) for made in all_algorithms().values()
@@ -254,6 +254,32 @@ def test_a_file_of_a_users_own_enters_no_list(tmp_path: Path) -> None:
     assert before == all_algorithms()
     assert all_algorithms()["fedavg"] is FedAvg
     assert issubclass(Mine, FedAvg)
+
+
+class Heir(FedAvg):
+    """A subclass that says neither `takes_mean` nor `carries_statistics`."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        (["model={name='resnet18', norm='batch', width=4}"], "statistics-not-carried"),
+        (["uplink={server=[{name='median', f=1}]}", "cohort={name='everyone'}"], "robust-sum-needs-a-mean"),
+    ],
+)
+def test_promises_about_uploads_are_not_inherited(settings: list[str], code: str) -> None:
+    """Whatever a subclass overrides, what it does not say is refused; FedAvg and FedProx say it."""
+
+    def plan(name: str) -> object:
+        return simulated(
+            config.load(None, [f"algorithm={name}", "partition.clients=5", "privacy={}", *settings])
+        ).setup.plan
+
+    assert plan("fedavg")
+    assert plan("fedprox")
+    with pytest.raises(ConfigError) as refusal:
+        plan(f"{__name__}:Heir")
+    assert refusal.value.code == code
 
 
 def test_naming_clients_and_asking_them_come_together() -> None:

@@ -4,23 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FEDPROX = '''"""FedProx over FedAvg. Li et al., MLSys 2020."""
-
-from dataclasses import dataclass
-
-from sordino import tree
-from sordino.algorithms.fedavg import FedAvg
-
-
-@dataclass(frozen=True)
-class FedProx(FedAvg):
-    mu: float = 0.01
-
-    def direction(self, g, y, x):
-        return tree.axpy(self.mu, tree.sub(y, x), g)
-'''
-
-
 # everything a twin may want; each adds one class called Mine
 PRELUDE = """
 import os, sys
@@ -252,6 +235,54 @@ class Mine(FedAvg):
     uplink: Uplink = Uplink(client=(Half(),))
 """,
         "the mean of equal uploads",
+    ),
+    "a model that is called a change": Twin(
+        {"mean"},
+        """
+class Mine(FedAvg, takes_mean=True):
+    def local(self, task, down, c, shard, key):
+        up, c = super().local(task, down, c, shard, key)
+        return Up(tree.add(down.x, up.delta)), c
+    def update(self, s, r, home):
+        return Server(r.mean.delta if r.participation else s.x, s.round + 1)
+""",
+        "uploads of zeros change the model",
+    ),
+    "a loss beside the change": Twin(
+        {"mean"},
+        """
+class Told(NamedTuple):
+    delta: dict
+    size: torch.Tensor
+class Mine(FedAvg, takes_mean=True):
+    def zero(self, task, down):
+        return Told(tree.zeros_like(down.x), torch.zeros(()))
+    def local(self, task, down, c, shard, key):
+        up, c = super().local(task, down, c, shard, key)
+        return Told(up.delta, tree.norm(up.delta).float()), c
+""",
+        "an upload's size has",
+    ),
+    "a walk that knows of no statistics": Twin(
+        {"statistics"},
+        """
+class Mine(FedAvg, carries_statistics=True):
+    def local(self, task, down, c, shard, key):
+        walk = self.walk(down.x, self.lr)
+        for batch in shard.batches(self.work, key):
+            walk(batch.grad(task.losses, walk.y))
+        return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
+""",
+        "running_mean",
+    ),
+    "half of every statistic": Twin(
+        {"statistics"},
+        """
+class Mine(FedAvg, carries_statistics=True):
+    def update(self, s, r, home):
+        return Server(tree.axpy(0.5, r.mean.delta, s.x), s.round + 1)
+""",
+        "is not the mean of the clients'",
     ),
     "a line that fails in the third round": Twin(
         {"runs"},

@@ -97,7 +97,7 @@ CASES = [
     Case("fedavg_batch_norm", {"name": "fedavg", "local_steps": 2, "batch_size": "full"}, model=NORMED),
     Case("scaffold_batch_norm", {"name": "scaffold", "local_steps": 2, "batch_size": "full"}, model=NORMED),
     Case("robust", {"name": "fedavg"}, {}, {"name": "everyone"}, MEDIAN),
-    Case("fedavgm", {"name": "fedavgm", "local_epochs": 2, "lr_decay": 0.9}),
+    Case("fedopt", {"name": "fedopt", "local_epochs": 2, "lr_decay": 0.9}),
     Case("ditto", {"name": "ditto", "local_epochs": 2, "pull": 0.5}),
     Case("fedprox", {"name": "fedprox", "mu": 0.1, "local_epochs": 2, "batch_size": 32}),
     Case("scaffold", {"name": "scaffold", "local_steps": 3, "batch_size": 32, "lr_decay": 0.9}),

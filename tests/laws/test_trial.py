@@ -16,7 +16,23 @@ from sordino.errors import ConfigError
 from sordino.laws import LAWS, Law, Report, check
 from sordino.transport import pipes
 from tests.laws import warm
-from tests.laws.broken_twins import FEDPROX, PRELUDE, TWINS
+from tests.laws.broken_twins import PRELUDE, TWINS
+
+FEDPROX = '''"""FedProx over FedAvg. Li et al., MLSys 2020."""
+
+from dataclasses import dataclass
+
+from sordino import tree
+from sordino.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    mu: float = 0.01
+
+    def direction(self, g, y, x):
+        return tree.axpy(self.mu, tree.sub(y, x), g)
+'''
 
 
 @pytest.fixture
@@ -106,6 +122,7 @@ def test_every_law_has_a_twin() -> None:
 SOUND = {
     "scaffold": "from sordino.algorithms.scaffold import Scaffold\n@dataclass(frozen=True)\nclass Mine(Scaffold):\n    pass\n",
     "decaying steps": "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    local_steps: int | None = 3\n    lr_decay: float = 0.9\n",
+    "both words": "class Mine(FedAvg, takes_mean=True, carries_statistics=True):\n    pass\n",
     "a noisy reader": """
 @dataclass(frozen=True)
 class Mine(FedAvg):

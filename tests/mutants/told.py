@@ -70,7 +70,7 @@ TOLD = [
         "runs/play.py",
         "if all(map(torch.equal, was, is_)):",
         "if was is not is_:",
-        "tests/algorithms/test_fedavgm.py::test_a_round_that_nobody_took_part_in_says_what_became_of_the_model",
+        "tests/algorithms/test_fedopt.py::test_a_round_that_nobody_took_part_in_says_what_became_of_the_model",
     ),
     one(
         "a run that diverged is as good as any",

@@ -123,7 +123,7 @@ def test_who_evaluates_uses_them_and_moves_nothing() -> None:
         ({"uplink": CENTRAL, "cohort": {"name": "poisson", "rate": 0.5}, "privacy": BUDGET}, "batch-norm"),
         ({"algorithm": {"name": "ldp_fl"}}, "batch-norm"),
         ({"algorithm": {"name": "ditto"}}, "statistics-not-carried"),
-        ({"algorithm": {"name": "fedavgm"}}, "statistics-not-carried"),
+        ({"algorithm": {"name": "fedopt"}}, "statistics-not-carried"),
         ({"algorithm": {"name": "fedavg", "server_lr": 2.0}}, "statistics-not-carried"),
         ({"uplink": {"client": [{"name": "clip", "radius": 1.0}]}}, "statistics-not-carried"),
     ],

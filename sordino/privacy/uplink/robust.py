@@ -200,8 +200,8 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
             "a robust sum with an algorithm that does not only take the mean change of the model",
             why="clients of this method send counts, prototypes or sums beside their change, or the server reads "
             "single uploads: a median of these means something else",
-            fix="use fedavg, fedavgm, fedprox, ditto, moon, vhl, scaffold or what is made of them; an algorithm of "
-            "your own says `takes_mean = True`",
+            fix="use fedavg, fedopt, fedprox, ditto, moon, vhl, scaffold or what is made of them; an algorithm of "
+            "your own says `class Mine(FedAvg, takes_mean=True)`",
             code="robust-sum-needs-a-mean",
         )
     if hidden:

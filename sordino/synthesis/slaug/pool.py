@@ -58,7 +58,7 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums]):
+class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums], carries_statistics=True):
     """No model of a device leaves it, and no labelled examples are needed: sums of features through a network that was
     trained on candidates, or stored.
     """
@@ -70,7 +70,6 @@ class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Tol
     known: Known | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "pool"
     wants = "sums"
-    carries_statistics = True  # no device trains here
     rounds: ClassVar[int] = 1
 
     def fitted(self, known: Known) -> Pool:

@@ -65,7 +65,7 @@ FEWEST = 4  # examples that can be split
 
 
 @dataclass(frozen=True)
-class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
+class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], carries_statistics=True):
     """Devices alone, with early stopping on what they hold back."""
 
     uplink: Uplink = PLAIN
@@ -79,7 +79,6 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
     rounds: ClassVar[int] = 1
     reads_each = True
     tells_each = True
-    carries_statistics = True
 
     def fitted(self, known: Known) -> Train:
         return replace(self, clients=len(known.sizes))
@@ -186,7 +185,7 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up]):
 
 
 @dataclass(frozen=True)
-class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Prototype]):
+class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Prototype], carries_statistics=True):
     uplink: Uplink = PLAIN
     recipe: Recipe = Recipe()
     least: float = 1  # images that a prototype needs
@@ -199,7 +198,6 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
     reads_each = True
     tells_each = True
     names_clients = True
-    carries_statistics = True  # no device trains here
 
     @property
     def rounds(self) -> int:

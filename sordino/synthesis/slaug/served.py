@@ -52,7 +52,7 @@ class Model(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served(Calibrated[Holding, Any, Model]):
+class Served(Calibrated[Holding, Any, Model], carries_statistics=True):
     reads_each = True
     tells_each = True
 

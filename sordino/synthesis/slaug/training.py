@@ -130,10 +130,6 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         return True
 
     @property
-    def carries_statistics(self) -> bool:
-        return self.server_lr == 1
-
-    @property
     def heads(self) -> int:
         """Outputs of the network per class."""
         return 2 if self.label_mode == "shifted" else 1
@@ -271,7 +267,7 @@ def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor
 
 
 @dataclass(frozen=True)
-class SlaugFL(Calibrated[Server, Server, Up]):
+class SlaugFL(Calibrated[Server, Server, Up], carries_statistics=True):
     """SlaugFL as published: devices send prototypes of their drawn images beside their models."""
 
     def init(self, task: Task, key: Key) -> Server:
