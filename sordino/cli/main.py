@@ -30,7 +30,6 @@ from sordino.cli import (
     machine,
     predicting,
     privacy,
-    reproducing,
     running,
     watching,
 )
@@ -63,7 +62,6 @@ app.command()(predicting.predict)
 app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(looking.schema)
-app.command()(reproducing.reproduce)
 app.command()(checking.check)
 app.command(cls=Verb)(auditing.audit)
 app.command(cls=Verb)(attacking.attack)

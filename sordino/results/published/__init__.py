@@ -1,1 +1,0 @@
-"""Tables that compare this library with what was published: their rows, how they are run, and what was found."""

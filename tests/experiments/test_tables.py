@@ -1,0 +1,149 @@
+"""Tables of published numbers: what their folders declare, and that pages say what was run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pages
+import pytest
+import tables
+
+from sordino import config
+from sordino.errors import ConfigError
+from tests.experiments.small_tables import CLAIM, HEAD, ONE, TWO, kept, table
+
+ROOT = Path(__file__).parents[2] / "experiments"
+NAMES = [file.parent.name for file in sorted(ROOT.glob(f"*/{tables.ROWS}"))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_on_the_pages_is_that_of_a_kept_run(name: str) -> None:
+    one = tables.read(ROOT / name)
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, last = pages.marks(name)
+    assert page.count(first + pages.block(one) + last) == 1
+    if one.sheet.row:
+        assert (ROOT / name / "table.md").read_text(encoding="utf-8") == pages.measured(one, whole=True) + "\n"
+    asked = {(row.name, seed) for row in one.sheet.row for seed in range(row.seeds)}
+    assert {(run.name, run.seed) for run in one.runs} <= asked
+    assert not one.unwritten()
+    assert all((one.folder / program.file).exists() for program in one.sheet.program)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_is_an_experiment(name: str) -> None:
+    one = tables.read(ROOT / name)
+    tune = one.sheet.tune
+    for row in one.sheet.row:
+        for value in (None,) if tune is None else tune.values:
+            words = row.set if tune is None else (*row.set, f"{tune.key}={value}")
+            assert config.load(one.experiment, words).algorithm.get("lr") == value or value is None
+    if (quick := one.sheet.quick) is not None:
+        config.load(one.experiment, (*one.row(quick.row).set, *quick.set))
+
+
+def test_every_folder_of_results_is_listed() -> None:
+    assert {file.parent.name for file in ROOT.glob("*/*.py")} | {file.parent.name for file in ROOT.glob("*/*.md")} <= {
+        *NAMES
+    }
+
+
+def test_a_number_that_was_changed_by_hand_is_noticed() -> None:
+    """The negative control."""
+    one = tables.read(ROOT / "cuag")
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    wrong = page.replace("| 91.28 |", "| 92.28 |")
+    assert wrong != page
+    assert pages.with_block(wrong, one) == page
+    assert pages.with_block("a page without marks", one) == "a page without marks"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + ONE.replace("seeds = 2", "seeds = 2\npublished = [90.0]"), "number under published, and nothing says"),
+        (HEAD + ONE.replace("seeds = 2", "seeds = 2\nyardstick = [90.0]"), "number under yardstick, and nothing says"),
+        (HEAD + ONE + ONE, "two rows are called 'one'"),
+        (HEAD + TWO, "'one' is no row"),
+        (HEAD + ONE.replace("seeds", "sedes"), "row.0.seeds: Field required"),
+        (HEAD + ONE + "becuase = 'x'\n", "row.0.becuase: Extra inputs"),
+        (ONE, "source: Field required"),
+        (HEAD + "[[row", "is not valid TOML"),
+        ('source = "nobody"\n', r"needs a \[\[row"),
+        (HEAD.replace("experiment", "#") + ONE, "rows need an experiment"),
+        (HEAD.replace("quick", "#") + ONE, "rows need an experiment = '...' and a quick"),
+        (HEAD + ONE + CLAIM.replace('"one"', '"two"'), "'two' is no row"),
+        (HEAD + ONE + CLAIM + 'minus = "two"\n', "'two' is no row"),
+        (HEAD + ONE + CLAIM + "becuase = 'x'\n", "claim.0.becuase: Extra inputs"),
+    ],
+)
+def test_what_a_folder_declares_wrongly_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        table(tmp_path, text)
+    assert tables.ROWS in refused.value.what
+
+
+def test_a_claim_compares_seed_by_seed(tmp_path: Path) -> None:
+    text = HEAD + ONE + TWO.replace("seeds = 1", "seeds = 3") + CLAIM + 'minus = "two"\n' + CLAIM
+    lines = (
+        kept("one", 0, 50.0),
+        kept("one", 1, 60.0),
+        kept("two", 1, 61.0),
+        kept("two", 0, 53.0),
+        kept("two", 2, 9.0),
+    )
+    (tmp_path / tables.RESULTS).write_text("".join(lines))
+    one = table(tmp_path, text)
+    assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["-2.0 ± 1.4 (n = 2)", "55.0 ± 7.1"]
+    assert "| is it so | - | -2.0 ± 1.4 (n = 2) | - |" in pages.block(one)
+    (tmp_path / tables.RESULTS).write_text(lines[0])
+    one = table(tmp_path, text)
+    assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["not run", "50.0"]
+
+
+def test_seeds_that_promise_differently_are_all_told(tmp_path: Path) -> None:
+    """The first seed's epsilon is not everybody's."""
+    more = {"neighbours": "replace", "delta": 1e-5}
+    lines = (kept("one", 0, 1.0, **more | {"epsilon": 2.0}), kept("one", 1, 1.0, **more | {"epsilon": 1.0}))
+    (tmp_path / tables.RESULTS).write_text("".join(lines))
+    told = pages.block(table(tmp_path, HEAD + ONE))
+    assert "| 1.000 to 2.000 | example, server | replace, 1e-05 | none |" in told
+
+
+@pytest.mark.parametrize(
+    ("file", "first", "second", "said"),
+    [
+        (tables.RESULTS, {"seed": 0}, {"seed": 0, "tuned": 0.1}, "holds 'one', seed 0, twice"),
+        (tables.TUNING, {"seed": 100, "tuned": 0.1}, {"seed": 101, "tuned": 0.1}, "holds 'one', tuned 0.1, twice"),
+    ],
+)
+def test_a_run_that_is_kept_twice_is_refused(
+    file: str, first: dict[str, float], second: dict[str, float], said: str, tmp_path: Path
+) -> None:
+    """One run would be counted as two."""
+    lines = [kept("one", last=1.0, **first), kept("one", last=2.0, **second)]
+    (tmp_path / file).write_text("".join((lines[0], kept("one", 1, 1.0), lines[1])))
+    with pytest.raises(ConfigError, match=said):
+        table(tmp_path, HEAD + ONE)
+
+
+@pytest.mark.parametrize("line", ['{"name": "one"}', '{"name": "o'])
+def test_a_damaged_line_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / tables.RESULTS).write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match=r"results.jsonl, line 1: "):
+        table(tmp_path, HEAD + ONE)
+
+
+def test_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:
+    (tmp_path / tables.RESULTS).write_text(kept("two", 0, 1.0, set=["algorithm.lr=0.5"]))
+    assert table(tmp_path, HEAD + ONE + TWO).runs
+    with pytest.raises(ConfigError, match="'two', seed 0, was run with other settings"):
+        table(tmp_path, HEAD + ONE + TWO.replace("0.5", "0.6"))
+
+
+def test_how_long_the_rest_takes(tmp_path: Path) -> None:
+    (tmp_path / tables.RESULTS).write_text(kept("one", 0, 1.0, seconds=90.0))
+    assert table(tmp_path, HEAD + ONE).left() == 1.5
+    assert table(tmp_path, HEAD + ONE + TWO).left() is None
+    one = table(tmp_path, "minutes = 160\n" + HEAD + ONE + TWO)
+    assert "runs what is missing: 2 of its runs, about 2.7 hours on one core." in pages.block(one)
