@@ -7,6 +7,7 @@ own process only.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import operator
@@ -118,6 +119,17 @@ def name_of(made: Any) -> str:
     return SESSION + str(made.__name__)
 
 
+def parts(*held: object) -> Iterator[str]:
+    """Names of somebody's own classes, of which these objects are made."""
+    for one in held:
+        if not _is_library(type(one)):
+            yield name_of(type(one))
+        if dataclasses.is_dataclass(one):
+            yield from parts(*(getattr(one, each.name) for each in dataclasses.fields(one)))
+        elif isinstance(one, tuple | list):
+            yield from parts(*one)
+
+
 def of_kind(path: str, what: str, base: type[T]) -> type[T]:
     """The class that is named, a subclass of what the interface says that leaves nothing of it unwritten."""
     made = load(path, what)
@@ -138,8 +150,12 @@ def of_kind(path: str, what: str, base: type[T]) -> type[T]:
 def made_of(classes: Iterable[type]) -> None:
     """Classes that a function of somebody's own has used: what goes wrong in their files is said with its place."""
     for cls in classes:
-        if cls.__module__.partition(".")[0] not in LIBRARIES:
+        if not _is_library(cls):
             _FILES.update(_files(cls))
+
+
+def _is_library(cls: type) -> bool:
+    return str(cls.__module__).partition(".")[0] in LIBRARIES
 
 
 def _files(made: Any) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino import user_code
 from sordino.accounting.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
 from sordino.accounting.notes import SYSTEM, named, note, parsed
 from sordino.algorithms.algorithm import AnyAlgorithm, Home
@@ -20,10 +21,12 @@ from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.ledger.op import Op, of_round
 from sordino.privacy.noise.sources import TABLE_ERROR
+from sordino.privacy.uplink import Uplink
 from sordino.sampling.kinds import Cohort
-from sordino.types import Adversary, Claim
+from sordino.types import Adversary, Claim, Reader
 
 KEEPS = "{} keeps nothing of the rows that it is shown"
+STATES = "what {} states of its bound, its noise and its cost is true"
 Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
 
 
@@ -266,18 +269,20 @@ class Accounts:
         if self.only is not None:  # a site's books believe the server nothing
             sent = list(map(uplink.trusted, sent))
         return [
-            *(self._held(claim, reads) for claim in read.claims(self.algorithm.work, size, multiplier)),
-            *(self._held(claim, sums) for claim in sent),
+            *(self._held(claim, reads, read) for claim in read.claims(self.algorithm.work, size, multiplier)),
+            *(self._held(claim, sums, uplink) for claim in sent),
         ]
 
-    def _held(self, claim: Claim, draws: int) -> Claim:
-        """What is left of a claim on these data and with this noise."""
+    def _held(self, claim: Claim, draws: int, gate: Reader | Uplink) -> Claim:
+        """What is left of a claim on these data and with this noise; its conditions, where a part of the gate that
+        makes it is somebody's own."""
         if any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event)):
             return claim
         if self.void:
             return replace(claim, event=NonPrivate("; ".join(self.void)), status="none", because=self.void)
         if self.own_code and (claim.unit != "client" or len(self.members) > 1):  # clients of a process share a network
             claim = claim.resting_on(*map(KEEPS.format, self.own_code))
+        claim = claim.resting_on(*map(STATES.format, dict.fromkeys(user_code.parts(gate))))
         inexact = self.noise == SYSTEM and _draws(claim.event)
         return replace(claim, drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 

@@ -24,6 +24,7 @@ from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Setup
 from sordino.runs.shapes import FORMAT, Environment
+from sordino.runs.witness import Witness, needed, place_of
 from sordino.version import __version__
 
 
@@ -66,6 +67,8 @@ def found(
         raise RunError(f"cannot create {folder}", why=error.why, fix=fix, code=error.code) from None
     finally:
         shutil.rmtree(young, ignore_errors=True)
+    if needed(setup):  # a kill before it makes the receipt say more than it must
+        Witness(folder, place_of(folder)).found()
 
 
 def environment_of(experiment: Experiment, prepared: Path | None = None, run: str = "") -> Environment:

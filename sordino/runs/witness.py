@@ -6,8 +6,8 @@ No ledger can see from inside that it is an older copy, and a folder that is res
 between the two loses a round, and never hides one. Where the ledger is behind, the run stops. With `moved`, what is
 missing is written into the ledger again, as spent, and its rounds count as lost.
 
-Each run has a file of lines there, in a folder for its ledger. A snapshot of a whole machine puts both back: that is
-noticed nowhere on that machine. Noise from a seed needs no witness, since it comes again as it was.
+Each run has a file of lines there from its founding on, in a folder for its ledger. A snapshot of a whole machine puts
+both back: that is noticed nowhere on that machine. Noise from a seed needs no witness, since it comes again as it was.
 """
 
 from __future__ import annotations
@@ -111,14 +111,18 @@ class Witness:
                 raise _rolled_back(self.folder, len(behind))
         return behind
 
+    def found(self) -> None:
+        """Begins the record of a new run, so that a run without one has lost it or has come from elsewhere."""
+        if not os.path.exists(self.place):
+            self._note([])
+
     def begin(self, ledger: Ledger) -> None:
-        """Notes what left before there was a witness here. Whether that is all, nobody can tell."""
+        """Notes what left before there was a witness here. Whether that is all, nobody can tell: a folder that was
+        backed up before its first release knows of none."""
         if not os.path.exists(self.place):
             before = of_run(ledger, RunFolder(self.folder).environment.run)
-            left = [Departure.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)]
-            if left:
-                _tell(self.folder, MISSING)
-            self._note(left)
+            _tell(self.folder, MISSING)
+            self._note([Departure.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)])
 
     @property
     def newest(self) -> str:

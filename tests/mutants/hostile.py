@@ -140,8 +140,22 @@ HOSTILE = [
     one(
         "nobody says that the notes were gone",
         "runs/witness.py",
-        "            if left:\n",
-        "            if False:\n",
+        "            _tell(self.folder, MISSING)\n            self._note(",
+        "            self._note(",
+        f"{WITNESS}::test_a_receipt_says_where_nobody_would_notice",
+    ),
+    one(
+        "nobody says it of a copy from before the first release",
+        "runs/witness.py",
+        "            _tell(self.folder, MISSING)\n            self._note(",
+        "            if before:\n                _tell(self.folder, MISSING)\n            self._note(",
+        f"{WITNESS}::test_a_copy_from_before_the_first_release_says_that_nobody_would_notice",
+    ),
+    one(
+        "a new run begins no record",
+        "runs/founding.py",
+        "if needed(setup):",
+        "if False:",
         f"{WITNESS}::test_a_receipt_says_where_nobody_would_notice",
     ),
     Mutant(

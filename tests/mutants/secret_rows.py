@@ -113,6 +113,20 @@ SECRET_ROWS = [
         f"{OWN_CODE}::test_a_promise_about_rows_that_own_code_sees_is_conditional",
     ),
     one(
+        "a bound of somebody's own that is called proved",
+        "engine/accounts.py",
+        "dict.fromkeys(user_code.parts(gate))",
+        "()",
+        f"{OWN_CODE}::test_a_stage_that_states_its_own_bound_is_conditional_in_all_books",
+    ),
+    one(
+        "a stage of somebody's own inside a gate of the library",
+        "user_code.py",
+        "yield from parts(*(getattr(one, each.name) for each in dataclasses.fields(one)))",
+        "pass",
+        f"{OWN_CODE}::test_a_stage_that_states_its_own_bound_is_conditional_in_all_books",
+    ),
+    one(
         "a loss of somebody's own that is no code",
         "runs/public_inputs.py",
         "shown = made.algorithm, made.model, made.loss, made.read, made.uplink",

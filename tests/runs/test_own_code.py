@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino import config
-from sordino.engine.accounts import KEEPS, Accounts
+from sordino import config, user_code
+from sordino.algorithms.fedavg import FedAvg
+from sordino.engine.accounts import KEEPS, STATES, Accounts
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.report import run_facts, run_page
 from sordino.runs.public_inputs import shown_rows
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
+from sordino.runs.verify import examine, verify
+from sordino.types import Bound, Grant
 from tests.laws.cases import BY_NAME
 
 HERE = "tests.runs.test_own_code"
@@ -107,6 +113,55 @@ def test_a_client_alone_in_its_process_is_bounded_by_its_clip() -> None:
         rows = Rehearsal(planned.setup, planned.home, only).guarantees
         (row,) = (row for row in rows if (row.unit, row.adversary) == ("client", "server"))
         assert (row.status, condition in row.because) == (status, status == "conditional")
+
+
+class Loose(Clip):
+    """It states the bound of a clip, and clips nothing."""
+
+    def encode(self, x: Any, bound: Bound, grant: Grant) -> Any:
+        return x
+
+
+@dataclass(frozen=True)
+class Stating(FedAvg):
+    uplink: Uplink = Uplink(client=(Loose(1.0), Noise()))
+
+
+@dataclass(frozen=True)
+class Keeping(FedAvg):
+    """Code of somebody's own that prices nothing: its uplink is made of the library's stages."""
+
+    uplink: Uplink = Uplink(client=(Clip(1.0), Noise()))
+
+
+class Quiet(NoisyGradient):
+    """A reader that states half of its cost."""
+
+
+@pytest.mark.parametrize(("name", "stated"), [("Stating", "Loose"), ("Keeping", "")])
+def test_a_stage_that_states_its_own_bound_is_conditional_in_all_books(name: str, stated: str, tmp_path: Path) -> None:
+    """In the plan, in the books of one client alone, in the receipt, and when the receipt is made again."""
+    of = BY_NAME["whole_update"]
+    made = of.experiment(algorithm={"name": f"{HERE}:{name}", "local_steps": 3, "lr": 0.5})
+    planned = simulated(made)
+    condition = STATES.format(f"{HERE}:{stated}")
+    alone = Rehearsal(planned.setup, planned.home, (1,)).guarantees
+    ended = start(made, tmp_path / "run")
+    everywhere = (*Rehearsal(planned.setup, planned.home).guarantees, *alone, *ended.receipt.guarantees)
+    about = [row for row in everywhere if row.finite and row.unit == "client"]
+    assert len(about) > 3
+    assert {condition in row.because for row in about} == {bool(stated)}
+    (mine,) = (row for row in alone if (row.unit, row.adversary) == ("client", "server"))
+    assert mine.status == ("conditional" if stated else "proved")
+    assert verify(tmp_path / "run") == []
+    assert examine(tmp_path / "run", code=False).wrong == []
+
+
+def test_parts_of_the_library_state_nothing_of_somebodys_own() -> None:
+    for case in BY_NAME.values():
+        method = simulated(case.experiment()).setup.algorithm
+        assert not list(user_code.parts(method.read, method.uplink)), case.name
+    assert list(user_code.parts([Quiet(1.0)])) == [f"{HERE}:Quiet"]
 
 
 class Remembering(torch.nn.Module):

@@ -186,6 +186,30 @@ def test_a_receipt_says_where_nobody_would_notice(tmp_path: Path, monkeypatch: p
     assert not {MISSING, UNWRITABLE} & set(whole)
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_copy_from_before_the_first_release_says_that_nobody_would_notice(at: int, tmp_path: Path) -> None:
+    """It is put back where the state folder is another one: its ledger knows of no release, and that may be false."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "reserve", dies)
+        with pytest.raises(Killed):
+            start(real(), run)
+    if at:
+        with pytest.raises(Killed):
+            resume(run, die_after(at))
+    shutil.copytree(run, copy)
+    assert MISSING not in resume(run).receipt.assumptions  # the control
+    put_back(copy, run)
+    shutil.rmtree(tmp_path / "state")
+    assert MISSING in resume(run).receipt.assumptions
+    assert MISSING in resume(run).receipt.assumptions
+    assert verify(run) == []
+
+
+def dies(*arguments: Any) -> None:
+    raise Killed
+
+
 @pytest.mark.parametrize("how", ["gone", "full"])
 def test_a_state_folder_that_fails_on_the_way_is_told(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
