@@ -56,7 +56,8 @@ docs: $(VENV)/dev # the site, in docs/_build; a warning is an error
 bench: $(BIN)/sordino # ratios against a plain PyTorch loop, in the same run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rounds.py
 
-size: # packages and megabytes of the core, in a fresh environment
+size: # lines of the source by room; then packages and megabytes of the core, in a fresh environment
+	$(PYTHON) docs/house_size.py
 	$(PYTHON) benchmarks/install_size.py
 
 clean: # remove the environment, the built site and caches

@@ -103,7 +103,7 @@ def each_pixel_stats(pixels: Array) -> Stats:
     return tuple((mean / 255).reshape(-1).tolist()), tuple((std / 255).reshape(-1).tolist())
 
 
-CLASSES = "the classes were read off all images: one that a single image has changes the model's shape"
+CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
 COLOURS = "whether images have colours was read off the images: a single one can change the model's shape"
 DRAWN = "which images of a class are used was drawn from how many every class has: the choice is taken as public"
 STRATIFIED = "which examples are held back for tests was drawn from all labels: the split is taken as public"

@@ -26,6 +26,7 @@ from sordino.metrics.preparation_cost import flops_until
 from sordino.report import still
 from sordino.report.belief import subject
 from sordino.report.comparison_table import Row, caption, lines, measured_by, shaped, sources
+from sordino.report.run_facts import EVALUATOR
 from sordino.report.run_page import assemble
 from sordino.report.tables import epsilon_text
 from sordino.report.words import Described, described, merged
@@ -36,8 +37,8 @@ SIMULATIONS = (
     "Simulations: the noise came from seeds. The numbers describe what the same runs promise with real noise; these "
     "runs themselves protect nobody."
 )
-EVALUATORS = (
-    "EVALUATOR ONLY: not to be shared. Some of these runs protect somebody, and no epsilon covers the scores on this "
+SHOWS_SCORES = (
+    f"{EVALUATOR}: not to be shared. Some of these runs protect somebody, and no epsilon covers the scores on this "
     "page."
 )
 UNSAID = ("name", "seed", "engine")  # how a run is done, or told apart
@@ -139,7 +140,7 @@ def gather(
         lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(equal['rounds'], 'round')} on {data}. "
         + ("Accuracies are" if metric == "accuracy" else f"{HEADLINES[metric].full.capitalize()} is")
         + " on test data, at the end of the runs.",
-        notice=EVALUATORS
+        notice=SHOWS_SCORES
         if any(not side.simulated for side in sides)
         else SIMULATIONS
         if any(strongest(side.promise) for side in sides)
@@ -178,7 +179,7 @@ def gather(
 def write(facts: ComparisonFacts, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     text = assemble(f"sordino: {facts.title}", facts, still.of_comparison(facts), "web/comparison.js")
-    atomic_write(out, text.encode(), private=facts.notice == EVALUATORS)
+    atomic_write(out, text.encode(), private=facts.notice == SHOWS_SCORES)
     return out
 
 

@@ -21,6 +21,7 @@ from sordino.accounting.events import Json
 from sordino.config import Experiment, build, data_sources, filled
 from sordino.config.session import LENT_PATH
 from sordino.data import SOURCES, Dataset
+from sordino.data.dataset import CLASSES
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import TableSchema
@@ -287,7 +288,7 @@ class Population:
         found = public_inputs.learned(self.experiment.data, self.declared)
         if self.own is not None and self.own.classes is None:
             found = (public_inputs.COUNTED,)
-        counted = () if self.problem.outcome is None else (public_inputs.CLASSES, public_inputs.COUNTED)
+        counted = () if self.problem.outcome is None else (CLASSES, public_inputs.COUNTED)
         scaled = (public_inputs.SCALING,) if self.scaled_by_rows else ()
         return (*scaled, *self._loaded.learned, *(said for said in found if said not in counted))
 

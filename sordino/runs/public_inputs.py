@@ -9,9 +9,7 @@ from typing import Literal
 from sordino import user_code
 from sordino.config import Data, Experiment
 from sordino.data import schema
-from sordino.data.dataset import CLASSES as CLASSES_SEEN
-from sordino.data.dataset import COLOURS as COLOURS_SEEN
-from sordino.data.dataset import DRAWN, STRATIFIED, Stats
+from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED, Stats
 from sordino.data.row_source import RowSource
 from sordino.data.schema import TableSchema
 from sordino.data.table_names import is_one_file
@@ -23,7 +21,6 @@ INVENTED = ("quadratic", "synthetic")  # nobody's data
 SHIPPED = "digits"  # rows that lie in the package
 
 COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
-CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
 DRAFTED = "the table's schema is a draft made from the rows, which nobody has confirmed"
 PLACES = "which rows are held back for tests follows from their places in the file, which are taken as public"
 DEALT = "who holds which rows follows from their places among all rows, which are taken as public"
@@ -145,7 +142,7 @@ def check_announced(data: Data, learned: tuple[str, ...] = ()) -> None:
     if data.source == "tabular" and data.schema in (None, LEARNED):
         said.append(COLUMNS)
     if data.source in ("folder", "images"):
-        said += [why for told, why in ((data.classes, CLASSES_SEEN), (data.colours, COLOURS_SEEN)) if told is None]
+        said += [why for told, why in ((data.classes, CLASSES), (data.colours, COLOURS)) if told is None]
     if said:
         raise _announces("; ".join(dict.fromkeys(said)))
 

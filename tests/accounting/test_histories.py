@@ -26,7 +26,6 @@ from sordino.accounting.statement import Guarantee, statement
 from sordino.errors import LedgerError
 from sordino.ledger.books import Caps
 from sordino.ledger.ledger import Charter, Each, Ledger
-from tests.helpers.many_clients import quick
 
 
 # statements: every history once ---------------------------------------------------------------------------------------
@@ -75,7 +74,7 @@ def firsts(clients: Mapping[int, list[Release]]) -> list[tuple[int, tuple[Releas
     return [(client, releases) for releases, client in first.items()]
 
 
-@quick
+@settings(max_examples=60)
 @given(NOTES)
 def test_the_first_client_of_every_history_speaks_for_all(notes: list[str]) -> None:
     told, every = read_notes(notes, 5), one_by_one(notes, 5)
@@ -105,7 +104,7 @@ def fewest(event: Event, delta: float, neighbours: str) -> EpsilonBound:
 CHEAP = {"needed": counted, "best": fewest, "bounded": covering.bounded.__wrapped__}
 
 
-@settings(quick, max_examples=30)
+@settings(max_examples=30)
 @given(NOTES)
 def test_the_statement_is_that_of_every_client_one_by_one(notes: list[str]) -> None:
     """Every number and reason, and their order."""
@@ -166,7 +165,7 @@ def disagreements(asked: list[dict[str, Amount]], own: Amount | None, total: Amo
     return [pair for pair in both if pair[0] != pair[1]]
 
 
-@quick
+@settings(max_examples=60)
 @given(st.lists(CHARGES, max_size=12), st.sampled_from([None, (3,), (9,)]), st.sampled_from([None, (20,)]))
 def test_one_cap_for_each_is_a_cap_for_every_one(
     asked: list[dict[str, Amount]], own: Amount | None, total: Amount | None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sordino import config
 from sordino.data import Dataset, tabular
-from sordino.data.dataset import apart, stratified
+from sordino.data.dataset import CLASSES, apart, stratified
 from sordino.partition.schemes import SCHEMES, Labelled, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.population import Population
@@ -121,7 +121,7 @@ def test_a_learned_table_tells_one_row_from_another(change: Row, told: set[str],
     files = saved(tmp_path, first, "first.csv"), saved(tmp_path, second, "second.csv")
     twins = [held(file, None, {"scheme": "natural"}) for file in files]
     assert told <= differing(*twins, 7)
-    assert twins[0].learned_from_rows == (public_inputs.SCALING, public_inputs.COLUMNS, public_inputs.CLASSES)
+    assert twins[0].learned_from_rows == (public_inputs.SCALING, public_inputs.COLUMNS, CLASSES)
     assert twins[0].scaled_by_rows
     assert differing(*(held(file, DECLARED, {"scheme": "natural"}) for file in files), 7) == set()
 

@@ -373,3 +373,8 @@ def test_the_law_catches_sums_that_are_rounded(
 
     monkeypatch.setattr(forks, "apart", rounded)
     assert "model" in differences(alone("sums"), traced(WAYS["sums"], tmp_path / "run", 3))
+
+
+def test_nobody_is_forked_beside_torchs_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not Forks(3).begin(lambda ends: None)

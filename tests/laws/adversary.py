@@ -41,8 +41,7 @@ from sordino.runs.trackers import TRACKERS, tracked
 from sordino.runs.verify import verify
 from sordino.sampling import draws
 from sordino.types import Terms
-from tests.helpers.put_back import put_back
-from tests.laws.traces import Killed, die_after
+from tests.laws.traces import Killed, die_after, put_back
 
 VICTIM = 1  # the client whose data, or whose coin, differs
 

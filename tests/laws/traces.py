@@ -1,8 +1,9 @@
-"""A finished run's trace (`sordino.runs.trace`), and ways to stop a run in the middle."""
+"""A finished run's trace (`sordino.runs.trace`), and ways to stop a run in the middle, or to put it back."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,3 +114,11 @@ def interrupted(experiment: Experiment, folder: Path) -> Trace:
         resume(folder, die_after(experiment.rounds - 1))
     resume(folder)
     return trace(folder)
+
+
+def put_back(copy: Path, folder: Path) -> None:
+    """The folder as its copy has it, put back in its place as rsync, `cp -a` and snapshots do: files keep inodes."""
+    for path in folder.rglob("*"):
+        if not path.is_dir() and not (copy / path.relative_to(folder)).exists():
+            path.unlink()
+    shutil.copytree(copy, folder, dirs_exist_ok=True)

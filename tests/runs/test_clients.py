@@ -1,6 +1,8 @@
-"""Who helps to train the clients of one place."""
+"""Processes that help to train the clients of one place: how many, and for which runs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -19,3 +21,16 @@ def test_no_more_help_than_a_round_has_clients_and_the_machine_cores(
     found = clients.forks_of(simulated(made).setup)
     assert found is not None
     assert found._many == many
+
+
+def helped(**tables: Any) -> bool:
+    tables = {"privacy": {}, "algorithm": {"name": "fedavg"}, "engine": {"workers": 3}} | tables
+    return clients.forks_of(simulated(config.validate(tables)).setup) is not None
+
+
+def test_runs_that_are_helped() -> None:
+    assert helped()
+    assert not helped(engine={"workers": 1})
+    assert not helped(privacy={"noise": "system"})  # what a dead fork owes would be noised a second time
+    assert not helped(engine={"workers": 3, "executor": "processes"})
+    assert not helped(model={"name": "tests.tasks.test_hands:Graph"})  # somebody's own

@@ -40,7 +40,7 @@ def test_what_a_receipt_must_say_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(text)
     (tmp_path / "d.toml").write_text("draft = true\n" + text)
     good, drafted = str(tmp_path / "s.toml"), str(tmp_path / "d.toml")
-    learned = (public_inputs.COLUMNS, public_inputs.CLASSES)
+    learned = (public_inputs.COLUMNS, CLASSES)
     cases: list[tuple[Row, tuple[str, ...], bool]] = [
         ({}, learned, True),
         ({"schema": "learned"}, learned, True),

@@ -24,9 +24,8 @@ from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from sordino.runs.verify import verify
 from sordino.runs.witness import MISSING, UNWRITABLE, place_of
-from tests.helpers.put_back import put_back
 from tests.laws.cases import BY_NAME
-from tests.laws.traces import Killed, die_after
+from tests.laws.traces import Killed, die_after, put_back
 
 CASE = BY_NAME["gaussian_gdp"]
 ROUNDS = 5

@@ -24,9 +24,8 @@ from sordino.transport.shelf import Shelf
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated
 from tests.helpers.forged_letters import Server
-from tests.helpers.put_back import put_back
 from tests.laws.cases import BY_NAME
-from tests.laws.traces import Killed
+from tests.laws.traces import Killed, put_back
 
 HIDDEN = "dp_prox"
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -38,11 +38,10 @@ from sordino.runs.run import start
 from sordino.runs.simulation import Simulation
 from sordino.runs.verify import verify
 from sordino.types import Examples
-from tests.helpers.many_clients import quick
 
 
 # partitions, sizes, weights -------------------------------------------------------------------------------------------
-@quick
+@settings(max_examples=60)
 @given(st.lists(st.integers(-1, 6), max_size=40))
 def test_rows_are_one_array_for_every_client(owner: list[int]) -> None:
     rows = RowNumbers.by_owner(np.array(owner, np.int64), 7)
@@ -59,7 +58,7 @@ def test_rows_are_one_array_for_every_client(owner: list[int]) -> None:
             rows[beyond]
 
 
-@quick
+@settings(max_examples=60)
 @given(st.lists(st.integers(-5, 9), min_size=1, max_size=20), st.lists(st.integers(-6, 10), max_size=20))
 def test_natural_clients_keep_their_own_test_rows(group: list[int], test: list[int]) -> None:
     train, held = np.array(group, np.int64), np.array(test, np.int64)
@@ -90,7 +89,7 @@ def test_poor_clients_are_filled_up_as_before(caplog: pytest.LogCaptureFixture) 
 
 
 # what a receipt says of all -------------------------------------------------------------------------------------------
-@quick
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([0.25, 0.5, 0.75, 0.1]), max_size=9), st.integers(1, 12))
 def test_the_spread_over_all_clients_is_found_from_those_who_took_part(spent: list[float], more: int) -> None:
     people = len(spent) + more
@@ -133,7 +132,7 @@ def evaluated(task: Given, rows: Any) -> Scores:
     return Evaluator(task, Examples(some, some.abs().long()), rows)({})  # type: ignore[arg-type]
 
 
-@quick
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(-1, 25), st.integers(0, 1), st.floats(0, 9)), min_size=1, max_size=60), st.booleans()
 )
