@@ -56,10 +56,8 @@ def test_docstrings_comments_and_blanks_are_no_code(tmp_path: Path) -> None:
 
 
 def test_modules_that_verifying_loads_are_found(tmp_path: Path) -> None:
-    sordino.run(
-        {"rounds": 1, "partition": {"scheme": "iid", "clients": 2}, "data": {"train": 80, "test": 40}},
-        out=tmp_path / "run",
-    )
+    small = {"rounds": 1, "partition": {"scheme": "iid", "clients": 2}, "data": {"train": 80, "test": 40}}
+    sordino.run(small | {"algorithm": {"name": "fedavg"}, "privacy": {}}, out=tmp_path / "run")
     loaded = house_size.verified(tmp_path / "run")
     assert house.PACKAGE / "accounting" / "accountants.py" in loaded
     assert house.PACKAGE / "cli" / "main.py" not in loaded
