@@ -35,7 +35,7 @@ class Inbox:
     remarks: list[str] = field(default_factory=list)  # what the user should know of answers that could not be used
 
     def header(self, t: int, sender: int) -> wire.Header:
-        return wire.Header(self.run, self.config, t, sender, 0, "down" if sender < 0 else "up")
+        return wire.Header(self.run, self.config, t, sender, "down" if sender < 0 else "up")
 
     def bytes_down(self, t: int, down: Tree, clients: Sequence[int]) -> int:
         # from the second round on, those who hold a key open the sum of the round before

@@ -63,7 +63,6 @@ _LEGAL: dict[str, Callable[[Any], bool]] = {
     "config": _matches(r"[0-9a-f]{8,128}"),
     "round": lambda value: _whole(value, 0, 2**31),
     "sender": lambda value: _whole(value, -1, 2**63),
-    "attempt": lambda value: _whole(value, 0, 2**31),
     "kind": lambda value: value in ("down", "up"),
     "entries": _matches("[^\ud800-\udfff]*"),  # lone surrogates have no UTF-8
 }
@@ -77,7 +76,6 @@ class Header:
     config: str  # hex digest of the experiment
     round: int
     sender: int  # client id, -1 for the server
-    attempt: int
     kind: Literal["down", "up"]
     entries: str = ""  # public ledger entries as JSON text; carried, not read here
 
@@ -168,28 +166,6 @@ def decode(data: bytes | memoryview, expected: Header, template: T) -> tuple[Hea
     return header, tree.like(template, values)
 
 
-class SeenOnce:
-    """Accepts each sender once per round of a run, and rounds only forwards: one number per sender is kept.
-
-    A new `attempt` at a round needs a new guard, since everything accepted for the old one is void.
-    """
-
-    def __init__(self) -> None:
-        self._latest: dict[tuple[str, int], int] = {}
-
-    def accept(self, header: Header) -> None:
-        sender = (header.run, header.sender)
-        if header.round <= self._latest.get(sender, -1):
-            raise WireError(
-                f"sender {header.sender} sent a message of round {header.round} after one of round "
-                f"{self._latest[sender]}",
-                why="a message that is repeated or comes too late would count a client twice",
-                fix="ignore this message",
-                code="replayed",
-            )
-        self._latest[sender] = header.round
-
-
 def _check_envelope(view: memoryview, fields: Schema) -> int:
     """Where the tensors start, after every length has been compared with the only possible one."""
     rest = payload_bytes(fields) + _SEAL
@@ -227,7 +203,7 @@ def _check_schema(claimed: object, fields: Schema) -> None:
 
 
 def _check_addressee(header: Header, expected: Header) -> None:
-    for name in ("run", "config", "round", "sender", "attempt", "kind"):
+    for name in ("run", "config", "round", "sender", "kind"):
         found, wanted = getattr(header, name), getattr(expected, name)
         if found != wanted:
             raise WireError(

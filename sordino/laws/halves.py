@@ -43,7 +43,7 @@ def _bits(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def tensors(trial: Trial) -> None:
-    header = wire.Header("check", "00" * 32, 0, -1, 0, "down")
+    header = wire.Header("check", "00" * 32, 0, -1, "down")
     for number, scene in enumerate(trial.scenes):
         a, task = scene.algorithm, scene.task
         server, client = a.init(task, scene.key), a.init_client(task)

@@ -220,7 +220,7 @@ def _valid(rows: Picked, wrong: Wrong | None) -> float | None:
 
 
 def _plain(run: RunFolder, setup: Setup) -> Plain:
-    header = wire.Header(run.environment.run, setup.experiment.digest(), 0, -1, 0, "down")
+    header = wire.Header(run.environment.run, setup.experiment.digest(), 0, -1, "down")
     return Plain(wire.size(header, wire.schema(setup.task.init(0))), _chosen_clients(setup))
 
 

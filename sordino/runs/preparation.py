@@ -139,7 +139,7 @@ def _hand(half: ServersHalf, folder: Path, handed: Params, begun: Begun | None) 
 
     atomic_write(RunFolder(folder).handed_file, save({k: v.cpu().contiguous() for k, v in handed.items()}))
     config = half.setup.experiment.digest()
-    header = wire.Header(HANDED, config, 0, -1, 0, "down")
+    header = wire.Header(HANDED, config, 0, -1, "down")
     each = wire.size(header, wire.schema(handed))
     row = RoundRow(phase=HANDED, round=0, bytes_down=len(half.setup.public.sizes) * each, bytes_up=0, payload=0)
     written, real = begun.loaded.meta if begun is not None else {}, half.setup.experiment.privacy.noise == SYSTEM

@@ -230,7 +230,7 @@ class Setup:
     def header(self, run: str) -> Callable[[int, int], Header]:
         """What a message of this phase must say: (round, sender; -1 the server)."""
         phase, config = self.run_of(run), self.experiment.digest()
-        return lambda t, sender: Header(phase, config, t, sender, 0, "down" if sender < 0 else "up")
+        return lambda t, sender: Header(phase, config, t, sender, "down" if sender < 0 else "up")
 
     # the method -------------------------------------------------------------------------------------------------------
 

@@ -68,8 +68,8 @@ class KeyHolder:
             answer, bodies = Refused.of(error), []
             self._decline(f"{error.what} {error.why}".strip())
         head = None if letter is None else letter.head
-        to, stage, attempt = ("", 0, 0) if head is None else (head.sender, head.stage, head.attempt)
-        return self.letterhead.write(to, stage, said(answer), bodies, attempt)
+        to, stage = ("", 0) if head is None else (head.sender, head.stage)
+        return self.letterhead.write(to, stage, said(answer), bodies)
 
     def _decline(self, why: str) -> None:
         """Its owner is told, too; the same again only once."""

@@ -221,7 +221,7 @@ class RemoteSites(Sites):
     def named(self, peer: str) -> str:
         return peer
 
-    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[int], bytes]:
+    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[], bytes]:
         if isinstance(command, Round):
             self._there = sum(map(len, bodies))
         return super()._writer(peer, command, bodies, self.ledger())

@@ -247,7 +247,7 @@ class Desk:
 
     def _written(self, head: Heading, answer: Answer, bodies: Sequence[bytes] = ()) -> bytes:
         place = self._porter.place
-        return self._letterhead.write(head.sender, head.stage, said(answer), bodies, head.attempt, place)
+        return self._letterhead.write(head.sender, head.stage, said(answer), bodies, place)
 
     def _refuse(self, error: WireError, data: bytes | memoryview) -> bytes:
         try:

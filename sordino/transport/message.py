@@ -45,7 +45,6 @@ class Heading:
     config: Name = ""  # digest of the experiment
     agreement: Name = ""  # digest of the agreement
     ledger: Name = ""  # where the server's ledger stands, or how many rounds have left a site: NUMBER:HASH
-    attempt: int = 0
     sizes: tuple[Size, ...] = ()  # of the bodies
     digest: Name = ""  # of the bodies, where somebody signs
 
@@ -76,14 +75,11 @@ class Letterhead:
         stage: int,
         said: Mapping[str, Any],
         bodies: Sequence[bytes | memoryview] = (),
-        attempt: int = 0,
         ledger: str = "",
     ) -> bytes:
         digest = digest_of(bodies) if self.key is not None else ""
         sizes = tuple(len(body) for body in bodies)
-        head = Heading(
-            self.run, stage, self.name, to, said, self.config, self.agreement, ledger, attempt, sizes, digest
-        )
+        head = Heading(self.run, stage, self.name, to, said, self.config, self.agreement, ledger, sizes, digest)
         text = json.dumps(asdict(head)).encode()
         if len(text) > MOST_HEAD:
             raise _no_letter(f"its head would have {len(text)} bytes, {MOST_HEAD} are allowed")

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -48,8 +47,7 @@ class _Out:
     """A letter that is out."""
 
     peer: str
-    write: Callable[[int], bytes]  # the letter, at its n-th attempt
-    attempt: int = 0
+    write: Callable[[], bytes]  # the letter
     retry: float = FOREVER  # when it is sent once more, after a refusal
 
 
@@ -257,16 +255,16 @@ class Sites(Executor):
     def _send(self, peer: str, command: Command, bodies: Sequence[bytes]) -> int:
         write = self._writer(peer, command, bodies)
         self._moved[peer] = time.monotonic()
-        ticket = self.carrier.send(peer, partial(write, 0))
+        ticket = self.carrier.send(peer, write)
         self._out[ticket] = _Out(peer, write)
         self._tickets[ticket] = ticket
         self._wanted.add(ticket)
         return ticket
 
-    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[int], bytes]:
-        """Makes the letter of an attempt, whenever one is handed out."""
+    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[], bytes]:
+        """Makes the letter, whenever one is handed out."""
         told = asdict(command)
-        return lambda attempt: self.letterhead.write(peer, self.stage, told, bodies, attempt, ledger)
+        return lambda: self.letterhead.write(peer, self.stage, told, bodies, ledger)
 
     def _wait(self, until: float) -> None:
         """Takes in what comes next, and no later than at this moment sends again or gives up."""
@@ -274,8 +272,8 @@ class Sites(Executor):
         for ticket, out in list(self._out.items()):
             self._check_patience(out.peer)
             if time.monotonic() >= out.retry:
-                out.attempt, out.retry = out.attempt + 1, FOREVER
-                self._tickets[self.carrier.send(out.peer, partial(out.write, out.attempt))] = ticket
+                out.retry = FOREVER
+                self._tickets[self.carrier.send(out.peer, out.write)] = ticket
             times += [self._moved[out.peer] + self.patience.deadline, out.retry]
         self._take(self.carrier.came(max(0.0, min(times) - time.monotonic())))
 

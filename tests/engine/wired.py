@@ -26,7 +26,7 @@ class Up(NamedTuple):
 
 
 def header(**changes: Any) -> Header:
-    return replace(Header("run-1", "ab" * 32, 3, 7, 0, "up", '{"op":"α"}'), **changes)
+    return replace(Header("run-1", "ab" * 32, 3, 7, "up", '{"op":"α"}'), **changes)
 
 
 def update(seed: int = 0) -> Up:

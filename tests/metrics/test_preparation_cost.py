@@ -60,7 +60,7 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
 
     def message(phase: str, t: int, sender: int, tree_: Any) -> int:
         name = f"{run}.{phase}" if phase else run
-        return len(wire.encode(wire.Header(name, digest, t, sender, 0, "down" if sender < 0 else "up"), tree_))
+        return len(wire.encode(wire.Header(name, digest, t, sender, "down" if sender < 0 else "up"), tree_))
 
     model, width = setup.task.init(0), setup.task.width
     one = torch.zeros(1, dtype=torch.int64)
@@ -81,7 +81,7 @@ def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
         assert row["bytes_up"] == sum(message(phase, int(t), k, sent[phase]) for k in clients)
         assert row["payload"] == sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(sent[phase]))
     handed = safetensors.torch.load_file(once / "handed.safetensors")
-    envelope = len(wire.encode(wire.Header("handed", digest, 0, -1, 0, "down"), handed))
+    envelope = len(wire.encode(wire.Header("handed", digest, 0, -1, "down"), handed))
     assert rows[-1]["bytes_down"] == CLIENTS * envelope
 
 
@@ -126,7 +126,7 @@ def _envelopes(folder: Path) -> int:
     total = 0
 
     def envelope(name: str, t: int, sender: int, fields: Any) -> int:
-        header = wire.Header(name, digest, t, sender, 0, "down" if sender < 0 else "up")
+        header = wire.Header(name, digest, t, sender, "down" if sender < 0 else "up")
         return wire.size(header, fields) - wire.payload_bytes(fields)
 
     with federation.ledger as ledger:

@@ -198,7 +198,7 @@ def test_wire_and_checkpoint_work_with_pickle_poisoned(tmp_path: Path, monkeypat
     loaded = checkpoint.load(tmp_path, trees.__getitem__)
     assert loaded is not None
     assert checkpoint.digest_trees(loaded.trees) == checkpoint.digest_trees(trees)
-    about = wire.Header("run-1", "ab" * 32, 0, 1, 0, "up")
+    about = wire.Header("run-1", "ab" * 32, 0, 1, "up")
     found, received = wire.decode(wire.encode(about, server), about, server)
     assert found == about
     assert torch.equal(received["w"], server["w"])

@@ -72,7 +72,7 @@ def message_of(data: bytes, tensors: list[tuple[str, str, list[int]]]) -> tuple[
 
 def test_a_parser_from_the_page_reads_a_letter_and_what_is_in_it() -> None:
     sent = {"w": torch.arange(6, dtype=torch.float32).reshape(2, 3), "x": torch.tensor([1.5, 2.5], dtype=torch.float64)}
-    body = wire.encode(wire.Header("run-1", "ab" * 32, 4, -1, 0, "down"), sent)
+    body = wire.encode(wire.Header("run-1", "ab" * 32, 4, -1, "down"), sent)
     command = Round(4, {7: Terms(largest=9, multiplier=1.25)})
     own = Letterhead("server", "run-1", "ab" * 32, "cd" * 32, KEY)
     written = own.write("hospital-a", 2, asdict(command), [body, b"more"], ledger="12:" + "0" * 64)
@@ -165,4 +165,4 @@ def test_the_codes_are_raised_where_letters_and_messages_are_read() -> None:
     for code in codes:
         what = code.removeprefix("other-").removeprefix("foreign-")
         assert f'"{code}"' in source or f'"{what}"' in source, code
-    assert len(codes) == 23
+    assert len(codes) == 22

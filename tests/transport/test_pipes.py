@@ -252,7 +252,7 @@ def test_what_one_client_is_told_goes_to_it_alone() -> None:
     """The broadcast of a phase may hold a part for each client: nobody else's part is in a client's message. The twin
     sends all of it to all."""
     labels = torch.tensor([1111111, 2222222, 3333333])
-    header = Header("run", "0" * 64, 0, -1, 0, "down")
+    header = Header("run", "0" * 64, 0, -1, "down")
 
     def sent(told: Any) -> list[bytes]:
         letters: list[bytes] = []
@@ -330,7 +330,7 @@ def test_what_comes_late_is_thrown_away_unless_it_is_a_failure(quick_workers: No
                 sites.away(0)
 
 
-HEADER = Header("run", "0" * 64, 0, -1, 0, "down")
+HEADER = Header("run", "0" * 64, 0, -1, "down")
 
 
 class Slow(InProcess):
