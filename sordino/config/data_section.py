@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from sordino import user_code
-from sordino.config.digest import SINCE
 from sordino.config.section import Section
 
 # fixed: by public numbers; channel: by mean and deviation of each channel (of a table: column); pixel: of each pixel;
@@ -39,18 +38,18 @@ class Data(Section):
     key: str | None = None
     schema: str | None = None  # type: ignore[assignment]  # of a table: the file that says what columns hold, or "learned"
     # of a table: between cells; none: as the first line shows
-    separator: Literal[",", ";", "\t", "|"] | None = Field(default=None, json_schema_extra=SINCE)
+    separator: Literal[",", ";", "\t", "|"] | None = None
     # of a table: the decimal mark; none: a comma beside semicolons
-    decimal: Literal[".", ","] | None = Field(default=None, json_schema_extra=SINCE)
+    decimal: Literal[".", ","] | None = None
     # of a table: how letters are written; none: as the first line shows
-    encoding: Encoding | None = Field(default=None, json_schema_extra=SINCE)
+    encoding: Encoding | None = None
     # of a table: what becomes of a row that lacks a value; fill: it gets what the schema declares for the column
-    missing: Literal["refuse", "drop", "fill"] = Field(default="refuse", json_schema_extra=SINCE)
+    missing: Literal["refuse", "drop", "fill"] = "refuse"
     # of images: the names of all classes, in the order of their numbers; none: learned from all images, which claims
     # nothing about a row where the noise is real
-    classes: list[str] | None = Field(default=None, min_length=2, json_schema_extra=SINCE)
+    classes: list[str] | None = Field(default=None, min_length=2)
     # of images: have they colours? Each is made so; none: as the images show, which claims nothing either
-    colours: bool | None = Field(default=None, json_schema_extra=SINCE)
+    colours: bool | None = None
     download: bool = False  # allow downloads from the hub (needs the extra `hub`)
     # the share of examples held back for testing where the source has no test set: 0.2, of synthetic devices 0.1
     test_fraction: float | None = None
@@ -72,5 +71,5 @@ class Data(Section):
     beta: float = 1.0  # of synthetic devices: how much their inputs differ
     iid: bool = False  # of synthetic devices: all clients are alike
     # of a source of your own: the arguments of its class
-    options: dict[str, Any] = Field(default={}, json_schema_extra=SINCE)
+    options: dict[str, Any] = Field(default={})
     largest: int | None = None  # of synthetic devices: the most examples that a client has

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import inspect
+import json
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -22,7 +24,6 @@ from sordino import user_code
 from sordino.accounting.claims import check_neighbours
 from sordino.config import data_sources
 from sordino.config.data_section import Data
-from sordino.config.digest import SINCE, digest_of
 from sordino.config.reading import parsed, read
 from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
@@ -61,11 +62,9 @@ class EvaluationSettings(Section):
     # ways to personalise: own, plain, finetune, proto; the first gives the headline. Empty: as the algorithm does
     personal: list[str] = []
     # of the server's model, beside accuracy, on all test examples together; none: accuracy and loss alone
-    scores: list[Literal["auroc", "f1", "calibration_error", "confusion", "rmse", "r2"]] = Field(
-        default=[], json_schema_extra=SINCE
-    )
+    scores: list[Literal["auroc", "f1", "calibration_error", "confusion", "rmse", "r2"]] = []
     # functions of your own, module:function, of all logits and labels; each gives one number
-    metrics: list[str] = Field(default=[], json_schema_extra=SINCE)
+    metrics: list[str] = []
     final: int = 10  # this many last rounds are always evaluated: their mean is a headline number
 
 
@@ -94,7 +93,7 @@ class Network(Section):
 class Engine(Section):
     # where a run computes: cpu, cuda, cuda:1 and so on, or auto for an accelerator where there is one; with "cuda" each
     # client process, or rank, takes the one of its own number
-    device: str = Field(default="cpu", json_schema_extra=SINCE)
+    device: str = "cpu"
     # how clients are computed; auto chooses by the algorithm, and all of them give the same result but for rounding
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
     # numbers in training; sums, clipping, noise and evaluation always use fp32 or wider
@@ -118,10 +117,10 @@ class Experiment(Section):
     # which client holds which examples
     partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
     # what is predicted: classes, and what each of them weighs
-    task: Table = Field(default={"name": "classification"}, json_schema_extra=SINCE)
+    task: Table = {"name": "classification"}
     model: Table = {"name": "logistic"}  # the network that is trained; `module:Class` names one of your own
     # in place of cross-entropy: module:function, or the class of a loss, of your own
-    loss: Table | None = Field(default=None, json_schema_extra=SINCE)
+    loss: Table | None = None
     cohort: Table = {"name": "everyone"}  # which clients take part in a round
     # the training method; `module:Class` names one of your own
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
@@ -133,12 +132,19 @@ class Experiment(Section):
     chaos: Chaos = Chaos()  # faults that are rehearsed
     evaluation: EvaluationSettings = EvaluationSettings()  # what is measured, and when
     # what is told of each round, and of the end: module:Class of your own, or tables with a name and its arguments
-    callbacks: list[str | Table] = Field(default=[], json_schema_extra=SINCE)
+    callbacks: list[str | Table] = []
     engine: Engine = Engine()  # how a run is computed, which changes no promise
     _began: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `began`)
 
     def digest(self) -> str:
-        return digest_of(self)
+        """The name of what is played, whoever plays it and on whatever machine: without `[engine]`, which is how, and
+        without where anybody's files lie, how they are written and who is told of the run.
+        """
+        elsewhere = {"privacy": {"ledger"}, "data": {"path", "separator", "decimal", "encoding"}}
+        what = self.model_dump(mode="json", exclude={"engine": True, "callbacks": True, **elsewhere})
+        schema = what["data"]["schema"]
+        what["data"]["schema"] = schema and ("learned" if schema == "learned" else "declared")
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))

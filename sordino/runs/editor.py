@@ -75,7 +75,7 @@ def _inlined(made: Json) -> Json:
     def put(value: Any) -> Any:
         if isinstance(value, dict):
             there = known[value["$ref"]] if "$ref" in value else {}
-            return {name: put(part) for name, part in {**there, **value}.items() if name not in ("$ref", "since")}
+            return {name: put(part) for name, part in {**there, **value}.items() if name != "$ref"}
         return [put(part) for part in value] if isinstance(value, list) else value
 
     found: Json = put(made)
