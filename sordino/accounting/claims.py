@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
-
-from pydantic import BeforeValidator
+from typing import Literal
 
 from sordino.accounting.events import Event, Json, from_json, to_json
 from sordino.errors import UnsoundGuarantee
@@ -16,16 +14,10 @@ Unit = Literal["pixel", "image", "example", "cell", "client", "test example"]
 UNITS: tuple[Unit, ...] = ("pixel", "image", "example", "cell", "client")  # from small to large
 Neighbours = Literal["replace", "zero_out"]
 Adversary = Literal["server", "participants", "public"]
-Status = Literal["proved", "conditional", "asymptotic", "nominal", "none"]
+Status = Literal["proved", "conditional", "nominal", "none"]
 
 ADVERSARIES: tuple[Adversary, ...] = ("server", "participants", "public")
-STATUSES: tuple[Status, ...] = (
-    "proved",
-    "conditional",
-    "asymptotic",
-    "nominal",
-    "none",
-)  # from strong to empty
+STATUSES: tuple[Status, ...] = ("proved", "conditional", "nominal", "none")  # from strong to empty
 
 
 def check_neighbours(neighbours: object) -> None:
@@ -39,14 +31,6 @@ def check_neighbours(neighbours: object) -> None:
             fix='write neighbours = "zero_out" in its place',
             code="presence-is-public",
         )
-
-
-def as_written(neighbours: object) -> object:
-    """Ledgers and receipts of old said `add_remove` where the roster was public, which is `zero_out`."""
-    return "zero_out" if neighbours == "add_remove" else neighbours
-
-
-WrittenNeighbours = Annotated[Neighbours, BeforeValidator(as_written)]
 
 
 def standing(status: str, simulated: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Context
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -36,6 +36,8 @@ Epsilon = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),
 ]
 Number = int | float  # written as it is: a count stays a count
+Format = Literal[1]  # of every file: another one is refused, never read wrongly
+FORMAT: Format = 1
 
 
 def delta_text(delta: float) -> str:

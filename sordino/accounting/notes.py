@@ -25,13 +25,11 @@ SYSTEM = "system"  # noise of the operating system: the only one that protects a
 
 
 class Note(NamedTuple):
-    """One release as a ledger tells it. `config` is the digest of the experiment, `noise` where the noise came from;
-    both are empty in files of version 0.1 before they were written down.
-    """
+    """One release as a ledger tells it. `config` is the digest of the experiment, `noise` where the noise came from."""
 
     releases: list[Json]
-    noise: str = ""
-    config: str = ""
+    noise: str
+    config: str
 
 
 def note(claims: Said, noise: str = "", config: str = "") -> str:
@@ -41,16 +39,12 @@ def note(claims: Said, noise: str = "", config: str = "") -> str:
 
 
 def parsed(text: str) -> Note:
-    found = json.loads(text.replace('"neighbours":"add_remove"', '"neighbours":"zero_out"'))  # see claims.as_written
-    if isinstance(found, list):
-        return Note(found)
-    return Note(found["releases"], found["noise"], found["config"])
+    return Note(**json.loads(text))
 
 
 def under(text: str, config: str) -> str:
     """The same release, as another experiment takes it over."""
-    told = json.loads(text)
-    return json.dumps({**told, "config": config}, sort_keys=True, separators=(",", ":")) if "config" in told else text
+    return json.dumps({**json.loads(text), "config": config}, sort_keys=True, separators=(",", ":"))
 
 
 def of_a_run(text: str, run: str) -> str:

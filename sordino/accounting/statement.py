@@ -23,7 +23,6 @@ from sordino.accounting.claims import (
     Neighbours,
     Status,
     Unit,
-    WrittenNeighbours,
 )
 from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, subjects
 from sordino.accounting.events import Event, Json, NonPrivate, from_json, leaves, to_json
@@ -52,7 +51,7 @@ class Guarantee(Fact):
     """What all releases together tell about one unit, to one adversary, at most."""
 
     unit: Unit
-    neighbours: WrittenNeighbours
+    neighbours: Neighbours
     adversary: Adversary
     epsilon: Epsilon
     delta: float

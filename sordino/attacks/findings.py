@@ -7,11 +7,10 @@ from __future__ import annotations
 from typing import Literal
 
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
-from sordino.accounting.facts import Epsilon, Fact, Number
+from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number
 from sordino.runs.shapes import LeftInRun
 
 Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
-FORMAT = 1
 WARNING = "This file holds images of the training data. It is for whoever owns them, and for nobody else."
 UNPOISONED = "attackers who send something false"
 UNSEEN = (
@@ -83,7 +82,7 @@ class Assault(LeftInRun):
     """What attackers reached of one run: the content of attack.json."""
 
     warning: str = WARNING
-    format: int = FORMAT
+    format: Format = FORMAT
     algorithm: str
     round: int
     clients: tuple[int, ...]

@@ -137,13 +137,12 @@ class Experiment(Section):
     _began: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `began`)
 
     def digest(self) -> str:
-        """The name of what is played, whoever plays it and on whatever machine: without `[engine]`, which is how, and
-        without where anybody's files lie, how they are written and who is told of the run.
-        """
-        elsewhere = {"privacy": {"ledger"}, "data": {"path", "separator", "decimal", "encoding"}}
-        what = self.model_dump(mode="json", exclude={"engine": True, "callbacks": True, **elsewhere})
-        schema = what["data"]["schema"]
-        what["data"]["schema"] = schema and ("learned" if schema == "learned" else "declared")
+        """The name of what is played, wherever files lie, however they are written and whoever computes or watches."""
+        files = {"path", "separator", "decimal", "encoding"}
+        apart = {"engine": True, "callbacks": True, "privacy": {"ledger"}, "data": files}
+        what = self.model_dump(mode="json", exclude=apart)
+        if what["data"]["schema"] not in (None, "learned"):
+            what["data"]["schema"] = "declared"
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:

@@ -14,7 +14,6 @@ from enum import StrEnum
 from operator import add
 from typing import Any, NamedTuple
 
-from sordino.accounting.claims import as_written
 from sordino.accounting.currency import Amount, Currency
 from sordino.accounting.events import Json
 from sordino.errors import LedgerError
@@ -173,9 +172,8 @@ class Books:
         ours = json.loads(canonical(self.genesis()))
         if sequence:
             raise damaged(f"record {sequence} is a second charter, and a ledger has one")
-        written = record["charter"] | {"neighbours": as_written(record["charter"]["neighbours"])}
-        if written != ours["charter"]:
-            parts = (part for part, value in ours["charter"].items() if written.get(part) != value)
+        if record["charter"] != ours["charter"]:
+            parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
             raise LedgerError(
                 f"the ledger has another charter: it differs in {', '.join(parts)}",
                 why="budgets cannot be added up when they are about other data, other clients' rows, other units, "
@@ -183,17 +181,13 @@ class Books:
                 fix="keep the data, partition and seed of the earlier runs, or start a new ledger",
                 code="ledger-foreign",
             )
-        if any(record.get(part) != ours.get(part) for part in ("caps", "each")) and not self._listed(record):
+        if any(record.get(part) != ours.get(part) for part in ("caps", "each")):
             raise LedgerError(
                 "the ledger was created with other caps",
                 why="a cap that could be changed later would protect nobody",
                 fix="give the caps that the ledger was created with, or start a new ledger",
                 code="ledger-caps-changed",
             )
-
-    def _listed(self, record: dict[str, object]) -> bool:
-        """A file of format 1 says the same cap client by client."""
-        return "each" not in record and record["caps"] == {name: list(cap) for name, cap in self.caps.items()}
 
     def _reserve(self, sequence: int, record: Json) -> None:
         if record["op"] in self.ops:
@@ -231,8 +225,7 @@ def read_genesis(body: bytes) -> tuple[Charter, Caps]:
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     names = tuple(map(str, record.get("names", ())))
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
-    told |= {"delta": delta, "neighbours": as_written(told["neighbours"])}
-    return Charter(**told, currency=currency, names=names), caps
+    return Charter(**told | {"delta": delta}, currency=currency, names=names), caps
 
 
 def link(previous: bytes, body: bytes) -> bytes:

@@ -21,12 +21,7 @@ from sordino.errors import LedgerError
 
 PATIENCE = 60.0  # seconds to wait for other writers
 
-_APPLICATION, _VERSION = 0x536F7264, 3
-_READ = (
-    1,
-    2,
-    3,
-)  # 1 lists the cap of every client, 2 may say once what is the same for many, 3 may hold seals; nothing else differs
+_APPLICATION, _VERSION = 0x536F7264, 1
 _SCHEMA = [
     "CREATE TABLE record (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL)",
     "CREATE TABLE payload (sequence INTEGER PRIMARY KEY REFERENCES record, body BLOB NOT NULL)",
@@ -168,10 +163,10 @@ def _check_database(connection: sqlite3.Connection) -> None:
     if _ask(connection, "application_id") != _APPLICATION:
         raise damaged("it is a database, but not a ledger")
     version = _ask(connection, "user_version")
-    if version not in _READ:
+    if version != _VERSION:
         raise LedgerError(
             f"the ledger has format {version}",
-            why=f"this version of sordino reads the formats {' and '.join(map(str, _READ))}",
+            why=f"this version of sordino reads format {_VERSION}",
             fix="open it with the version of sordino that wrote it",
             code="ledger-version",
         )

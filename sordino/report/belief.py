@@ -80,7 +80,7 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
         return said
     if row.epsilon > FORMALITY:
         said += " With an epsilon this large the promise is little more than a formality."
-    if row.status in ("conditional", "asymptotic"):
+    if row.status == "conditional":
         said += f" It is {row.status}: {'; '.join(row.because)}."
     return f"With real noise: {said} This simulation protects nobody." if simulated else said
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 STATUS_STYLE: Mapping[Status, str] = {
     "proved": "green",
     "conditional": "yellow",
-    "asymptotic": "yellow",
     "nominal": "red",
     "none": "red",
 }

@@ -44,10 +44,7 @@ PERSONALISED = (
     "in training, every client makes this model its own before it uses it; this is the model that the server hands out"
 )
 
-KEPT = (
-    "a client makes it its own with what it has kept over the rounds, which is in no file of the run; or the run is of "
-    "an older version"
-)
+KEPT = "a client makes it its own with what it has kept over the rounds, which is in no file of the run"
 TELLS = "what it says tells something of them, and no epsilon covers that"
 
 

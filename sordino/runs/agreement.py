@@ -16,12 +16,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+from sordino.accounting.facts import FORMAT
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import damaged
 from sordino.runs.shapes import Agreed, parsed
 
 FILE = "agreement.json"
-FORMAT: Literal[1] = 1
 PUT_BACK = "it is written when a run begins: put it back from a copy"
 
 

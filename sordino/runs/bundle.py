@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sordino import user_code
-from sordino.accounting.facts import Fact
+from sordino.accounting.facts import FORMAT, Fact, Format
 from sordino.data.schema import Column, TextColumn
 from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError, damaged
@@ -31,7 +31,6 @@ from sordino.types import Params
 if TYPE_CHECKING:
     from sordino.runs.setup import Setup
 
-FORMAT: Literal[1] = 1
 AGAIN = "`sordino resume` writes it again where the run and its data are"
 
 
@@ -89,7 +88,7 @@ class BundledModel(Fact):
 class Bundle(Fact):
     """The file."""
 
-    format: Literal[1]
+    format: Format
     task: Literal["classification", "regression", "counts", "multi_label"]
     settings: Mapping[str, Any] = {}  # of the task, as the experiment declared them
     weights: str  # the file of the weights
@@ -194,7 +193,7 @@ def read(folder: Path) -> Bundle:
     if place is None:
         raise RunError(
             f"{folder} has weights, and no {mine.description_file.name} that says how to use them",
-            why="the run is of an older version, it learns no classes, or the file lies in a private folder elsewhere",
+            why="the run learns no classes, or the file lies in a private folder elsewhere",
             fix=AGAIN,
             code="no-bundle",
         )

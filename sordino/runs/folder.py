@@ -20,9 +20,8 @@ from sordino.errors import RunError, damaged
 from sordino.ledger.storage import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
 from sordino.runs.private import FOLDER
-from sordino.runs.shapes import FORMAT, RECEIPT_FORMAT, Environment, LeftInRun, Receipt, parsed
+from sordino.runs.shapes import Environment, LeftInRun, Receipt, parsed
 from sordino.transport.events import Event
-from sordino.version import __version__
 
 F = TypeVar("F", bound=Fact)
 AboutRun = TypeVar("AboutRun", bound=LeftInRun)
@@ -90,9 +89,7 @@ class RunFolder:
     @cached_property
     def environment(self) -> Environment:
         path = self.environment_file
-        found = parsed(path, _text(path), Environment, FROM_A_COPY)
-        _check_known(path, found.format, FORMAT)
-        return found
+        return parsed(path, _text(path), Environment, FROM_A_COPY)
 
     @property
     def ledger(self) -> Path:
@@ -173,7 +170,6 @@ class RunFolder:
             why = "it is written when a run ends"
             raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
         found = parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
-        _check_known(self.receipt_file, found.format, RECEIPT_FORMAT)
         if sealed:
             from sordino.runs.seal import check_sealed  # which knows the files that are named here
 
@@ -238,16 +234,6 @@ class RunFolder:
             except OSError:
                 return True
             return False
-
-
-def _check_known(path: Path, format: int, newest: int) -> None:
-    if format > newest:
-        raise RunError(
-            f"{path} has format {format}",
-            why=f"a newer sordino wrote it: this one, {__version__}, knows formats up to {newest}",
-            fix="open the run with a version that is at least as new as the one that wrote it",
-            code="newer-run",
-        )
 
 
 def no_folder(path: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from sordino.accounting.events import Json
+from sordino.accounting.facts import FORMAT
 from sordino.accounting.notes import SYSTEM
 from sordino.config import Experiment, began
 from sordino.engine import checkpoint
@@ -23,7 +24,7 @@ from sordino.runs import private
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Setup
-from sordino.runs.shapes import FORMAT, Environment
+from sordino.runs.shapes import Environment
 from sordino.runs.witness import Witness, needed, place_of
 from sordino.version import __version__
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from sordino.accounting.currency import UNIT
+from sordino.accounting.facts import FORMAT
 from sordino.accounting.notes import SYSTEM, noised, simulated
 from sordino.accounting.pricing import CountedPhase
 from sordino.accounting.statement import Guarantee, beside_scores, of_groups, statement
@@ -31,7 +32,6 @@ from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.shapes import (
-    RECEIPT_FORMAT,
     Between,
     Environment,
     Group,
@@ -88,7 +88,7 @@ def receipt(setup: Setup, federation: Federation, environment: Environment, ever
     if environment.unwitnessed:
         assumptions.append(environment.unwitnessed)
     return Receipt(
-        format=RECEIPT_FORMAT,
+        format=FORMAT,
         run=federation.run,
         config=federation.config,
         simulated=simulated_,

@@ -12,7 +12,7 @@ from typing import Any
 
 from sordino.accounting.events import KINDS, Json
 from sordino.accounting.statement import AN_EVENT
-from sordino.runs.shapes import RECEIPT_FORMAT, Receipt
+from sordino.runs.shapes import Receipt
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TITLE = "privacy.json: what a run of sordino promised and spent, to whom, under which assumptions"
@@ -37,7 +37,7 @@ GUARANTEE = {
     "accountant": "Whose composition of all releases is the smallest: gdp, pure, rdp, pld, or a sum of several kinds.",
     "accountants": "What accountants say of these releases. Each is a bound of its own. Where gdp says something it is "
     "exact, and others are left out: `sordino privacy verify` asks them all.",
-    "status": "How far it is proved: `proved`, `conditional` (if `because` is true), `asymptotic`, `nominal` (a "
+    "status": "How far it is proved: `proved`, `conditional` (if `because` is true), `nominal` (a "
     "formula prints it, and it proves nothing), `none`.",
     "because": "What the promise depends on, or why nothing is promised.",
     "releases": "How many releases are counted, of the client that lost most.",
@@ -47,7 +47,7 @@ GUARANTEE = {
 }
 MEANING: Mapping[str, Mapping[str, str]] = {
     "Receipt": {
-        "format": "The version of this shape: 2.",
+        "format": "The version of this shape: 1.",
         "run": "The run's name in the ledger and in environment.json.",
         "config": "Digest of experiment.toml, which every entry of the ledger names too.",
         "simulated": "true: the noise came from a seed and can be repeated, so nobody is protected by this run.",
@@ -114,7 +114,6 @@ def receipt_schema() -> Json:
             field: {**_written(kind), "description": MEANING[name][field]}
             for field, kind in shape["properties"].items()
         }
-    receipt["properties"]["format"]["const"] = RECEIPT_FORMAT
     whole: Json = _linked({**receipt, "$defs": {**shapes, "Event": {"oneOf": list(_events())}}})
     return whole
 

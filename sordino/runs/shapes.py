@@ -9,13 +9,12 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError, model_validator
 
-from sordino.accounting.claims import Adversary, Status, Unit, WrittenNeighbours
-from sordino.accounting.facts import Epsilon, Fact, Number
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
+from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number
 from sordino.accounting.statement import Guarantee, Written
-from sordino.errors import damaged
+from sordino.errors import RunError, damaged
+from sordino.version import __version__
 
-FORMAT = 1  # of run folders: a folder of any format up to this one is read, by a version of sordino that knows it
-RECEIPT_FORMAT = 2  # of privacy.json
 MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 F = TypeVar("F", bound=Fact)
 
@@ -23,7 +22,7 @@ F = TypeVar("F", bound=Fact)
 class Environment(Fact):
     """environment.json: which run this is, and where it was computed."""
 
-    format: int = 1  # of the whole folder; the first one did not say it
+    format: Format  # of the whole folder
     run: str
     config: str
     sordino: str
@@ -44,7 +43,7 @@ class Environment(Fact):
 class Agreed(Fact):
     """agreement.json"""
 
-    format: Literal[1]
+    format: Format
     dataset: str
     kind: Literal["image", "table"]
     shape: tuple[int, ...]
@@ -113,7 +112,7 @@ class Subject(Fact):
     """Whose loss groups tell, under which change, to whom."""
 
     unit: Unit
-    neighbours: WrittenNeighbours
+    neighbours: Neighbours
     adversary: Adversary
 
 
@@ -134,7 +133,7 @@ class ReceiptBudget(Fact):
 class Receipt(Fact):
     """privacy.json"""
 
-    format: int
+    format: Format
     run: str
     config: str
     simulated: bool
@@ -198,5 +197,12 @@ def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["loc"] == ("format",) and isinstance(first["input"], int):
+            raise RunError(
+                f"{path} has format {first['input']}",
+                why=f"another version of sordino wrote it: this one, {__version__}, reads format {FORMAT}",
+                fix="open it with the version that wrote it",
+                code="unknown-format",
+            ) from None
         place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
         raise damaged(path, place + first["msg"], fix) from None

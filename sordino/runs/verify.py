@@ -24,7 +24,7 @@ from sordino.ledger.op import Op
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import ARITHMETIC, SIMULATED, opened, receipt, stated
+from sordino.runs.receipt import opened, receipt, stated
 from sordino.runs.setup import Setup
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
@@ -82,7 +82,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     wrong += [
         f"{name}: the ledger says {again.get(name)!r}, the receipt {claimed.get(name)!r}"
         for name in compared
-        if not _same(again.get(name), _as_now_told(name, again, claimed))
+        if not _same(again.get(name), claimed.get(name))
     ]
     rounds = sum(Op.of(entry.op).name == claimed.get("run") for entry in entries)
     if (played := len(mine.public_metrics())) > rounds:
@@ -101,14 +101,6 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     else:
         agreed.append(f"{key.name} has signed it")
     return Verdict(wrong, unseen, [] if wrong else agreed)
-
-
-def _as_now_told(name: str, again: Json, claimed: Json) -> object:
-    """What the receipt says under this name. Older versions spoke of noise and clips also where there were none."""
-    said = claimed.get(name)
-    if name != "assumptions" or not isinstance(said, list) or ARITHMETIC in again[name]:
-        return said
-    return [line for line in said if line not in (SIMULATED, ARITHMETIC)]
 
 
 def _guarantees(again: Json, claimed: Json) -> list[str]:

@@ -28,7 +28,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from sordino.accounting.facts import Fact
+from sordino.accounting.facts import Fact, Format
 from sordino.config import Experiment
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
@@ -37,8 +37,6 @@ from sordino.runs.public_inputs import declared_scale
 from sordino.runs.shapes import MOST
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-
-FORMAT: Literal[1] = 1
 
 
 class AboutData(Fact, extra="forbid"):
@@ -68,7 +66,7 @@ class AgreedClient(Fact, extra="forbid"):
 class SitesAgreement(Fact, extra="forbid"):
     """The whole file."""
 
-    format: Literal[1]
+    format: Format
     data: AboutData
     clients: tuple[AgreedClient, ...] = Field(min_length=1)
 

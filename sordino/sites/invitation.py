@@ -9,14 +9,14 @@ import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import Field, ValidationError
 
 from sordino import config, user_code
-from sordino.accounting.facts import Fact
+from sordino.accounting.facts import FORMAT, Fact, Format
 from sordino.config import Engine, Experiment
 from sordino.data import schema
 from sordino.data.schema import TableSchema
@@ -25,13 +25,11 @@ from sordino.runs.public_inputs import LEARNED
 from sordino.sites import agreement_file as agreed
 from sordino.sites.agreement_file import SitesAgreement
 
-FORMAT: Literal[1] = 1
-
 
 class Invited(Fact, extra="forbid"):
     """The file."""
 
-    format: Literal[1]
+    format: Format
     run: str = Field(max_length=64)
     server: str  # HOST:PORT
     server_key: str = Field(pattern="^[0-9a-f]{64}$")  # Ed25519

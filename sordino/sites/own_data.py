@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sordino.accounting.facts import FORMAT
 from sordino.config import Experiment
 from sordino.data import Split
 from sordino.data.schema import TableSchema
@@ -18,7 +19,7 @@ from sordino.errors import DataError
 from sordino.runs.home import ServersRows
 from sordino.runs.population import Population
 from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
-from sordino.sites.agreement_file import FORMAT, AgreedClient, SitesAgreement, about
+from sordino.sites.agreement_file import AgreedClient, SitesAgreement, about
 from sordino.types import Examples
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -226,23 +225,6 @@ def test_caps_for_a_million_are_one_line_in_the_file(tmp_path: Path) -> None:
     with Ledger.open(place, CHARTER, each=each) as again:
         assert again.remaining("999999") == (0,)
     for other in (Each(10**6, (7,)), Each(10**6 + 1, (6,)), None):
-        with pytest.raises(LedgerError) as refused:
-            Ledger.open(place, CHARTER, each=other)
-        assert refused.value.code == "ledger-caps-changed"
-
-
-def test_a_file_that_lists_every_cap_is_still_read(tmp_path: Path) -> None:
-    """Format 1, as it was written before there were ledgers with one cap for many."""
-    place = tmp_path / "ledger"
-    with Ledger.open(place, CHARTER, {str(k): (6,) for k in range(5)}) as old:
-        old.reserve("op", {"3": (4,)}, b"")
-    with sqlite3.connect(place) as raw:
-        raw.execute("PRAGMA user_version = 1")
-    raw.close()
-    with Ledger.open(place, CHARTER, each=Each(5, (6,))) as ledger:
-        assert ledger.remaining("3") == (2,)
-        assert ledger.reserve("next", {"3": (3,), "4": (6,)}, b"") == {"4"}
-    for other in (Each(5, (7,)), Each(6, (6,)), Each(4, (6,))):
         with pytest.raises(LedgerError) as refused:
             Ledger.open(place, CHARTER, each=other)
         assert refused.value.code == "ledger-caps-changed"

@@ -227,11 +227,12 @@ def test_another_past_is_noticed(ledger: Ledger) -> None:
     assert code_of(ledger.check) == "ledger-damaged"
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", [0, 2, 9])
+def test_another_format_is_refused(tmp_path: Path, format: int) -> None:
     path = tmp_path / "ledger"
     Ledger.open(path, CHARTER).close()
     raw = sqlite3.connect(path)
-    raw.execute("PRAGMA user_version = 9")
+    raw.execute(f"PRAGMA user_version = {format}")
     raw.close()
     assert code_of(Ledger.open, path, CHARTER) == "ledger-version"
 

@@ -198,7 +198,7 @@ def test_a_damaged_receipt_beside_a_bundle_is_told(run: Path, damage: str) -> No
     assert code_of(lambda: sordino.predict(run, rows_of(), with_code=True)) == "run-file-damaged"
 
 
-@pytest.mark.parametrize("damage", ["{", '{"format": 2}', "[" * 10_000, "mean"])
+@pytest.mark.parametrize("damage", ["{", '{"format": 1}', "[" * 10_000, "mean"])
 def test_a_damaged_bundle_is_told(clinic: Path, tmp_path: Path, damage: str) -> None:
     shutil.copy(clinic / "run/model.safetensors", tmp_path)
     whole = json.loads((clinic / "run/model.json").read_text())
@@ -219,7 +219,7 @@ def test_somebodys_model_is_not_imported_unasked(run: Path, tmp_path: Path, monk
 
 def test_a_run_without_a_bundle_is_told(run: Path, tmp_path: Path) -> None:
     (run / "model.json").unlink()
-    (run / "privacy.json").unlink()  # as an older version, or one that learns no classes
+    (run / "privacy.json").unlink()
     assert code_of(lambda: sordino.predict(run, [])) == "no-bundle"
     (run / "model.safetensors").unlink()
     assert code_of(lambda: sordino.predict(run, [])) == "no-model"

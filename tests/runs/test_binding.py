@@ -19,7 +19,7 @@ from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
 from sordino.accounting.statement import lacking
 from sordino.engine.accounts import Accounts
-from sordino.errors import RunError
+from sordino.errors import LedgerError, RunError
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.runs import seal, signature
 from sordino.runs.agreement import Agreement
@@ -31,6 +31,7 @@ from sordino.runs.simulation import simulated
 from sordino.runs.verify import examine, verify
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
+from tests.laws.traces import killed_at
 
 CASE = BY_NAME["gaussian_gdp"]
 REAL = CASE.privacy | {"noise": "system"}
@@ -172,6 +173,15 @@ def test_the_copied_model_passed_a_receipt_that_named_no_files(
     release(runs, "model.safetensors", run)
     monkeypatch.setattr(seal, "wrong", lambda folder, claimed: [])
     assert verify(run) == []
+
+
+def test_a_receipt_beside_a_ledger_that_has_sealed_none_is_refused(run: Path, tmp_path: Path) -> None:
+    with killed_at("published", 2):
+        start(CASE.experiment(privacy=REAL), tmp_path / "young")
+    shutil.copy(run / "privacy.json", tmp_path / "young")
+    with pytest.raises(LedgerError) as refusal:
+        RunFolder(tmp_path / "young").receipt()
+    assert refusal.value.code == "receipt-does-not-hold"
 
 
 # a ledger that was written anew

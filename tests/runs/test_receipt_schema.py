@@ -30,7 +30,7 @@ ROW: dict[str, Any] = {
     "accountants": {"gdp": "inf"}, "status": "proved", "because": [], "releases": 3, "event": events.to_json(EVENT),
 }  # fmt: skip
 TOLD: dict[str, Any] = {
-    "format": 2, "run": "r", "config": "c", "simulated": True, "rounds": 1, "clients": 1, "guarantees": [ROW], "budget": None,
+    "format": 1, "run": "r", "config": "c", "simulated": True, "rounds": 1, "clients": 1, "guarantees": [ROW], "budget": None,
     "assumptions": [], "ledger_head": "00",
 }  # fmt: skip
 

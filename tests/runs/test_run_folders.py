@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sordino import run
 from sordino.errors import LedgerError, RunError
+from sordino.runs.folder import RunFolder
 from sordino.runs.run import resume, start
+from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import differences, killed_at, trace
 from tests.runs.ways_to_die import _alive, _lines, experiment_file, sordino
@@ -53,6 +57,28 @@ def test_what_is_no_run_folder_is_not_resumed(missing: str, tmp_path: Path) -> N
     with pytest.raises(RunError) as refusal:
         resume(tmp_path / "run")
     assert refusal.value.code == "not-a-run"
+
+
+@pytest.mark.parametrize("format", [0, 2, 99, None, "1"])
+@pytest.mark.parametrize(
+    ("name", "verbs"),
+    [
+        ("environment_file", ("privacy verify", "resume")),
+        ("receipt_file", ("show",)),
+        ("agreement_file", ("privacy verify",)),
+    ],
+)
+def test_a_file_of_another_format_is_refused(
+    name: str, verbs: tuple[str, ...], format: object, tmp_path: Path, cli: Callable[..., Said]
+) -> None:
+    place = start(BY_NAME["fedavg"].experiment(), tmp_path / "run").folder
+    file: Path = getattr(RunFolder(place), name)
+    assert json.loads(file.read_text())["format"] == 1
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": format}))
+    for verb in verbs:
+        said = cli(*verb.split(), place)
+        code = "unknown-format" if isinstance(format, int) else "run-file-damaged"
+        assert (said.code, code in said.err) == (6, True), (verb, said)
 
 
 def test_a_key_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_beside_an_exact_bound_the_others_need_not_be_told_and_are_checked_where
     assert bounds
     assert all(found == {"gdp"} for found in bounds)
     assert verification._guarantees(every, told) == []
-    assert verification._guarantees(every, every) == []  # as older versions wrote it
+    assert verification._guarantees(every, every) == []
     row = next(row for row in told["guarantees"] if row["accountant"] == "gdp")
     for little in (1e-6, -1e-6):
         row["epsilon"] *= 1 + little
