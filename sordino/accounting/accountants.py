@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import (
     DiscreteGaussian,
     Event,
@@ -46,7 +47,6 @@ from sordino.accounting.events import (
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.errors import UnsupportedEvent
 
-NEIGHBOURS = ("replace", "zero_out")
 EXACT = "gdp"  # the accountant that is exact wherever it can be asked
 
 # small orders decide when epsilon is large, large ones when it is small; fractions below 12 are worth up to 1%
@@ -139,12 +139,7 @@ def amplified(epsilon: float, rate: float) -> float:
 
 
 def _reduce(event: Event, neighbours: str) -> _Reduced:
-    if neighbours not in NEIGHBOURS:
-        raise UnsupportedEvent(
-            f"there are no neighbours called {neighbours!r}",
-            fix=f"use one of {', '.join(NEIGHBOURS)}",
-            code="unknown-neighbours",
-        )
+    check_neighbours(neighbours)
     mus: list[float] = []
     others: dict[_Other, int] = {}
     private = True

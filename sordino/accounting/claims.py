@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from sordino.accounting.events import Event, Json, from_json, to_json
 from sordino.errors import UnsoundGuarantee
@@ -21,15 +21,15 @@ STATUSES: tuple[Status, ...] = ("proved", "conditional", "nominal", "none")  # f
 
 
 def check_neighbours(neighbours: object) -> None:
-    """Refuses the relation that hides whether somebody exists."""
-    if neighbours == "add_remove":
+    """Refuses every relation but these two, above all the one that hides whether somebody exists."""
+    if neighbours not in get_args(Neighbours):
         raise UnsoundGuarantee(
-            'neighbours = "add_remove"',
+            f"there are no neighbours called {neighbours!r}",
             why="who takes part, and with how many examples, is public here, and the noise is scaled by it: what can "
             "be hidden is what a unit contributes, not that it exists. The number that other programs print under "
-            "add_remove is the same, its sentence is not",
-            fix='write neighbours = "zero_out" in its place',
-            code="presence-is-public",
+            "add_remove is that of zero_out, its sentence is not",
+            fix='write neighbours = "replace" or "zero_out"',
+            code="unknown-neighbours",
         )
 
 

@@ -26,7 +26,7 @@ from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 Variant = Literal["published", "rigorous"]
 Law = Literal["gaussian", "laplace"]
 Per = Literal["value", "image"]
-Keys = Literal["shared", "authority", "threshold"]
+Keys = Literal["shared", "authority"]
 Mode = Literal["full", "probe"]
 TEN_STEPS = FedAvg(local_steps=10, batch_size=64)
 

@@ -35,19 +35,8 @@ def pdp_prox(
     neighbours: Neighbours | None = None,
     weights: Weights = "precision",
     literal: bool = False,
-    returns: Literal["noisy", "printed"] = "noisy",
 ) -> FedProx:
-    """FedProx + what a client's own budget buys. `weights` are those of `local`; `literal` and `returns` belong to
-    `published`.
-    """
-    if returns == "printed":
-        raise UnsoundGuarantee(
-            'returns = "printed": the update exactly as Algorithm 3 of the paper returns it',
-            why="the paper's last line adds the noise to one variable and returns another one, so the upload has "
-            "no noise at all",
-            fix='set returns = "noisy"',
-            code="un-noised-update",
-        )
+    """FedProx + what a client's own budget buys. `weights` are those of `local`; `literal` belongs to `published`."""
     if literal and mechanism != "published":
         raise UnsoundGuarantee(
             f'literal = true with mechanism = "{mechanism}"',

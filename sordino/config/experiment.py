@@ -27,7 +27,7 @@ from sordino.config.data_section import Data
 from sordino.config.reading import parsed, read
 from sordino.config.section import Section
 from sordino.config.wording import check_keys, nearest, unknown, wrong
-from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, ConfigError, Range, UnsoundGuarantee, check_range
+from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, ConfigError, Range, check_range
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -138,9 +138,10 @@ class Experiment(Section):
 
     def digest(self) -> str:
         """The name of what is played, wherever files lie, however they are written and whoever computes or watches."""
-        files = {"path", "separator", "decimal", "encoding"}
-        apart = {"engine": True, "callbacks": True, "privacy": {"ledger"}, "data": files}
-        what = self.model_dump(mode="json", exclude=apart)
+        what = self.model_dump(mode="json", exclude={"engine", "callbacks"})
+        del what["privacy"]["ledger"]
+        for place in ("path", "separator", "decimal", "encoding"):
+            del what["data"][place]
         if what["data"]["schema"] not in (None, "learned"):
             what["data"]["schema"] = "declared"
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
@@ -196,14 +197,6 @@ def load(
 
 
 def validate(table: Table) -> Experiment:
-    if isinstance(table.get("privacy"), dict) and (total := {"total_eps", "total_epsilon"} & table["privacy"].keys()):
-        raise UnsoundGuarantee(
-            f"privacy.{total.pop()}",
-            why="epsilons cannot be added up when they are about different units, neighbours or adversaries",
-            fix="set privacy.epsilon, the budget of the one gate whose noise it sizes; the receipt has a row for "
-            "each other promise",
-            code="total-epsilon",
-        )
     for key in table.keys() - Experiment.model_fields.keys():
         raise unknown(key, Experiment.model_fields, "the experiment", places(key))
     if "partition" not in table and data_sources.has_natural_clients(table.get("data")):
@@ -305,7 +298,8 @@ def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T
         if isinstance(made, Preset):
             made.refuse_fixed(table)
     check_keys(table, fields, where)
-    check_neighbours(table.get("neighbours"))
+    if table.get("neighbours") is not None:
+        check_neighbours(table["neighbours"])
     try:
         values = _model(made).model_validate(table)
     except ValidationError as error:

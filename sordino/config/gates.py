@@ -91,15 +91,14 @@ def quantise(bits: int = 24, headroom: int = 8, range: float = 1.0, strict: bool
 
 def encrypted(scheme: Literal["paillier", "bfv", "ckks"]) -> Callable[..., Encrypted]:
     def stage(
-        keys: Literal["shared", "authority", "threshold"] = "shared",
+        keys: Literal["shared", "authority"] = "shared",
         mode: Literal["full", "probe"] = "full",
         at_least: int = 10,
         key_bits: int = 3072,
         testing: bool = False,
-        server_has_key: bool = False,
     ) -> Encrypted:
         """Uploads are encrypted and added as they are; who holds the key opens the sum."""
-        return Encrypted(scheme, key_bits, keys, at_least, mode, testing, server_has_key)
+        return Encrypted(scheme, key_bits, keys, at_least, mode, testing)
 
     return stage
 

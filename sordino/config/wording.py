@@ -24,9 +24,15 @@ SAID = {  # what pydantic says of types, in TOML's words
 }
 
 
+TOTAL = (
+    "set privacy.epsilon, the budget of the one gate whose noise it sizes; the receipt has a row for each other "
+    "promise: epsilons cannot be added up when they are about different units, neighbours or adversaries"
+)
 MEANT = {  # keys that many look for, and where what they mean is said
     "privacy.unit": "leave it out: what is protected follows from where the noise is, a [read] protects an example and "
     "an [uplink] a client; `sordino algorithms` says which of them a method has",
+    "privacy.total_eps": TOTAL,
+    "privacy.total_epsilon": TOTAL,
 }
 
 

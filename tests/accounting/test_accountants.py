@@ -23,7 +23,7 @@ from sordino.accounting.events import (
     to_dp_event,
 )
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.errors import InvalidBudget, PrivacyError, UnsupportedEvent
+from sordino.errors import InvalidBudget, PrivacyError, UnsoundGuarantee, UnsupportedEvent
 from tests.accounting.priced import PRV, by, sampled, slow
 
 INTEGERS = tuple(range(2, 257))
@@ -258,7 +258,7 @@ def test_refusals() -> None:
         with pytest.raises(UnsupportedEvent) as caught:
             bounds(Poisson(0.1, inside), 1e-5, "zero_out")
         assert caught.value.code == "sampled-event-not-supported"
-    with pytest.raises(UnsupportedEvent) as caught:
+    with pytest.raises(UnsoundGuarantee) as caught:
         bounds(half, 1e-5, "siblings")
     assert caught.value.code == "unknown-neighbours"
     for accountant, event in (("gdp", half), ("rdp", Poisson(0.1, Laplace(1.0))), ("gut feeling", half)):

@@ -64,7 +64,7 @@ def test_a_direction_is_right_in_the_mean() -> None:
 def test_directions_hide_nobody_s_presence_and_need_a_radius(tmp_path: Path) -> None:
     private: dict[str, Any] = {"privacy": {"epsilon": 8.0, "delta": 1e-3}}
     presence: Any = [{"name": "clip", "radius": 1.0}, {"name": "privunit", "neighbours": "add_remove"}]
-    for uplink, code in ((presence, "presence-is-public"), (["privunit"], "unbounded-sensitivity")):
+    for uplink, code in ((presence, "unknown-neighbours"), (["privunit"], "unbounded-sensitivity")):
         with pytest.raises(UnsoundGuarantee) as caught:
             start(made({"name": "fedavg"}, uplink=uplink, **private), tmp_path / "run")
         assert caught.value.code == code

@@ -280,6 +280,7 @@ MEANT: list[tuple[tuple[str, ...], str, str]] = [
     (("compare", "RUN", "RUN"), "no-file", "is a run folder, not an experiment file"),
     (("run", "--epsilon", "3"), "option-is-a-key", "fix write privacy.epsilon=3"),
     (("run", "epsilon=3"), "unknown-key", "fix write privacy.epsilon=..."),
+    (("run", "privacy.total_eps=15"), "unknown-key", "epsilons cannot be added up"),
     (("run", "partition=3"), "wrong-type", "fix for example partition.KEY=VALUE"),
     (("run", "--out", ""), "empty-word", "error --out is empty"),
     (("run", "--out="), "empty-word", "error --out is empty"),

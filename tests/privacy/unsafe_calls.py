@@ -138,7 +138,7 @@ CALLS: dict[str, Call] = {
         "poisson-needs-zero-out", lambda: NoisyGradient(1.0, sampling="poisson", rate=0.5, neighbours="replace")
     ),
     "noise not a number": Call("noise-not-positive", lambda: Noise(GaussianNoise(), multiplier=math.nan)),
-    "PrivUnit where presence counts": Call("presence-is-public", lambda: OneDirection(neighbours="add_remove")),
+    "PrivUnit where presence counts": Call("unknown-neighbours", lambda: OneDirection(neighbours="add_remove")),
     "shares of Laplace noise": Call("shares-are-gaussian", lambda: NoiseShare(LaplaceNoise(), survivors=3)),
     "shares that are added in clear": Call(
         "shares-need-secagg", lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=3)))
@@ -321,7 +321,6 @@ CALLS: dict[str, Call] = {
     "more episodes than were reserved": Call("read-beyond-reservation", lambda: episodes(reads=1)),
     "cells with no noise": Call("noise-not-positive", lambda: CellGradient(1.0, multiplier=0.0)),
     "a published budget of 0": Call("mu-not-positive", lambda: published_clipping.adaptive_scale(0.0, 1)),
-    "algorithm 3 to the letter": Call("un-noised-update", lambda: pdp_prox("published", returns="printed")),
     "a literal reading of a sound mechanism": Call(
         "literal-without-published", lambda: pdp_prox("bounds", literal=True)
     ),

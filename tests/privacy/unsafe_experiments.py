@@ -22,7 +22,6 @@ from tests.privacy.unsafe_parts import (
 
 EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "two local steps under a one-step bound": ("one-step-only", gdp(local_steps=2)),
-    "one epsilon for everything": ("total-epsilon", {"privacy": {"total_eps": 15.0}}),
     "a hidden cohort that may be too small to be opened": (
         "broken-rounds-tell",
         {
@@ -88,14 +87,14 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "local noise without a clip": ("unbounded-sensitivity", up([NOISE])),
     "central noise without a clip": ("unbounded-sensitivity", up([{"name": "weigh"}], [CENTRAL])),
     "central noise and the clip after the sum": ("server-stage-not-noise", up([], [CLIP, CENTRAL])),
-    "add_remove at the client": ("presence-is-public", up([CLIP, {"name": "noise", "neighbours": "add_remove"}])),
-    "add_remove at the server": ("presence-is-public", up([CLIP], [{**CENTRAL, "neighbours": "add_remove"}])),
+    "add_remove at the client": ("unknown-neighbours", up([CLIP, {"name": "noise", "neighbours": "add_remove"}])),
+    "add_remove at the server": ("unknown-neighbours", up([CLIP], [{**CENTRAL, "neighbours": "add_remove"}])),
     "add_remove of records": (
-        "presence-is-public",
+        "unknown-neighbours",
         {**fedavg(batch_size="full"), **read(sampling="poisson", rate=0.5, neighbours="add_remove")},
     ),
     "add_remove of a method": (
-        "presence-is-public",
+        "unknown-neighbours",
         {"algorithm": {"name": "dp_prox", "neighbours": "add_remove"}, "cohort": POISSON},
     ),
     "central noise over those who answered": ("realised-denominator", up([CLIP], [CENTRAL], denominator="received")),

@@ -315,7 +315,6 @@ def test_a_killed_run_keeps_every_account(tmp_path: Path) -> None:
             GROUPS,
             "cohort-larger-than-population",
         ),
-        ({"name": "pdp_prox", "mechanism": "published", "returns": "printed"}, ROBIN, 1.0, "un-noised-update"),
         ({"name": "pdp_prox", "mechanism": "bounds", "literal": True}, ROBIN, 1.0, "literal-without-published"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from dataclasses import replace
@@ -251,7 +250,6 @@ def test_without_tenseal_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> 
         assert "tenseal" in str(raised.value)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openfhe") is not None, reason="openfhe is installed")
 def test_an_unknown_scheme() -> None:
     with refused(ConfigError, "unknown-lattice-scheme"):
         generate("rot13")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sordino.accounting.events import Event, NonPrivate, Nothing
-from sordino.errors import SEVERAL, BackendUnavailable, ServerHoldsKey, UnsoundGuarantee, WeakKey, check_range
+from sordino.errors import SEVERAL, UnsoundGuarantee, WeakKey, check_range
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.uplink.stages import Noise, Stage
 from sordino.secagg import extras
@@ -97,28 +97,12 @@ class Encrypted(SecureStage):
 
     scheme: Literal["paillier", "bfv", "ckks"] = "paillier"
     key_bits: int = 3072  # of Paillier
-    keys: Literal["shared", "authority", "threshold"] = "shared"
+    keys: Literal["shared", "authority"] = "shared"
     at_least: int = 10  # uploads in what an authority opens
     mode: Literal["full", "probe"] = "full"
     testing: bool = False  # allows keys of 2048 bits
-    server_has_key: bool = False
 
     def __post_init__(self) -> None:
-        if self.server_has_key:
-            raise ServerHoldsKey(
-                "server_has_key = true",
-                why="the server adds the ciphertexts, so it must not be able to open any of them",
-                fix='leave it out; with keys = "authority" a key holder opens the sums for the server',
-                code="server-holds-key",
-            )
-        if self.keys == "threshold":
-            raise BackendUnavailable(
-                'keys = "threshold" needs openfhe, which cannot be used here',
-                why="openfhe is published for other versions of Python only, and nothing else here can share a "
-                "lattice key",
-                fix='use keys = "shared" or "authority", or secure aggregation, which has no key holder',
-                code="backend-unavailable",
-            )
         if self.scheme == "paillier" and (
             self.key_bits not in (2048, 3072, 4096) or (self.key_bits == 2048 and not self.testing)
         ):
