@@ -13,6 +13,8 @@ from sordino.device import CPU
 from sordino.engine.choose_executor import cores, decide, device_of, processes_of
 from sordino.privacy.readers.open import Open
 from sordino.runs.learning_task import check_learns, problem_of
+from sordino.sampling.by_budget import COHORTS
+from sordino.sampling.kinds import Cohort, check_promises
 from sordino.tasks.problems import Problem
 
 
@@ -47,7 +49,16 @@ class Methods:
             algorithm = algorithm.behind(read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:
             algorithm = algorithm.behind(uplink=gates.uplink(self.experiment.uplink))
+        algorithm.uplink.offer(1.0, self.cohort.hidden)  # what it cannot promise is refused before data are read
         return (*before, algorithm)
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        """Who takes part in the training."""
+        found = build(self.experiment.cohort, COHORTS, "cohort", own=Cohort)
+        if type(found) not in COHORTS.values():
+            check_promises(found)
+        return found
 
     @property
     def training(self) -> AnyAlgorithm:

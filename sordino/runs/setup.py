@@ -34,8 +34,7 @@ from sordino.runs.phases import Methods, decided, reads_plainly
 from sordino.runs.prices import PriceRequest, check_reads, lacking_delta, shared
 from sordino.runs.public_inputs import shown_rows
 from sordino.runs.refusals import check_network, check_secure
-from sordino.sampling.by_budget import COHORTS
-from sordino.sampling.kinds import Cohort, Everyone, check_promises
+from sordino.sampling.kinds import Cohort, Everyone
 from sordino.sampling.stragglers import Stragglers
 from sordino.tasks.build import Architecture
 from sordino.tasks.own_loss import LossFunction, loss_named
@@ -274,14 +273,9 @@ class Setup:
             return "stack" if plainly else "pooled"
         return executor if executor == "pooled" or (executor == "stack" and plainly) else "loop"
 
-    @cached_property
+    @property
     def cohort(self) -> Cohort:
-        if self.prepares:
-            return Everyone()
-        found = build(self.experiment.cohort, COHORTS, "cohort", own=Cohort)
-        if type(found) not in COHORTS.values():
-            check_promises(found)
-        return found
+        return Everyone() if self.prepares else self.whole.methods.cohort
 
     @cached_property
     def stragglers(self) -> Stragglers:

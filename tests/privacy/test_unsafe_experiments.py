@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_an_unsafe_experiment_does_not_start(name: str, tmp_path: Path) -> None:
         run.start(config.validate(table), tmp_path / "run")
     helpful(refusal.value, code)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if re.search("add_remove|replace|personal clips", name)])
+def test_a_relation_that_is_refused_is_refused_before_any_data_are_read(name: str, tmp_path: Path) -> None:
+    code, changes = EXPERIMENTS[name]
+    nowhere = {"source": "tabular", "path": str(tmp_path / "gone.csv"), "label": "y"}
+    with pytest.raises(SordinoError) as refusal:
+        run.start(config.validate(QUADRATICS | changes | {"data": nowhere, "model": {"name": "mlp"}}), tmp_path / "run")
+    assert refusal.value.code == code
 
 
 def test_batch_norm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

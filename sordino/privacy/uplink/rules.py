@@ -112,7 +112,8 @@ class Links:
                 f"a hidden Poisson cohort with {noise.neighbours} neighbours",
                 why="drawing each client by an independent coin strengthens only the promise about whether a client is "
                 "counted",
-                fix='set neighbours = "zero_out" in the noise of uplink.server',
+                fix='set neighbours = "zero_out" in the noise of uplink.server, or of the algorithm where it has that '
+                "setting",
                 code="poisson-needs-zero-out",
             )
         if hidden and self.personal:
