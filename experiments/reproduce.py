@@ -178,6 +178,8 @@ def tried(table: Table, row: Row, seed: int, data: Path | None, value: float) ->
 
 
 def run_program(table: Table, program: Program, data: Path | None) -> None:
+    if program.images and data is None:
+        raise ConfigError(f"{table.name}: {program.file} needs images of {program.images}", fix=WHERE)
     given = [str(data / program.images)] if program.images and data is not None else []
     words = [sys.executable, str(table.folder / program.file), *given]
     done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
@@ -186,7 +188,6 @@ def run_program(table: Table, program: Program, data: Path | None) -> None:
             f"{table.name}: {program.file} ended with {done.returncode}, and {program.writes} "
             f"is {'not ' if program in table.unwritten() else ''}there",
             why=_last_line(done.stderr),
-            fix=WHERE if program.images else "",
         )
 
 

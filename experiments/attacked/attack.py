@@ -1,4 +1,4 @@
-"""Methods, attacked: python experiments/attacked/attack.py [folder of MNIST]. Writes table.md beside it.
+"""Methods, attacked: python experiments/attacked/attack.py MNIST_FOLDER. Writes table.md beside it.
 
 Four attackers try each row: an audit of what one exposure loses; somebody who draws images from one client's update in
 round 1, in which that client holds one image; somebody who asks of such an update, a thousand times, whether an image
@@ -96,7 +96,7 @@ HEADS = (
 
 
 def main() -> None:
-    images = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parents[1] / ".." / "shared" / "data" / "mnist"
+    images = Path(sys.argv[1])
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in METHODS:
         if name not in results:

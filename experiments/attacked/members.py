@@ -1,4 +1,4 @@
-"""Who was trained on: python experiments/attacked/members.py [folder of MNIST]. Writes members.md beside it.
+"""Who was trained on: python experiments/attacked/members.py MNIST_FOLDER. Writes members.md beside it.
 
 1,000 members and 1,000 others are told apart by their losses under the released model, and by comparing those with 64
 shadow models (LiRA). The same method without its protection stands beside it. Three seeds: of the run, of the members,
@@ -48,7 +48,7 @@ HEADS = (
 
 
 def main() -> None:
-    images = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parents[1] / ".." / "shared" / "data" / "mnist"
+    images = Path(sys.argv[1])
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for seed in SEEDS:
         for name, words in METHODS.items():

@@ -1,4 +1,4 @@
-"""How little missing noise an audit notices: python experiments/attacked/twins.py [folder of MNIST]. Writes twins.md.
+"""How little missing noise an audit notices: python experiments/attacked/twins.py MNIST_FOLDER. Writes twins.md.
 
 The methods of attack.py with a proved claim that an audit can attack, in a run of one round, whose only exposure may
 spend the whole budget. Its gates are attacked as they are, and with a tenth and with a thirty-third less noise behind
@@ -37,7 +37,7 @@ HEADS = (
 
 
 def main() -> None:
-    images = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parents[1] / ".." / "shared" / "data" / "mnist"
+    images = Path(sys.argv[1])
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, words in METHODS.items():
         if name not in results and name not in ONE_BY_ONE:

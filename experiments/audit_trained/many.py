@@ -1,6 +1,6 @@
 """A thousand canaries in a hundred rounds, for the promises of several methods; five seeds where a replay is quick.
 
-    python experiments/audit_trained/many.py [folder of MNIST]
+    python experiments/audit_trained/many.py MNIST_FOLDER
 
 It writes many.md beside itself. Rows that lie in many.json are not measured again.
 """
@@ -67,7 +67,7 @@ HEADS = (
 
 
 def main() -> None:
-    images = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parents[1] / ".." / "shared" / "data" / "mnist"
+    images = Path(sys.argv[1])
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, asked in ROWS.items():
         if name not in results:

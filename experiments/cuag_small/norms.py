@@ -1,4 +1,4 @@
-"""How long an update is after it was compressed: python experiments/cuag_small/norms.py [folder of CIFAR-10]. Writes
+"""How long an update is after it was compressed: python experiments/cuag_small/norms.py CIFAR10_FOLDER. Writes
 norms.md beside it.
 
 The published noise of CUAG-PFL follows the norm of what is sent. Three devices with 500 images of three classes each
@@ -43,7 +43,7 @@ def update(data: object, seed: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    data = images.load(sys.argv[1] if len(sys.argv) > 1 else str(HERE.parents[2] / "shared" / "data" / "cifar10"))
+    data = images.load(sys.argv[1])
     updates = [update(data, seed) for seed in SEEDS]
     lines = ["| measured by | r = 0.5 | r = 0.3 |", "|---|---|---|"]
     for name in ("block sums", "gaussian", "bernoulli"):

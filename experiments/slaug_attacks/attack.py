@@ -1,4 +1,4 @@
-"""What SlaugFL's preparation tells whoever receives it: python experiments/slaug_attacks/attack.py [folder of MNIST].
+"""What SlaugFL's preparation tells whoever receives it: python experiments/slaug_attacks/attack.py MNIST_FOLDER.
 Writes table.md beside it, in a few minutes.
 
 MNIST at 16x16, 2,500 images over 20 devices (Dirichlet, alpha 0.1), cnn_norm with 64 features. Each device trains alone
@@ -266,7 +266,7 @@ def uploads(on: World, models: Sequence[Params]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     began = time.perf_counter()
-    on = world(sys.argv[1] if len(sys.argv) > 1 else str(HERE.parents[2] / "shared" / "data" / "mnist"))
+    on = world(sys.argv[1])
     models = [trained(on, rows, keys.fold(KEY, "device", k)) for k, rows in enumerate(on.devices)]
     central = trained(on, torch.arange(TRAIN), keys.fold(KEY, "all"))
     skills = [skill(on.task, model, on.probe) for model in models]

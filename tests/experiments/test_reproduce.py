@@ -13,7 +13,7 @@ import pytest
 import reproduce
 import tables
 
-from sordino.errors import DataError, NonFiniteModel, RunError
+from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError
 from tests.experiments.small_tables import HEAD, ONE, PROGRAM, TWO, found, table
 from tests.helpers.command_line import Said
 
@@ -87,6 +87,18 @@ def test_a_program_is_run_where_its_file_is_missing(tmp_path: Path, capsys: pyte
     assert (tmp_path / "mine" / "count.md").read_text() == "1"
     assert reproduce.quick([one], 1, None) == 0
     assert "[mine/count.md](mine/count.md) in about 1 minute" in pages.block(one)
+
+
+def test_a_program_is_given_the_folder_of_its_images(tmp_path: Path) -> None:
+    one = table(tmp_path / "mine", 'source = "nobody"\n' + PROGRAM + 'images = "mnist"\n')
+    (tmp_path / "mine" / "count.py").write_text(
+        "import sys; from pathlib import Path; Path(__file__).with_name('count.md').write_text(' '.join(sys.argv[1:]))"
+    )
+    with pytest.raises(ConfigError, match="needs images of mnist") as refused:
+        run_all(one)
+    assert refused.value.fix == reproduce.WHERE
+    reproduce.run_missing(one, (), None, 1, tmp_path / "images")
+    assert (tmp_path / "mine" / "count.md").read_text() == str(tmp_path / "images" / "mnist")
 
 
 def test_first_seeds_first_and_what_is_kept_is_not_run_again(
