@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.metrics.accuracy import Evaluator
-from sordino.metrics.headlines import MEASURED, Way
+from sordino.metrics.headlines import MEASURED, Way, measured
 from sordino.metrics.measures import Metrics, last_scored
 from sordino.metrics.rows import Scores
 from sordino.tasks.personalise import PLAIN, WAYS
@@ -48,8 +48,8 @@ class Evaluation:
             else {name: self.evaluator(held[name]) for name in names}
         )
         first, *others = found
-        way = measured_way(self.algorithm, self.personal)
-        return found[first].beside(way=way, also={name: _spread(found[name]) for name in others})
+        way, model = measured_way(self.algorithm, self.personal), measured_model(self.models)
+        return found[first].beside(way=way, model=model, also={name: _spread(found[name]) for name in others})
 
     @property
     def personal(self) -> tuple[str, ...]:
@@ -89,10 +89,15 @@ def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
     return next(way for way in MEASURED if way == effective)
 
 
-def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str]) -> str:
+def measured_model(named: Sequence[str]) -> str:
+    """The server's model behind the headline, where another one than the global model is asked for."""
+    return "" if not named or named[0] == "global" else named[0]
+
+
+def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str], models: Sequence[str]) -> str:
     """The model that was scored last, or will be."""
     last = last_scored(run)
-    return MEASURED[measured_way(algorithm, ways)] if last is None else last.measured
+    return measured(measured_way(algorithm, ways), measured_model(models)) if last is None else last.measured
 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:

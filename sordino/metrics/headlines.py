@@ -17,6 +17,14 @@ MEASURED: dict[Way, str] = {  # whose answers a score is of
 }
 
 
+def measured(way: Way, model: str = "") -> str:
+    """The models that a score is of. `model`: which of the server's, where it is not the global one."""
+    words = MEASURED[way]
+    if not model:
+        return words
+    return words.replace("global", model) if "global" in words else f"{words}, from the {model} model"
+
+
 class Headline(NamedTuple):
     """One measure; its mean over examples is shown."""
 

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import ValidationInfo, model_validator
 
 from sordino.accounting.facts import Fact, Number
-from sordino.metrics.headlines import HEADLINES, MEASURED, SCORED, Headline, Metric, Way
+from sordino.metrics.headlines import HEADLINES, MEASURED, SCORED, Headline, Metric, Way, measured
 
 
 class Spread(Fact):
@@ -43,6 +43,7 @@ class Scores(Fact):
     confusion: tuple[tuple[int, ...], ...] | None = None
     clients: Spread | None = None
     way: Way = "global"  # how clients made the model their own before it was scored
+    model: str = ""  # which of the server's models it is, where it is not the global one
     own: Mapping[str, float] = {}  # metrics of a user's own
     also: Mapping[str, Scores] = {}  # of further models, or of further ways to make one a client's own
 
@@ -79,13 +80,13 @@ class Scores(Fact):
         """The headline in a few words, with whose answers it is of where that is no global model's; nothing where
         nothing was scored.
         """
-        whose = "" if self.way == "global" else f" ({self.measured})"
+        whose = "" if self.measured == MEASURED["global"] else f" ({self.measured})"
         return "" if (found := self.headline) is None else found[0].told(found[1]) + whose
 
     @property
     def measured(self) -> str:
         """The model that was scored."""
-        return MEASURED[self.way]
+        return measured(self.way, self.model)
 
 
 class Secure(Fact):

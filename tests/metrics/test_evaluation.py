@@ -18,6 +18,7 @@ from sordino.errors import SordinoError
 from sordino.metrics.rows import RoundRow
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
+from sordino.report import run_facts
 from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
@@ -63,6 +64,8 @@ def test_the_first_way_of_the_first_model_is_the_headline(tmp_path: Path) -> Non
         assert len(set(headlines)) > 3
     turned = run(tmp_path / "turned", evaluation={"models": BOTH[::-1], "personal": THREE[::-1]})
     assert turned[-1].accuracy == rows[-1].also["aggregate, proto"].accuracy
+    assert rows[-1].measured == "clients' own models (finetune)"
+    assert turned[-1].measured == "clients' own models (proto), from the aggregate model"
     assert turned[-1].also["global, finetune"].accuracy == rows[-1].accuracy
     assert turned[-1].also["global, plain"] == rows[-1].also["global, plain"]
 
@@ -114,6 +117,10 @@ def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", name="fedavg", evaluation={"personal": ["plain"]})
     for a, b in zip(shared, plain, strict=True):
         assert a.clients.each == pytest.approx(b.clients.each)
+    other = run(tmp_path / "other", evaluation={"models": BOTH[::-1], "personal": ["plain"]})
+    assert other[-1].measured == "aggregate model, client by client"
+    assert other[-1].measured in other[-1].told
+    assert run_facts.gather(tmp_path / "other").model == other[-1].measured
     both = run(tmp_path / "both", evaluation={"models": BOTH})  # own names bear no way
     assert list(both[-1].also) == ["aggregate"]
     assert both[-1].accuracy == own[-1].accuracy

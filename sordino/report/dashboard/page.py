@@ -46,7 +46,7 @@ def page(run: Watched, now: Now, cursor: str) -> str:
     )
     parts, training = regions(run, now), run.whole.phases[-1]
     facts = {
-        "model": measured_by(now.rows, training.algorithm, training.ways),
+        "model": measured_by(now.rows, training.algorithm, training.ways, experiment.evaluation.models),
         "rows": [of_round(row) for row in _some(now.rows)],
         "cursor": cursor,
         "colours": palette.SERIES,
