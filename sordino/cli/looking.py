@@ -117,7 +117,7 @@ def algorithms(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The algorithms and their parameters with defaults; with a name, what each parameter means."""
+    """The algorithms, a line each; with a name, its parameters, their defaults and meanings."""
     from sordino.runs.catalogue import catalogue, of_algorithm
 
     if name is not None:
@@ -130,13 +130,11 @@ def algorithms(
         return
     from rich.table import Table
 
-    table = Table(show_lines=True)
-    for column in ("algorithm", "what", "parameters"):
+    table = Table()
+    for column in ("algorithm", "what"):
         table.add_column(column)
     for title, entry in listed.items():
-        shown = {k: v.get("default") for k, v in entry["parameters"].items()}
-        told = ", ".join(f"{k}={v}" for k, v in shown.items() if v is not None)
-        table.add_row(f"[bold]{title}[/bold]", escape(entry["summary"]), escape(told))
+        table.add_row(f"[bold]{title}[/bold]", escape(entry["summary"]))
     Screen().print(table)
 
 

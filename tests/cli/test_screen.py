@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sordino.cli import screen
 from sordino.cli.screen import Screen
@@ -34,6 +38,13 @@ def test_a_table_that_nobody_reads_as_a_whole_is_plain(terminal: bool, monkeypat
     lines = printed(of(4), terminal).splitlines()
     assert lines == ["Spent", "client  spent", "[c0]        0", "[c1]        1", "[c2]        2", "[c3]        3"]
     assert ("┃" in printed(of(3), terminal)) == terminal
+
+
+def test_the_algorithms_fit_a_terminal() -> None:
+    asked = [sys.executable, "-m", "sordino", "algorithms"]
+    wide = os.environ | {"FORCE_COLOR": "1", "COLUMNS": "80"}
+    shown = subprocess.run(asked, env=wide, capture_output=True, text=True, check=True).stdout
+    assert max(map(len, Text.from_ansi(shown).plain.splitlines())) == 80
 
 
 def test_twenty_thousand_rows_take_seconds_and_no_minutes() -> None:
