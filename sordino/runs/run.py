@@ -93,11 +93,12 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     if (secure := setup.algorithm.uplink.secure) is not None:
         secure.needs()
     if folder.exists():
+        known = RunFolder(folder).exists
         raise RunError(
             f"{folder} already exists",
             why="a run folder belongs to one run",
-            fix="choose another --out"
-            + (f"; `sordino resume {folder}` continues it" if RunFolder(folder).exists else ""),
+            fix=(f'`sordino resume {folder}` continues it, in Python sordino.resume("{folder}"); ' if known else "")
+            + f'for a new run choose another folder, for example --out {folder}-2, in Python out="{folder}-2"',
             code="run-exists",
         )
     if prepared is not None:

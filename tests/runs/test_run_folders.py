@@ -28,7 +28,9 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
     with pytest.raises(RunError) as refusal:
         start(case.experiment(seed=5), tmp_path / "run")
     assert refusal.value.code == "run-exists"
-    assert "resume" in refusal.value.fix
+    run = str(tmp_path / "run")
+    for advice in (f"`sordino resume {run}`", f'sordino.resume("{run}")', f"--out {run}-2", f'out="{run}-2"'):
+        assert advice in refusal.value.fix
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
