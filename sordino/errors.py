@@ -187,16 +187,21 @@ class SecAggAborted(SecureError):
 
 
 # what the system says of the disk and of the process, and not of a file: another try may find it whole
+NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
 DISK = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk-full"),
     **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT), "disk-error"),
+    **dict.fromkeys(NO_FILE_LEFT, "no-file-left"),
 }
-NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOMEM)
 REMEDIES = {
     "disk-full": "free some space, then try again: nothing that was released is lost",
     "disk-error": "try again: nothing that was written before is lost; if it comes back, check the disk and the "
     "system's log",
+    "no-file-left": "nothing is wrong with the folder: allow the process more open files (`ulimit -n`, or LimitNOFILE= "
+    "in a unit), and end what holds so many; then give the same command again",
     "not-readable": "check who owns the file and its folder, then try again",
+    "not-writable": "check that the folder is a folder and may be written",
 }
 
 
@@ -211,7 +216,7 @@ def damaged(path: Path, why: str | Exception, fix: str) -> RunError:
 def unwritten(what: str, error: OSError, otherwise: str) -> RunError:
     """Something that the system did not let write. `otherwise`: what to do where it does not say that of the disk."""
     code = DISK.get(error.errno or 0, "not-writable")
-    return RunError(what, why=str(error), fix=REMEDIES.get(code, otherwise), code=code)
+    return RunError(what, why=str(error), fix=otherwise if code == "not-writable" else REMEDIES[code], code=code)
 
 
 def is_number(value: object) -> bool:

@@ -24,7 +24,7 @@ CASE = BY_NAME["gaussian_gdp"]
 READ = {
     errno.EIO: "disk-error",
     errno.EACCES: "not-readable",
-    errno.EMFILE: "not-readable",
+    errno.EMFILE: "no-file-left",
     errno.ENOENT: "run-file-damaged",
     errno.EISDIR: "run-file-damaged",
 }

@@ -12,7 +12,6 @@ for those of 17 clients, and let the template function answer by name.
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import json
@@ -30,7 +29,7 @@ from safetensors import SafetensorError
 
 from sordino import tree
 from sordino.accounting.events import Json
-from sordino.errors import DISK, RunError, damaged
+from sordino.errors import DISK, NO_FILE_LEFT, REMEDIES, RunError, damaged
 from sordino.tree import Tree
 
 if TYPE_CHECKING:
@@ -44,23 +43,12 @@ T = TypeVar("T")
 
 _FORMAT = 1
 _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
-_NO_FILE_LEFT = (errno.EMFILE, errno.ENFILE)
 _WAITS, _LOOK = 60.0, 0.1  # seconds: how long for a file that may be opened, and between two tries
-_CODES = DISK | dict.fromkeys(_NO_FILE_LEFT, "no-file-left")
-_FIXES = {
-    "disk-full": "free some space, then resume; the previous checkpoint is intact",
-    "disk-error": "the disk failed, nothing that was written before is lost: try again, and look at the disk if it "
-    "comes back",
-    "no-file-left": "nothing is wrong with the folder: allow the process more open files (`ulimit -n`, or LimitNOFILE= "
-    "in a unit), and end what holds so many; then give the same command again",
-    "not-writable": "check that the folder is a folder and may be written",
-    "not-readable": "check that the folder is a folder and may be read",
-}
 
 
 def _waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
-    """Where this process or the machine may open no further file, it waits for one: what a run has paid for is not
-    lost to a crowd of connections.
+    """Retry for a minute while the limit on open files (EMFILE, ENFILE) is reached: what a run has paid for is not lost
+    to a crowd of connections.
     """
 
     @functools.wraps(do)
@@ -71,7 +59,7 @@ def _waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
                 return do(*args, **kwargs)
             except (OSError, RunError) as error:
                 cause = error if isinstance(error, OSError) else error.__cause__
-                if getattr(cause, "errno", None) not in _NO_FILE_LEFT or time.monotonic() >= until:
+                if getattr(cause, "errno", None) not in NO_FILE_LEFT or time.monotonic() >= until:
                     raise
             time.sleep(_LOOK)
 
@@ -335,6 +323,6 @@ def _told(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        code = _CODES.get(error.errno or 0, otherwise)
+        code = DISK.get(error.errno or 0, otherwise)
         what = f"{path} is not {'readable' if otherwise == 'not-readable' else 'written'}"
-        raise RunError(what, why=str(error), fix=_FIXES[code], code=code) from error
+        raise RunError(what, why=str(error), fix=REMEDIES[code], code=code) from error

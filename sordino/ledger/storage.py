@@ -56,8 +56,8 @@ def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Con
 
 
 def read_database(place: Path) -> sqlite3.Connection:
-    """What stands in the file at this moment, in memory: whoever only looks need not be able to write there, leaves
-    nothing there and keeps nobody waiting.
+    """Copy of the ledger in memory, as it stands at this moment, to be read only: it needs no right to write, leaves
+    nothing on disk and keeps no writer waiting.
     """
     if not place.exists():
         raise missing(place)

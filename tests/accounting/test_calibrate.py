@@ -26,7 +26,9 @@ INTEGERS = tuple(range(2, 257))
 FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-def spent(z: float, delta: float, rate: float, times: int, accountant: str = "rdp", orders: tuple[float, ...] = INTEGERS) -> float:  # fmt: skip
+def spent(
+    z: float, delta: float, rate: float, times: int, accountant: str = "rdp", orders: tuple[float, ...] = INTEGERS
+) -> float:
     return epsilon_by(accountant, Repeat(Poisson(rate, Gaussian(z)), times), delta, "zero_out", orders=orders)
 
 

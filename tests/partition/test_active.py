@@ -110,7 +110,9 @@ def possible(totals: Array, holds: Array) -> bool:
     return bool(found.status == 0)
 
 
-cases = st.tuples(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))  # fmt: skip
+cases = st.tuples(
+    st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99)
+)
 
 
 @settings(deadline=None, max_examples=80, derandomize=True)
@@ -149,7 +151,12 @@ def test_a_greedy_filling_without_taking_over_is_noticed() -> None:
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(st.lists(st.integers(5, 40), min_size=2, max_size=8), st.integers(1, 12), st.integers(1, 8), st.sampled_from(["circulant", "random"]))  # fmt: skip
+@given(
+    st.lists(st.integers(5, 40), min_size=2, max_size=8),
+    st.integers(1, 12),
+    st.integers(1, 8),
+    st.sampled_from(["circulant", "random"]),
+)
 def test_sizes_differ_by_at_most_one_or_the_bound_is_named(
     sizes: list[int], clients: int, k: int, holders: Any
 ) -> None:
@@ -185,7 +192,10 @@ def test_lists_that_cannot_be_filled_are_refused() -> None:
 
 def test_random_lists_are_drawn_again_until_they_can_be_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     totals, tries = np.array([12, 8, 10]), 0
-    drawn = [np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [0, 1, 1]], bool), np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 1, 1]], bool)]  # fmt: skip
+    drawn = [
+        np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [0, 1, 1]], bool),
+        np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 1, 1]], bool),
+    ]
     assert [can_be_even(totals, holds) for holds in drawn] == [False, True]
 
     def lists(*rest: Any) -> Array:

@@ -230,7 +230,14 @@ def test_a_target_with_the_preparation_and_one_that_is_not_reached() -> None:
     assert targets(rows) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7][-preparation_cost.SHOWN - 1 :]
     assert targets(run(None)) == []
     said = {row.target: row for row in charged(ROWS, rows, Plain(5, 2), None).targets}
-    assert said[0.3].to_json() == {"target": 0.3, "rounds": 1, "bytes": 17, "bytes_with": 1207, "charged": 1207 / 20, "formula_charged": None}  # fmt: skip
+    assert said[0.3].to_json() == {
+        "target": 0.3,
+        "rounds": 1,
+        "bytes": 17,
+        "bytes_with": 1207,
+        "charged": 1207 / 20,
+        "formula_charged": None,
+    }
     assert said[0.6].rounds == 2
     assert said[0.7] == Target(target=0.7, rounds=None)
     beyond = {row.way: row.bytes for row in messages(ROWS, rows, Plain(5, 2), None, {}) if row.phase == "training"}

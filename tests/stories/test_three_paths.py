@@ -204,7 +204,12 @@ def test_a_hospital_goes_from_four_files_to_predictions_and_a_signed_page(tmp_pa
     assert "Süd" in types("data", "partition", "visits.toml")
     types("run", "visits.toml", "--out", "runs/visits")
     new = (tmp_path / "clinics" / "Nord.csv").read_bytes().split(b"\n")[:4]
-    (tmp_path / "new.csv").write_bytes(b"\n".join(line.rpartition(b";")[0].replace(b"K\xe4fer", b"K\xc3\xa4fer").replace(b"L\xf6we", b"L\xc3\xb6we") for line in new))  # fmt: skip
+    (tmp_path / "new.csv").write_bytes(
+        b"\n".join(
+            line.rpartition(b";")[0].replace(b"K\xe4fer", b"K\xc3\xa4fer").replace(b"L\xf6we", b"L\xc3\xb6we")
+            for line in new
+        )
+    )
     said = types("predict", "runs/visits", "new.csv", "--with-code")
     assert "gesund" in said or "krank" in said
     assert "Süd" in types("privacy", "spent", "runs/visits", "--by-client")

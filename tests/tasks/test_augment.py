@@ -113,7 +113,9 @@ def test_every_way_to_a_gradient_sees_the_same_images(name: str, channels: int) 
         return DRAWS
 
     leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
-    wanted = dict(zip(leaves, torch.autograd.grad(task.losses(leaves, x, y, DRAWS).mean(), list(leaves.values())), strict=True))  # fmt: skip
+    wanted = dict(
+        zip(leaves, torch.autograd.grad(task.losses(leaves, x, y, DRAWS).mean(), list(leaves.values())), strict=True)
+    )
     found = {k: dense(g).clone() for k, g in task.gradient(params, *task.ready(x, y, whole=True), draws).items()}
     assert len(asked) == 1
     assert close(found, wanted)
@@ -121,7 +123,13 @@ def test_every_way_to_a_gradient_sees_the_same_images(name: str, channels: int) 
     ready = task.ready(x, y, whole=True)
     part = task.gradient(params, ready[0][1:3], ready[1][1:3], lambda: DRAWS[1:3])
     leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
-    half = dict(zip(leaves, torch.autograd.grad(task.losses(leaves, x[1:3], y[1:3], DRAWS[1:3]).mean(), list(leaves.values())), strict=True))  # fmt: skip
+    half = dict(
+        zip(
+            leaves,
+            torch.autograd.grad(task.losses(leaves, x[1:3], y[1:3], DRAWS[1:3]).mean(), list(leaves.values())),
+            strict=True,
+        )
+    )
     assert close({k: dense(g) for k, g in part.items()}, half)
     # control: the images were changed, and differently by other keys
     assert not torch.allclose(task.losses(params, x, y, DRAWS), plain.losses(params, x, y, DRAWS))

@@ -29,7 +29,11 @@ def network(seed: int = 0) -> biggan_network.BigGanNetwork:
     """With random weights, moments and all."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = biggan_network.BigGanNetwork(biggan_network.NetworkConfig(**{k: v for k, v in SMALL.items() if k in biggan_network.NetworkConfig._fields}))  # type: ignore[arg-type]  # fmt: skip
+        made = biggan_network.BigGanNetwork(
+            biggan_network.NetworkConfig(
+                **{k: v for k, v in SMALL.items() if k in biggan_network.NetworkConfig._fields}
+            )
+        )  # type: ignore[arg-type]
         with torch.no_grad():
             for name, value in [*made.named_buffers(), *made.named_parameters()]:
                 if name.endswith(("running_means", "gamma")):

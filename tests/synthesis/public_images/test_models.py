@@ -182,7 +182,10 @@ def test_a_folder_that_holds_something_else(
             PROMPTS["transformers"](str(place)).prompts("cat", 3, wanted(cache=tmp_path / "cache"))
         assert words.value.code == "bad-model"
     (tmp_path / "empty" / "pytorch_model.bin").write_bytes(b"")
-    for build in (source(tmp_path / "empty").build, lambda w: PROMPTS["transformers"](str(tmp_path / "empty")).prompts("cat", 3, w)):  # fmt: skip
+    for build in (
+        source(tmp_path / "empty").build,
+        lambda w: PROMPTS["transformers"](str(tmp_path / "empty")).prompts("cat", 3, w),
+    ):
         with pytest.raises(ConfigError) as pickled:
             build(wanted())
         assert pickled.value.code == "pickled-weights"
@@ -218,7 +221,9 @@ def test_a_language_model_that_was_never_taught_to_chat(
     said = []
     for key in (1, 1, 2):
         with pytest.raises(DataError) as refused:
-            PROMPTS["transformers"](str(plain), max_new_tokens=8, temperature=50.0, device="cpu").prompts("cat", 3, wanted(key=key))  # fmt: skip
+            PROMPTS["transformers"](str(plain), max_new_tokens=8, temperature=50.0, device="cpu").prompts(
+                "cat", 3, wanted(key=key)
+            )
         assert refused.value.code in ("chat-nonsense", "chat-refused")
         said.append(str(refused.value))
     assert said[0] == said[1] != said[2]

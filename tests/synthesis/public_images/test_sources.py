@@ -219,7 +219,9 @@ def test_the_bundled_digits_are_the_digits(wanted: Callable[..., Wanted]) -> Non
     like = nearest(made, fit(framed, (16, 16, 1)))
     assert np.mean(9 - like == plain.test.y) > 0.6  # names say the class, not its number
     clean = np.delete(np.arange(len(made.y)), made.manifest["wrong"])
-    others = source("sklearn_digits", bad_fraction=0.0).build(wanted(classes=NUMBERS[::-1], per_class=170, shape=(16, 16, 1), key=8))  # fmt: skip
+    others = source("sklearn_digits", bad_fraction=0.0).build(
+        wanted(classes=NUMBERS[::-1], per_class=170, shape=(16, 16, 1), key=8)
+    )
     right = nearest(others, made.x) == made.y
     assert right[clean].mean() > 0.7
     assert right[made.manifest["wrong"]].mean() < 0.3

@@ -61,7 +61,10 @@ def test_a_list_cut_anywhere_gives_its_beginning(texts: list[str], cut: int, ind
     whole = json.dumps([f"x{text}x" for text in texts], indent=indent)
     found = parse(whole[:cut])
     assert found == parse(whole)[: len(found)]
-    finished = sum(len(json.dumps([f"x{t}x" for t in texts[: n + 1]], indent=indent)) - 1 - bool(indent) <= cut for n in range(len(texts)))  # fmt: skip
+    finished = sum(
+        len(json.dumps([f"x{t}x" for t in texts[: n + 1]], indent=indent)) - 1 - bool(indent) <= cut
+        for n in range(len(texts))
+    )
     assert len(found) >= len(parse(json.dumps([f"x{text}x" for text in texts[:finished]])))
 
 
