@@ -13,9 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from sordino.engine import checkpoint
 from sordino.errors import LedgerError, RunError, damaged, unwritten
-from sordino.ledger import storage
+from sordino.ledger import files, storage
 from sordino.runs.folder import RunFolder
 from sordino.runs.run import resume, start
 from tests.laws.cases import BY_NAME
@@ -60,7 +59,7 @@ def test_a_folder_that_cannot_be_made_says_why(number: int, tmp_path: Path, monk
     """`choose another --out` helps nobody whose disk is full."""
     for call in ("replace", "fsync"):
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint.os, call, failing(number))
+            patch.setattr(files.os, call, failing(number))
             with pytest.raises(RunError) as refusal:
                 start(CASE.experiment(), tmp_path / "run")
         assert refusal.value.code == WRITTEN[number]

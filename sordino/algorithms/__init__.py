@@ -7,9 +7,11 @@ function. The callable's parameters are the paper's hyper-parameters. Nothing el
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from typing import TypeAlias
 
 from sordino.algorithms.algorithm import NAMES, Algorithm, AnyAlgorithm
@@ -33,6 +35,24 @@ def all_algorithms() -> dict[str, Method]:
             if name:
                 found[name] = made
     return dict(sorted(found.items()))
+
+
+def algorithm_named(name: str) -> Method | None:
+    """The algorithm of this name. Only its own file is loaded: that of a branch is known, one of this room is the file
+    that says the name.
+    """
+    said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
+    holding = [parts("algorithms")[name]] if name in parts("algorithms") else _holding(said)
+    found = (made for file in holding for made in vars(import_module(file)).values() if _name(made, file) == name)
+    return next(found, None) or all_algorithms().get(name)
+
+
+def _holding(said: re.Pattern[str]) -> list[str]:
+    return [
+        f"{__name__}.{file.name.removesuffix('.py')}"
+        for file in files(__name__).iterdir()
+        if file.name.endswith(".py") and said.search(file.read_text(encoding="utf-8"))
+    ]
 
 
 def _name(made: object, file: str) -> str:

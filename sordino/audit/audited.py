@@ -9,7 +9,7 @@ from typing import Literal
 
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.accounting.facts import Epsilon, Fact
-from sordino.engine.checkpoint import atomic_write
+from sordino.ledger.files import atomic_write
 from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import LeftInRun
 

@@ -154,8 +154,8 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),
 ) -> None:
     """A picture of who would hold what: clients across, labels up."""
-    from sordino.engine.checkpoint import atomic_write
     from sordino.errors import DataError
+    from sordino.ledger.files import atomic_write
     from sordino.partition.picture import svg
     from sordino.runs.population import Population
 

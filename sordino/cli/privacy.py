@@ -265,7 +265,7 @@ def export(
 
 
 def _written(found: Evidence, as_: Document, target: Path) -> Path:
-    from sordino.engine.checkpoint import atomic_write
+    from sordino.ledger.files import atomic_write
     from sordino.report.annex import page
     from sordino.report.model_card import card
     from sordino.report.printing import as_pdf

@@ -353,13 +353,11 @@ def _set(table: Table, path: str, value: object) -> None:
 
 def _owner(table: Table, key: str) -> list[str]:
     """A bare key that only the chosen algorithm knows belongs to it: lr=0.1 is algorithm.lr=0.1."""
-    from sordino.algorithms import all_algorithms
+    from sordino.algorithms import algorithm_named
 
     chosen = table.get("algorithm", Experiment.model_fields["algorithm"].default)
     name = chosen.get("name") if isinstance(chosen, dict) else None
-    made = (
-        user_code.load(name, "algorithm") if isinstance(name, str) and ":" in name else all_algorithms().get(str(name))
-    )
+    made = user_code.load(name, "algorithm") if isinstance(name, str) and ":" in name else algorithm_named(str(name))
     if made is None or key not in parameters(made):
         return []
     others = [place for place in Experiment.model_fields if place != "algorithm" and key in _section(table, place)]

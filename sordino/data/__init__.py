@@ -1,7 +1,7 @@
 """Data sets and how they are loaded.
 
-Loaders return a `Dataset`. Those that read parquet, CSV and image files need the `data` extra, and load it when they
-are asked.
+Loaders return a `Dataset`, and are loaded when they are asked. Those that read parquet, CSV and image files need the
+`data` extra.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from sordino.data import digits, quadratic, synthetic
 from sordino.data.dataset import Dataset, Split
 from sordino.errors import DataError
 
@@ -25,7 +24,7 @@ def missing_extra(source: str, error: ModuleNotFoundError) -> DataError:
     )
 
 
-def _with_extra(source: str, module: str | None = None) -> Callable[..., Dataset]:
+def _loader(source: str, module: str | None = None) -> Callable[..., Dataset]:
     def load(**settings: object) -> Dataset:
         try:
             loader = import_module(f"sordino.data.{module or source}")
@@ -38,10 +37,10 @@ def _with_extra(source: str, module: str | None = None) -> Callable[..., Dataset
 
 
 SOURCES: Mapping[str, Callable[..., Dataset]] = {
-    "digits": digits.load,
-    "folder": _with_extra("folder", "folders"),
-    "images": _with_extra("images"),
-    "tabular": _with_extra("tabular"),
-    "quadratic": quadratic.load,
-    "synthetic": synthetic.load,
+    "digits": _loader("digits"),
+    "folder": _loader("folder", "folders"),
+    "images": _loader("images"),
+    "tabular": _loader("tabular"),
+    "quadratic": _loader("quadratic"),
+    "synthetic": _loader("synthetic"),
 }

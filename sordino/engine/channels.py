@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import ConfigError, EmptyRound, KeyMismatch, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
+from sordino.errors import EmptyRound, KeyMismatch, SecAggAborted, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
 from sordino.secagg.layout import Ints, Layout
 from sordino.secagg.sealed import Public, Sealed, Secret, unpack
@@ -103,23 +103,6 @@ def too_few(stage: Encrypted, came: int, began: int) -> str:
     """Why so few uploads are not opened; nothing where they are enough."""
     least = stage.least(began)
     return "" if came >= least else f"{came} uploads came, the key holder opens nothing of fewer than {least}"
-
-
-def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
-    """So many clients, the most that a round can have, can be added and are enough to open a sum."""
-    if isinstance(stage, Encrypted) and stage.scheme != "paillier":
-        from sordino.secagg import lattice
-
-        {"bfv": lattice.BfvPublic, "ckks": lattice.CkksPublic}[stage.scheme](b"", None).check(layout, clients)
-    layout.check(clients)
-    if clients < stage.least(clients):
-        raise ConfigError(
-            f"a round has at most {clients} clients, but a sum of fewer than {stage.least(clients)} uploads is "
-            "never opened",
-            why="every round would be broken off",
-            fix="use more clients, or a smaller threshold",
-            code="cohort-below-threshold",
-        )
 
 
 class Adder:

@@ -1,10 +1,9 @@
 """Checkpoints: the old state or the new one, never half of one.
 
-One checkpoint is one safetensors file, `round-000012.ckpt`. It is written beside its place, synced, renamed
-over it, and the directory is synced: `kill -9` or a power cut at any moment leaves the previous file or the
-whole new one. Its metadata holds the step, the names of the trees, the caller's JSON and a SHA-256 over all
-of it and every tensor; loading verifies that before anything is used, then fits names, dtypes and shapes to
-the caller's templates. The SHA-256 finds damage, not forgery. A directory has one writer.
+One checkpoint is one safetensors file, `round-000012.ckpt`, written at once (see `ledger.files`). Its metadata holds
+the step, the names of the trees, the caller's JSON and a SHA-256 over all of it and every tensor; loading verifies that
+before anything is used, then fits names, dtypes and shapes to the caller's templates. The SHA-256 finds damage, not
+forgery. A directory has one writer.
 
 Trees come and go (client states exist only for clients that took part): store each under its own name, "states/17"
 for those of 17 clients, and let the template function answer by name.
@@ -12,24 +11,21 @@ for those of 17 clients, and let the template function answer by name.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import re
-import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError
 
 from sordino import tree
 from sordino.accounting.events import Json
-from sordino.errors import DISK, NO_FILE_LEFT, REMEDIES, RunError, damaged
+from sordino.errors import RunError, damaged
+from sordino.ledger.files import atomic_write, disk_told, sync, waiting_for_files
 from sordino.tree import Tree
 
 if TYPE_CHECKING:
@@ -38,32 +34,8 @@ if TYPE_CHECKING:
 
 JSON: TypeAlias = bool | int | float | str | Sequence["JSON"] | Mapping[str, "JSON"] | None
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _FORMAT = 1
 _NAME = re.compile(r"round-([0-9]{6,})\.ckpt")
-_WAITS, _LOOK = 60.0, 0.1  # seconds: how long for a file that may be opened, and between two tries
-
-
-def _waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
-    """Retry for a minute while the limit on open files (EMFILE, ENFILE) is reached: what a run has paid for is not lost
-    to a crowd of connections.
-    """
-
-    @functools.wraps(do)
-    def tried(*args: P.args, **kwargs: P.kwargs) -> T:
-        until = time.monotonic() + _WAITS
-        while True:
-            try:
-                return do(*args, **kwargs)
-            except (OSError, RunError) as error:
-                cause = error if isinstance(error, OSError) else error.__cause__
-                if getattr(cause, "errno", None) not in NO_FILE_LEFT or time.monotonic() >= until:
-                    raise
-            time.sleep(_LOOK)
-
-    return tried
 
 
 class Loaded(NamedTuple):
@@ -90,14 +62,14 @@ def save(directory: Path, step: int, trees: Mapping[str, Tree], meta: Mapping[st
     text = json.dumps({"format": _FORMAT, "step": step, "trees": list(trees), "meta": meta})
     data = pack(flat, {"state": text, "sha256": _seal(text, flat)})
     path = _path(directory, step)
-    with _told(path):
+    with disk_told(path):
         if not directory.exists():
             directory.mkdir(parents=True, mode=0o700)
             sync(directory.parent)
         for stale in directory.glob(".round-*.ckpt.*.tmp"):
             stale.unlink()
     atomic_write(path, data, private=True)  # it may hold what clients keep
-    with _told(path):
+    with disk_told(path):
         for old in _steps(directory)[: -(keep + 1)]:
             _path(directory, old).unlink()
     return path
@@ -114,7 +86,7 @@ def load(
     """
     steps = _steps(directory)
     if at is not None:
-        with _told(directory):
+        with disk_told(directory):
             for later in [step for step in steps if step > at]:
                 _path(directory, later).unlink()
         steps = [step for step in steps if step == at]
@@ -128,7 +100,7 @@ def load(
         except _Damaged as damage:
             if not fallback:
                 raise _refusal(path, str(damage), steps) from damage
-            with _told(path):
+            with disk_told(path):
                 path.rename(path.with_name(f"{path.name}.damaged"))
                 sync(directory)
         else:
@@ -152,36 +124,6 @@ def told(directory: Path) -> tuple[int, Json] | None:
 def latest(directory: Path) -> int | None:
     steps = _steps(directory)
     return steps[-1] if steps else None
-
-
-@_waiting_for_files
-def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
-    """Replace the file's content durably and at once: readers and crashes see all old or all new. `private`: for its
-    owner alone."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
-    with _told(path):
-        try:
-            with open(temporary, "xb") as file:
-                if private:
-                    os.fchmod(file.fileno(), 0o600)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
-
-
-@_waiting_for_files
-def append_line(path: Path, line: str, mode: int = 0o644) -> None:
-    """Writes a line behind those of a file; a last one that a kill or a full disk cut short goes."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
-    with os.fdopen(descriptor, "r+b", buffering=0) as file:
-        if (length := file.seek(0, os.SEEK_END)) and os.pread(descriptor, 1, length - 1) != b"\n":
-            file.truncate(os.pread(descriptor, length, 0).rfind(b"\n") + 1)
-        file.write(line.encode() + b"\n")
 
 
 def digest_trees(trees: Mapping[str, Tree]) -> str:
@@ -227,12 +169,12 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-@_waiting_for_files
+@waiting_for_files
 def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
     """The verified content of the file."""
     from safetensors.torch import load
 
-    with _told(path, "not-readable"):
+    with disk_told(path, "not-readable"):
         data = path.read_bytes()
     try:
         length = int.from_bytes(data[:8], "little")
@@ -301,28 +243,8 @@ def _path(directory: Path, step: int) -> Path:
     return directory / f"round-{step:06d}.ckpt"
 
 
-@_waiting_for_files
+@waiting_for_files
 def _steps(directory: Path) -> list[int]:
-    with _told(directory, "not-readable"):
+    with disk_told(directory, "not-readable"):
         names = os.listdir(directory) if directory.exists() else []
     return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
-
-
-def sync(directory: Path) -> None:
-    """Make what was made or renamed in it durable."""
-    descriptor = os.open(directory, os.O_RDONLY)  # a rename is durable only when its directory is
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _told(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
-    """Failures of the disk in the user's words."""
-    try:
-        yield
-    except OSError as error:
-        code = DISK.get(error.errno or 0, otherwise)
-        what = f"{path} is not {'readable' if otherwise == 'not-readable' else 'written'}"
-        raise RunError(what, why=str(error), fix=REMEDIES[code], code=code) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.device import here
-from sordino.engine.channels import Ciphertexts, SumAtSites, channel, check_cohort
+from sordino.engine.channels import Ciphertexts, SumAtSites, channel
 from sordino.engine.mail import Mail
 from sordino.errors import RangeSaturation, UnsoundGuarantee
-from sordino.privacy.uplink import Summed, Uplink, single_uploads
+from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import private
 from sordino.tree import Tree
@@ -85,15 +84,6 @@ class SecureSum:
             self.broadcast = found.payload
         noised = own is not None or bool(found.aborted)
         return Summed(tree.unflat(here(torch.from_numpy(found.total)), like), found.who, noised)
-
-
-def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
-    """Before a run: its largest round can be added and opened, and nobody needs what is not opened."""
-    if uplink.secure is None or uplink.grid is None:
-        return
-    if reads_each:
-        raise single_uploads()
-    check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
 
 
 def check_one_broadcast(tells_each: bool) -> None:

@@ -224,8 +224,8 @@ def _accelerator() -> str:
 
 def _durable_write(place: Path) -> tuple[float | None, str]:
     from sordino.accounting.currency import ZCDP
-    from sordino.engine.checkpoint import atomic_write
     from sordino.errors import SordinoError
+    from sordino.ledger.files import atomic_write
     from sordino.ledger.ledger import Charter, Ledger
 
     times = []

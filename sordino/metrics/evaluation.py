@@ -13,11 +13,10 @@ from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.headlines import MEASURED, Way, measured
 from sordino.metrics.measures import Metrics, last_scored
 from sordino.metrics.rows import Scores
-from sordino.tasks.personalise import PLAIN, WAYS
+from sordino.tasks.personalise import OWN, PLAIN, WAYS, ways
 from sordino.tree import Tree
 from sordino.types import Params, Task
 
-OWN = "own"  # the algorithm's way
 # (round, models, ways) -> the means of each client's metrics, way after way of model after model
 Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[float]]]
 
@@ -54,7 +53,7 @@ class Evaluation:
     @property
     def personal(self) -> tuple[str, ...]:
         """The ways in which clients make a model their own; none where all use the same."""
-        return ways(self.algorithm, self.ways)
+        return ways(self.algorithm.personalises, self.ways)
 
     def _scored(self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score) -> dict[str, Scores]:
         each, count = score(t, [held[name] for name in names], self.personal), len(self.evaluator.task.metrics)
@@ -63,11 +62,6 @@ class Evaluation:
             label: self.evaluator.of_each({k: row[i * count : (i + 1) * count] for k, row in each.items()})
             for i, label in enumerate(labels)
         }
-
-
-def ways(algorithm: Modelled, asked: Sequence[str]) -> tuple[str, ...]:
-    """Those asked for, else the algorithm's own."""
-    return tuple(asked) or ((OWN,) if algorithm.personalises else ())
 
 
 def check_shared(ways: Sequence[str]) -> None:
@@ -102,7 +96,7 @@ def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str], models: 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
     """The first of those ways that takes a client's examples and nothing that it keeps; None where none does."""
-    each = (algorithm.own_way if way == OWN else way for way in ways(algorithm, asked))
+    each = (algorithm.own_way if way == OWN else way for way in ways(algorithm.personalises, asked))
     return next((way for way in each if way not in (None, PLAIN)), None)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from sordino.accounting.claims import standing
 from sordino.accounting.facts import delta_text
 from sordino.attacks.findings import Assault, AttackFinding, BesideGuess, Held, PictureRow, Roc
-from sordino.engine.checkpoint import atomic_write
+from sordino.ledger.files import atomic_write
 from sordino.report.markup import Html, joined, listed, table, tag
 from sordino.report.pictures import Pixels, png
 from sordino.report.tables import epsilon_text

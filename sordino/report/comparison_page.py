@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
 from sordino.accounting.facts import Epsilon, Fact, Number, delta_text
 from sordino.accounting.statement import Guarantee
-from sordino.engine.checkpoint import atomic_write
+from sordino.ledger.files import atomic_write
 from sordino.metrics.headlines import HEADLINES, Metric
 from sordino.metrics.measures import Metrics, Point, curve, headline
 from sordino.metrics.preparation_cost import flops_until

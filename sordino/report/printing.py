@@ -8,8 +8,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import BackendUnavailable
+from sordino.ledger.files import atomic_write
 
 BROWSERS = (
     "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge",

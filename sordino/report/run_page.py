@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from sordino.accounting.facts import Fact
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import LedgerError
+from sordino.ledger.files import atomic_write
 from sordino.metrics.headlines import in_words
 from sordino.report import palette, still
 from sordino.report.markup import Html

@@ -21,9 +21,8 @@ from sordino import config
 from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, Key
 from sordino.config import Experiment
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
-from sordino.metrics.evaluation import ways
+from sordino.ledger.files import atomic_write
 from sordino.metrics.headlines import HEADLINES
 from sordino.metrics.measures import (
     Measure,
@@ -54,6 +53,7 @@ from sordino.runs.play import Ended
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import settle
+from sordino.tasks.personalise import ways
 
 # and the share of stragglers: what becomes of them is the method's
 EQUAL = ("data", "partition", "model", "cohort", "rounds", "chaos", "evaluation")
@@ -313,7 +313,7 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
 
 def _ways(experiment: Experiment) -> tuple[str, ...]:
     """In which ways clients make the model their own: as asked, else as the method does."""
-    return ways(Methods(experiment).training, experiment.evaluation.personal)
+    return ways(Methods(experiment).training.personalises, experiment.evaluation.personal)
 
 
 def _unasked(experiment: Experiment) -> object:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from sordino.accounting.facts import FORMAT
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import damaged
+from sordino.ledger.files import atomic_write
 from sordino.runs.shapes import Agreed, parsed
 
 FILE = "agreement.json"

@@ -19,8 +19,8 @@ from torch import nn
 from sordino import user_code
 from sordino.accounting.facts import FORMAT, Fact, Format
 from sordino.data.schema import Column, TextColumn
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError, damaged
+from sordino.ledger.files import atomic_write
 from sordino.metrics.evaluation import taught_way
 from sordino.runs import private, seal
 from sordino.runs.folder import RunFolder

@@ -17,9 +17,8 @@ from sordino.accounting.events import Json
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.notes import SYSTEM
 from sordino.config import Experiment, began
-from sordino.engine import checkpoint
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError, unwritten
+from sordino.ledger.files import atomic_write, sync
 from sordino.runs import private
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
@@ -60,7 +59,7 @@ def found(
             atomic_write(young / name, text.encode())
         young.rename(folder)
         for parent in around:
-            checkpoint.sync(parent)
+            sync(parent)
     except OSError as error:
         raise unwritten(f"cannot create {folder}", error, "choose another --out") from None
     except RunError as error:  # of a file in it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from sordino.algorithms import all_algorithms
+from sordino.algorithms import algorithm_named, all_algorithms
 from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
 from sordino.config import Engine, Experiment, build, gates
@@ -34,9 +34,9 @@ class Methods:
     @cached_property
     def _made(self) -> AnyAlgorithm | Phased:
         """As its file makes it: an algorithm, or a sequence of them."""
-        table, choices = self.experiment.algorithm, dict(all_algorithms())
-        if ":" in (name := str(table.get("name"))):
-            choices[name] = own_algorithm(name)
+        table, name = self.experiment.algorithm, str(self.experiment.algorithm.get("name"))
+        found = own_algorithm(name) if ":" in name else algorithm_named(name)
+        choices = all_algorithms() if found is None else {name: found}  # what could have been meant
         made: AnyAlgorithm | Phased = build(table, choices, "algorithm")
         return made
 

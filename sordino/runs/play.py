@@ -20,6 +20,7 @@ from sordino.engine import checkpoint
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
 from sordino.errors import BudgetExhausted, unwritten
+from sordino.ledger.files import append_line
 from sordino.metrics.rows import RoundCost, RoundRow
 from sordino.round import Outcome
 from sordino.runs import bundle, callbacks, metrics
@@ -139,7 +140,7 @@ def play(
 
         def note_cost(cost: RoundCost) -> None:
             """Seconds tell how many there were to add."""
-            checkpoint.append_line((RunFolder(mine.private) if real else mine).costs_file, json.dumps(cost.to_json()))
+            append_line((RunFolder(mine.private) if real else mine).costs_file, json.dumps(cost.to_json()))
 
         played_by = PlayedPhase(setup, federation, execute, folder, rows, tell)
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from sordino.accounting.notes import SYSTEM
 from sordino.engine import checkpoint, wire
-from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
 from sordino.errors import RunError
+from sordino.ledger.files import atomic_write
 from sordino.metrics.rows import RoundRow
 from sordino.round import Outcome
 from sordino.runs import metrics

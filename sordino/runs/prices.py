@@ -20,10 +20,11 @@ from sordino.budget.plan import Budget, Plan, draft, shared_currency
 from sordino.budget.plans_by_budget import draft_personal
 from sordino.budget.schedules import Adaptive
 from sordino.config import Privacy
-from sordino.engine.secure_sum import check_gate
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.uplink import Uplink, single_uploads
+from sordino.privacy.uplink.secure_stages import check_cohort
 from sordino.privacy.uplink.stages import Weigh
 from sordino.runs.refusals import check_delta, check_sizes
 from sordino.sampling.by_budget import Personal, ThresholdPublished
@@ -128,6 +129,15 @@ class PriceRequest:
             return draft(self.offers, budget, self.exposures, reads, published)
         portion, currency = part
         return draft(self.offers, budget if portion else None, self.exposures, reads, published, portion, currency)
+
+
+def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
+    """Before a run: its largest round can be added and opened, and nobody needs what is not opened."""
+    if uplink.secure is None or uplink.grid is None:
+        return
+    if reads_each:
+        raise single_uploads()
+    check_cohort(uplink.secure, uplink.grid.layout, math.ceil(clients))
 
 
 def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: float) -> float:

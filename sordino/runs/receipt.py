@@ -20,9 +20,9 @@ from sordino.accounting.notes import SYSTEM, noised, simulated
 from sordino.accounting.pricing import CountedPhase
 from sordino.accounting.statement import Guarantee, beside_scores, of_groups, statement
 from sordino.budget.plan import Plan
-from sordino.engine.checkpoint import atomic_write
 from sordino.engine.server import Federation
 from sordino.errors import RunError
+from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.op import Op
 from sordino.ledger.storage import missing

@@ -27,7 +27,6 @@ from sordino.engine.wire import Header
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.ledger.op import of_phase
-from sordino.metrics.evaluation import ways
 from sordino.privacy.uplink.robust import check_robust
 from sordino.runs.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.runs.phases import Methods, decided, reads_plainly
@@ -38,6 +37,7 @@ from sordino.sampling.kinds import Cohort, Everyone
 from sordino.sampling.stragglers import Stragglers
 from sordino.tasks.build import Architecture
 from sordino.tasks.own_loss import LossFunction, loss_named
+from sordino.tasks.personalise import ways
 from sordino.tree import Tree
 from sordino.types import Offer, Task
 
@@ -258,7 +258,7 @@ class Setup:
     @property
     def ways(self) -> tuple[str, ...]:
         """The ways in which clients make a model their own; none where all use the same."""
-        return ways(self.algorithm, self.experiment.evaluation.personal)
+        return ways(self.algorithm.personalises, self.experiment.evaluation.personal)
 
     @property
     def engine(self) -> Engine:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from sordino.engine.checkpoint import sync
 from sordino.errors import LedgerError
 from sordino.ledger import storage
+from sordino.ledger.files import sync
 from sordino.runs import private
 from sordino.runs.population import Population
 from sordino.runs.simulation import Simulation

@@ -12,8 +12,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError, RunError
+from sordino.ledger.files import atomic_write
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import write
 

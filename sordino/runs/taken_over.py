@@ -15,8 +15,8 @@ from sordino import tree
 from sordino.accounting.events import Json
 from sordino.accounting.notes import under
 from sordino.engine import checkpoint
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import RunError
+from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Entry, State
 from sordino.ledger.op import Op
 from sordino.runs.folder import RunFolder

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from sordino.accounting.currency import Amount
 from sordino.accounting.facts import Fact
-from sordino.engine.checkpoint import append_line, atomic_write, sync
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
+from sordino.ledger.files import append_line, atomic_write, sync
 from sordino.ledger.ledger import Ledger, State, of_run
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sordino.accounting.notes import SYSTEM
-from sordino.engine.checkpoint import append_line
 from sordino.errors import SordinoError
+from sordino.ledger.files import append_line
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.sites.client_line import Says, Standing

@@ -25,8 +25,8 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import ConfigError
+from sordino.ledger.files import atomic_write
 from sordino.sites.agreement_file import Name
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)

@@ -19,10 +19,10 @@ from functools import cached_property
 from pathlib import Path
 
 from sordino.engine.channels import GENERATE, secret_key
-from sordino.engine.checkpoint import atomic_write
 from sordino.engine.commands import Begin, End, OpenSum, Publish, understood
 from sordino.engine.secure_sum import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
+from sordino.ledger.files import atomic_write
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Whole
 from sordino.runs.witness import state

@@ -15,7 +15,6 @@ from sordino.accounting.notes import SYSTEM
 from sordino.data.schema import TableSchema
 from sordino.engine import checkpoint, wire
 from sordino.engine.channels import public_key
-from sordino.engine.checkpoint import append_line, atomic_write
 from sordino.engine.client_states import shape_of
 from sordino.engine.commands import Begin, Encrypt, End, Hand, Round
 from sordino.engine.site import Site
@@ -29,6 +28,7 @@ from sordino.errors import (
     SordinoError,
     WireError,
 )
+from sordino.ledger.files import append_line, atomic_write
 from sordino.metrics.rows import RoundRow
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
 from sordino.runs import bundle

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from sordino.budget.plan import Price
-from sordino.engine.checkpoint import atomic_write
 from sordino.engine.commands import Begin, End, Hand, Round, Score
 from sordino.engine.server import Federation
 from sordino.engine.site import told
 from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
+from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import State, of_run
 from sordino.metrics.evaluation import check_shared
 from sordino.runs.home import ServersHome

@@ -15,12 +15,12 @@ from safetensors.torch import save
 
 from sordino.data.schema import Column, TableSchema
 from sordino.engine import wire
-from sordino.engine.checkpoint import atomic_write
 from sordino.engine.commands import Begin, Command, Hand
 from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
+from sordino.ledger.files import atomic_write
 from sordino.metrics.accuracy import Evaluator
-from sordino.metrics.evaluation import Evaluation, Score, check, check_models, check_scores, ways
+from sordino.metrics.evaluation import Evaluation, Score, check, check_models, check_scores
 from sordino.metrics.own_metrics import metrics_named
 from sordino.metrics.rows import Scores
 from sordino.runs.folder import RunFolder
@@ -30,7 +30,7 @@ from sordino.runs.setup import Whole
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.remote_sites import Kept, RemoteSites
 from sordino.sites.secure_sums import kind_of_sites
-from sordino.tasks.personalise import PLAIN
+from sordino.tasks.personalise import PLAIN, ways
 from sordino.transport.carrier import Carrier
 from sordino.transport.events import Event
 from sordino.transport.message import Letterhead
@@ -146,12 +146,12 @@ class SitesEvaluation:
 
     def __call__(self, t: int, server: Tree, score: Score) -> Scores:
         task, algorithm, test = self.side.setup.task, self.side.setup.algorithm, self.side.home.kept.tested
-        if test is not None and not ways(algorithm, self.ways):
+        if test is not None and not ways(algorithm.personalises, self.ways):
             examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
             given = self.side.setup.experiment.evaluation
             evaluator = Evaluator(task, examples, [], tuple(given.scores), metrics_named(given.metrics))
             return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
-        held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
+        held, asked = algorithm.models(server), ways(algorithm.personalises, self.ways) or (PLAIN,)
         if {*asked} != {PLAIN}:  # no site tells how well a model does that it has made its own
             return Scores()
         names = self.models or tuple(held)[:1]

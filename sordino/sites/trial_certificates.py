@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import COUNT, ConfigError, check_range
+from sordino.ledger.files import atomic_write
 from sordino.runs import private
 from sordino.sites.identity import check_name
 from sordino.sites.tls import Certificates

@@ -8,7 +8,7 @@ Labels only divide examples, so no name of a class matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,11 +89,17 @@ def training_loss(task: Task, params: Params, shard: Shard) -> Tensor:
 
 
 PLAIN = "plain"  # the model as it is
+OWN = "own"  # the algorithm's way
 WAYS: dict[str, Callable[[Task, Params, Shard], Shared | NearestMean]] = {
     PLAIN: plain,
     "finetune": finetune,
     "proto": proto,
 }
+
+
+def ways(personalises: bool, asked: Sequence[str]) -> tuple[str, ...]:
+    """Those asked for, else the algorithm's own, where it has one."""
+    return tuple(asked) or ((OWN,) if personalises else ())
 
 
 def distances(z: Tensor, means: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino.engine import checkpoint
-from sordino.engine.checkpoint import atomic_write
 from sordino.errors import LedgerError, damaged
+from sordino.ledger.files import atomic_write
 from sordino.transport.answers import Answered
 from sordino.transport.message import digest_of
 from sordino.tree import Tree

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sordino.engine import checkpoint
 from sordino.errors import RunError
+from sordino.ledger import files
 
 FAILPOINTS = ("unopened", "opened", "half-written", "written", "synced", "replaced", "directory-synced")
 COUNT = 20_000
@@ -94,14 +95,14 @@ def _arm(point: str, saves: int) -> None:
         hit("opened")
         return file
 
-    vars(checkpoint)["open"] = opening
+    vars(files)["open"] = opening
     os.replace = around("synced", os.replace, "replaced")
-    checkpoint.sync = around("", checkpoint.sync, "directory-synced")
+    checkpoint.sync = files.sync = around("", files.sync, "directory-synced")
 
 
 def _overwrite(path: Path, data: bytes, private: bool = False) -> None:
     """The broken twin of atomic_write: straight into its place."""
-    with vars(checkpoint)["open"](path, "wb") as file:
+    with vars(files)["open"](path, "wb") as file:
         file.write(data)
 
 

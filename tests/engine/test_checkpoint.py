@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from sordino import tree
-from sordino.engine.checkpoint import atomic_write, digest_trees, latest, load, save
+from sordino.engine.checkpoint import digest_trees, latest, load, save
 from sordino.errors import RunError
+from sordino.ledger.files import atomic_write
 from tests.engine.checkpoint_workers import FAILPOINTS, acknowledged, meta, state, template
 from tests.engine.saved import Ask, is_state, refusal, saved
 

@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from sordino.engine import checkpoint
-from sordino.engine.checkpoint import atomic_write, latest, load
+from sordino.engine.checkpoint import latest, load
 from sordino.errors import RunError
+from sordino.ledger import files
+from sordino.ledger.files import atomic_write
 from tests.engine.checkpoint_workers import template
 from tests.engine.saved import Ask, is_state, refusal, saved
 
@@ -188,7 +190,7 @@ def test_every_failing_call_raises_and_leaves_the_old(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as broken:
-        broken.setattr(checkpoint if call == "open" else os, call, failing, raising=call != "open")
+        broken.setattr(files if call == "open" else os, call, failing, raising=call != "open")
         assert refusal(lambda: saved(tmp_path, 5)).code == code
     assert os.listdir(tmp_path) == ["round-000004.ckpt"]
     assert is_state(load(tmp_path, template))
@@ -207,9 +209,9 @@ def test_where_no_file_may_be_opened_it_waits_and_then_names_the_cause(
             raise OSError(number, os.strerror(number))
         return open(*given, **named)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(checkpoint, "open", opening, raising=False)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(files.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(files, "open", opening, raising=False)
     saved(tmp_path, 4)
     assert is_state(load(tmp_path, template))
     left[0] = math.inf

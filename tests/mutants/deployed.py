@@ -101,7 +101,7 @@ DEPLOYED = [
     ),
     one(
         "a run ends where no further file may be opened at this moment",
-        "engine/checkpoint.py",
+        "ledger/files.py",
         "not in NO_FILE_LEFT or",
         "not in () or",
         "tests/engine/test_damaged_checkpoints.py::test_where_no_file_may_be_opened_it_waits_and_then_names_the_cause",

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from sordino.cli import deploying
-from sordino.engine.checkpoint import append_line
 from sordino.errors import RunError
+from sordino.ledger.files import append_line
 from sordino.runs.folder import RunFolder
 from sordino.runs.watched import sites
 from sordino.sites import event_log as diaries

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sordino.accounting.events import Event, NonPrivate, Nothing
-from sordino.errors import SEVERAL, UnsoundGuarantee, WeakKey, check_range
+from sordino.errors import SEVERAL, ConfigError, UnsoundGuarantee, WeakKey, check_range
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.uplink.stages import Noise, Stage
 from sordino.secagg import extras
@@ -229,6 +229,23 @@ class NoiseShare(Noise):
     def room(self, bound: Bound, multiplier: float) -> float:
         """The steps that one share of the noise may take: twelve of its standard deviations."""
         return 12 * multiplier / math.sqrt(self.survivors) * self.sensitivity(bound)
+
+
+def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
+    """So many clients, the most that a round can have, can be added and are enough to open a sum."""
+    if isinstance(stage, Encrypted) and stage.scheme != "paillier":
+        from sordino.secagg import lattice
+
+        {"bfv": lattice.BfvPublic, "ckks": lattice.CkksPublic}[stage.scheme](b"", None).check(layout, clients)
+    layout.check(clients)
+    if clients < stage.least(clients):
+        raise ConfigError(
+            f"a round has at most {clients} clients, but a sum of fewer than {stage.least(clients)} uploads is "
+            "never opened",
+            why="every round would be broken off",
+            fix="use more clients, or a smaller threshold",
+            code="cohort-below-threshold",
+        )
 
 
 def check_room(layout: Layout, count: int, noise: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sordino import config, run
-from sordino.engine.checkpoint import atomic_write
+from sordino.ledger.files import atomic_write
 from sordino.sites.event_log import Diary
 from sordino.sites.serve import AGREEMENT
 from tests.helpers.between_sites import Federated
