@@ -185,7 +185,8 @@ def _other_gates(setup: Setup) -> Iterator[tuple[str, list[str]]]:
     unit = "protect clients, " if records else ""
     if records or not (hidden and algorithm.uplink.server):
         coins = [] if hidden else [f"cohort={{name='poisson', rate={rate}}}"]
-        if setup.budget is not None and setup.budget.personal is not None:  # each at the rate its own budget affords
+        # each at the rate its own budget affords
+        if setup.whole.budget is not None and setup.whole.budget.personal is not None:
             coins = [f"cohort={{name='by_budget', size={setup.cohort.expected(population):g}}}"]
         central = bounded % ("", "{name='noise', neighbours='zero_out'}")
         yield f"{unit}central noise, hidden cohort", [*fedavg, central, *coins]

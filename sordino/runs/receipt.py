@@ -81,7 +81,7 @@ def receipt(setup: Setup, federation: Federation, environment: Environment, ever
     assumptions = [TUNING, *_scored(environment), *setup.public.assumed]
     if noised(notes) or (budget is not None and not notes):  # else there is nothing to say of noise and clips
         assumptions = [SIMULATED if simulated_ else ON_GRID, TUNING, ARITHMETIC, *assumptions[1:]]
-    if setup.budget is not None and setup.budget.personal is not None:
+    if setup.whole.budget is not None and setup.whole.budget.personal is not None:
         assumptions.append(BUDGETS)
     if setup.ways and not environment.site:
         assumptions.append(OWN_MODELS)

@@ -77,7 +77,7 @@ class ServersHalf(ABC):
 
     def agreement(self) -> Agreement:
         """What is public of all this."""
-        return self.setup.agreement(self.dataset)
+        return self.setup.whole.agreement(self.dataset)
 
     def federation(self, ledger: Path | str, run: str) -> Federation:
         """The server's side, on its ledger."""

@@ -153,6 +153,10 @@ class Whole:
         each = client_budgets.personal(led(self.experiment, privacy.epsilon), people, key, self.public.clients).tolist()
         return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
 
+    def agreement(self, dataset: str) -> Agreement:
+        """What is public of all this; `dataset`: the digest that stands for the data."""
+        return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.phases})
+
     @cached_property
     def parts(self) -> dict[int, tuple[float, Pricing | None]]:
         """The parts of one budget that phases have, and their prices; nothing where one phase has all of it."""
@@ -180,10 +184,6 @@ class Setup:
     @property
     def task(self) -> Task:
         return self.whole.task
-
-    @property
-    def budget(self) -> Budget | None:
-        return self.whole.budget
 
     @property
     def preparation(self) -> tuple[Setup, ...]:
@@ -339,7 +339,7 @@ class Setup:
         check_robust(method.uplink.robust, most, method.takes_mean and not method.reads_each, self.cohort.hidden)
         self.priced.check()
         part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None
-        plan = self.priced.plan(self.budget, part)
+        plan = self.priced.plan(self.whole.budget, part)
         slow, chaos, network = experiment.stragglers, experiment.chaos, experiment.engine.network
         faults = slow.share + chaos.drop + chaos.slow > 0 or network.timeout_s is not None
         check_secure(self.algorithm.uplink, plan, self.cohort, self.rounds, delta, self.coordinates, faults)
@@ -354,21 +354,15 @@ class Setup:
         spends = next((plan for plan in plans if plan.budget is not None), None)
         return spends or next((plan for plan in plans if plan.offer is not None), self.plan)
 
-    def charter(self, dataset: str) -> Charter:
-        """What a ledger of this run is founded for; `dataset`: the digest that stands for the data."""
-        plan, delta = self.promising, self.experiment.privacy.delta
-        promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
-        return Charter(dataset, *promise, delta, plan.currency, self.public.clients)
-
-    def agreement(self, dataset: str) -> Agreement:
-        """What is public of all this."""
-        return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.whole.phases})
-
     def federation(
         self, home: Home, dataset: str, ledger: Path | str, run: str, only: Members = None, reading: bool = False
     ) -> Federation:
-        """The server's side of this phase on its ledger, or a site's books: `only` its clients. `reading`: to look."""
-        plan, people = self.promising, len(self.public.sizes)
+        """The server's side of this phase on its ledger, or a site's books: `only` its clients. `dataset`: the digest
+        that stands for the data. `reading`: to look.
+        """
+        plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
+        promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
+        charter = Charter(dataset, *promise, delta, plan.currency, self.public.clients)
         cap, together = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
         own = plan.budget is not None and plan.budget.personal is not None and not together
         each = Each(people, cap) if cap is not None and not together and not own else None
@@ -380,7 +374,7 @@ class Setup:
             cohort=self.cohort,
             stragglers=self.stragglers,
             plan=self.plan,
-            ledger=Ledger.open(ledger, self.charter(dataset), caps, cap if together else None, each, reading),
+            ledger=Ledger.open(ledger, charter, caps, cap if together else None, each, reading),
             sizes=self.public.sizes,
             key=self.phase_key,
             noise=self.experiment.privacy.noise,

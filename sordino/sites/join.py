@@ -235,7 +235,7 @@ def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
         INVITATION: asked.invitation.toml(),
         **({"schema.toml": told.table_schema} if told.table_schema else {}),
     }
-    agreement = whole.phases[-1].agreement(data.commitment)
+    agreement = whole.agreement(data.commitment)
     found(asked.folder, whole.phases[-1], agreement, environment, b"", more=more)
 
 

@@ -96,7 +96,7 @@ class Federated:
         own = range(which[0], which[-1] + 1)
         if not folder.exists():
             environment = self.environment.beside(site=site, clients=tuple(which), shares_scores=self.shares_scores)
-            found(folder, whole.phases[-1], whole.phases[-1].agreement(f"data of {site}"), environment, b"key")
+            found(folder, whole.phases[-1], whole.agreement(f"data of {site}"), environment, b"key")
         rows, tests = population.shares
         trained = Shards(population.named.train, rows, own)
         tested = Shards(population.named.test, tests, own)

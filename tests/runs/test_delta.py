@@ -56,7 +56,7 @@ def test_the_delta_of_a_receipt_is_the_one_that_was_granted(name: str, tmp_path:
     assert verify(tmp_path / "run") == []
     claims = [claim for claim in simulated(experiment).setup.offers if claim[1] is None]
     assert claims
-    budget = simulated(experiment).setup.budget
+    budget = simulated(experiment).setup.whole.budget
     assert budget is not None
     assert 0 < budget.lacking < budget.delta
 
