@@ -153,19 +153,6 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return "batches"
 
     @property
-    def unequal(self) -> bool:
-        """May clients of different sizes go through `local` in one call? Then `local` tells every step whether its
-        batch is `live`, and uses the client's number of rows nowhere."""
-        return False
-
-    @property
-    def steered(self) -> bool:
-        """Does a single number of a client's state, such as a count of its rounds, decide what `local` does? Then only
-        clients that agree on it go through `local` in one call.
-        """
-        return True
-
-    @property
     def reads_each(self) -> bool:
         """Does `update` look at single uploads?"""
         return False

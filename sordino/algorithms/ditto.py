@@ -58,10 +58,6 @@ class Ditto(FedAvg, name="ditto", takes_mean=True):
     def init_client(self, task: Task) -> Any:
         return Client(tree.zeros_like(task.init(0)), torch.tensor(0))
 
-    @property
-    def unequal(self) -> bool:
-        return type(self).local is Ditto.local
-
     def local(self, task: Task, down: Server, c: Any, shard: Shard, key: Key) -> tuple[Up, Any]:
         up, _ = super().local(task, down, fedavg.Client(c.participations), shard, key)
         own = self.walk(self.model_of(c, down.x), self.personal_lr)

@@ -44,14 +44,6 @@ class FedAvgClients(LocalSgd[S, Client, Server, Up], ABC):
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x))
 
-    @property
-    def unequal(self) -> bool:
-        return type(self).local is FedAvgClients.local
-
-    @property
-    def steered(self) -> bool:
-        return type(self).local is not FedAvgClients.local or self.ages
-
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         eta = self.rate(down.round, c.participations)
         walk = self.walk(down.x, eta, statistics=task.statistics)

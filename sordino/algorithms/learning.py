@@ -97,14 +97,6 @@ class Adapting(Algorithm[Server[S], C, Down[D], U]):
         return self.own.wants
 
     @property
-    def unequal(self) -> bool:
-        return self.own.unequal
-
-    @property
-    def steered(self) -> bool:
-        return self.own.steered
-
-    @property
     def reads_each(self) -> bool:
         return self.own.reads_each
 

@@ -150,12 +150,6 @@ class LocalSgd(Algorithm[S, C, D, U], ABC):
             self.work.count(size) * self.work.batch(size) if self.work.steps else (self.work.epochs or 1) * size
         )
 
-    @property
-    def ages(self) -> bool:
-        """May a client's step size depend on how often it has taken part? Somebody's own `rate` may."""
-        own = type(self).rate is not LocalSgd.rate
-        return own or (self.lr_decay != 1 and self.lr_decay_per == "participation")
-
     def rate(self, round: Tensor, participations: Tensor) -> float:
         if self.lr_decay == 1:
             return self.lr

@@ -55,14 +55,6 @@ class Scaffold(LocalSgd[Server, Client, Server, Up], name="scaffold", takes_mean
     def zero(self, task: Task, down: Server) -> Up:
         return Up(tree.zeros_like(down.x), tree.zeros_like(down.x))
 
-    @property
-    def unequal(self) -> bool:
-        return type(self).local is Scaffold.local
-
-    @property
-    def steered(self) -> bool:
-        return type(self).local is not Scaffold.local or self.ages
-
     def local(self, task: Task, down: Server, client: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         x, c, c_i = down.x, down.c, client.c_i
         eta = self.rate(down.round, client.participations)

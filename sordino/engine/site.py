@@ -4,6 +4,7 @@ in the server's process, in another one, or on another machine: what the server 
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,19 @@ from sordino.engine.common_memory import Ends
 from sordino.engine.executor import Executor, Scores
 from sordino.engine.forks import Answers, Forks, ForksWork, Templates, Unit
 from sordino.engine.shards import PreparedShards
-from sordino.engine.stack import WINDOW, Member, alike, by_size, least, pools, sharing, stacks, together
+from sordino.engine.stack import (
+    WINDOW,
+    Differences,
+    Member,
+    alike,
+    by_size,
+    differences,
+    least,
+    pools,
+    sharing,
+    stacks,
+    together,
+)
 from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed
@@ -60,6 +73,7 @@ class Site(Executor):
     adds: bool = False  # may clients that are computed in one go be added up here? Where nobody looks at one of them
     hears: Callable[[int, Tree], None] | None = None  # who is shown every upload before it is added to others
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
+    _bears: Differences | None = field(default=None, repr=False)  # of clients in one call; None: not tried yet
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
     def __call__(
@@ -150,10 +164,16 @@ class Site(Executor):
         """Clients that are computed in one go, in their order. It does not depend on who computes."""
         if self.executor == "pooled":
             return pools(members, self.task, tree.size(down))
-        most, steered = self.task.stacks if self._shared else lambda n: 1, self.algorithm.steered
-        if self._ordered:
-            return by_size(members, most, least(cohort), steered)
-        return stacks(members, most, least(cohort), partial(alike, steered=steered))
+        if not self._shared:
+            return ([member] for member in members)
+        waiting = iter(members)
+        few = list(itertools.islice(waiting, 1))
+        if few and self._bears is None:
+            self._bears = differences(self.algorithm, self.task, few[0])
+        bears, whole = self._bears or Differences(), itertools.chain(few, waiting)
+        if bears.sizes:
+            return by_size(whole, self.task.stacks, least(cohort), bears.counts)
+        return stacks(whole, self.task.stacks, least(cohort), partial(alike, counts=bears.counts))
 
     @property
     def _shared(self) -> bool:
@@ -165,7 +185,7 @@ class Site(Executor):
     @property
     def _ordered(self) -> bool:
         """Are clients put in order by their sizes before any of them is computed?"""
-        return self._shared and self.algorithm.unequal and self.task.pads
+        return self._bears is not None and self._bears.sizes
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         who = [k for k, test in self.tests.items() if len(test.y)]
@@ -267,7 +287,7 @@ class Site(Executor):
             return self._alone(task, down, sharing(unit, task, down), apart)
         if len(unit) > 1:
             try:
-                return together(self.algorithm, task, down, unit)
+                return together(self.algorithm, task, down, unit, (self._bears or Differences()).counts)
             except RuntimeError:
                 # client code that looks at a value; an error of its own comes up again. Nothing is remembered of it: a
                 # run that goes on after a crash must take the same turns

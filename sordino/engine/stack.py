@@ -1,14 +1,16 @@
 """Several clients in one call: `torch.func.vmap` runs an algorithm's `local` once for clients of equal shape.
 
 Client code is not changed and cannot tell: every tensor it makes has a hidden dimension of clients, keys included, so
-that order of data and draws are each client's own. Where numbers of a state steer Python (a count of participations
-behind a step size) they are shared, so only clients that agree on them share a stack; so is effort. What vmap cannot do
-(a branch on a value) is left to the loop.
+that order of data and draws are each client's own. What vmap cannot do (a branch on a value) is left to the loop.
+
+Whether clients with different numbers of rows, or with different counts in their states (behind a step size, say), may
+share a stack is tried once, on made-up rows: what does not agree with the loop is kept apart.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from sordino import tree
-from sordino.fast.factored import EVERY, ClientRows, Lazy, Span
-from sordino.keys import Key, signed
+from sordino.fast.factored import EVERY, ClientRows, Lazy, Span, dense
+from sordino.keys import Key, fold, integers, normal, root, signed, word
 from sordino.privacy.readers.padded import PaddedShard
 from sordino.privacy.readers.shared_pass import SharedPass
 from sordino.tree import Tree
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+CLOSE = 1e-3  # of a tensor's norm: agreement of a stack and the loop in a trial; rounding leaves 1e-6
 WINDOW = 256  # neighbours that are put in order, and divided, at a time
 WORTH = 8  # clients: with fewer of them one call gains little
 POOLED = 2  # the same, where it is a pass that they share
@@ -47,38 +50,45 @@ class Member(NamedTuple):
     key: int
 
 
-def alike(a: Member, b: Member, steered: bool = True) -> bool:
-    """May both be in one stack? `steered`: not if they differ in a single number of their states."""
+class Differences(NamedTuple):
+    """Differences that clients of one stack may have."""
+
+    sizes: bool = False  # in their numbers of rows
+    counts: bool = False  # in single numbers of their states, such as how often they took part
+
+
+def alike(a: Member, b: Member, counts: bool = False) -> bool:
+    """May both be in one stack? `counts`: also if they differ in a single number of their states."""
     ours, theirs = list(tree.named(a.state)), list(tree.named(b.state))
     return (
         a.examples.x.shape == b.examples.x.shape
         and (a.grant.epochs, a.grant.part) == (b.grant.epochs, b.grant.part)
         and [(name, leaf.shape, leaf.dtype) for name, leaf in ours]
         == [(n, leaf.shape, leaf.dtype) for n, leaf in theirs]
-        and not (steered and any(p.dim() == 0 and bool(p != q) for (_, p), (_, q) in zip(ours, theirs, strict=True)))
+        and (counts or not any(p.dim() == 0 and bool(p != q) for (_, p), (_, q) in zip(ours, theirs, strict=True)))
     )
 
 
-def near(a: Member, b: Member, steered: bool = True) -> bool:
+def near(a: Member, b: Member, counts: bool = False) -> bool:
     """May both be in one stack, b with some rows that are nobody's? No more than a third of them."""
     padded = b._replace(examples=Examples(a.examples.x, a.examples.y))
-    return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded, steered)
+    return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded, counts)
 
 
 def by_size(
-    members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, steered: bool = True
+    members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, counts: bool = False
 ) -> Iterator[list[Member]]:
     """Clients of the same effort and of about the same size, the largest first, out of a few hundred neighbours at a
     time.
     """
 
     def place(one: Member) -> tuple[float, float, list[float], int]:
-        numbers = [leaf.item() for leaf in tree.leaves(one.state) if leaf.dim() == 0] if steered else []
+        numbers = [] if counts else [leaf.item() for leaf in tree.leaves(one.state) if leaf.dim() == 0]
         return one.grant.epochs or 0, one.grant.part or 0, numbers, -len(one.examples.y)
 
     waiting = iter(members)
     while some := sorted(itertools.islice(waiting, WINDOW), key=place):
-        yield from stacks(some, most, worth, partial(near, steered=steered))
+        yield from stacks(some, most, worth, partial(near, counts=counts))
 
 
 def stacks(
@@ -134,13 +144,15 @@ def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
     return [one._replace(grant=replace(one.grant, pool=pool)) for one in few]
 
 
-def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) -> list[tuple[Tree, Tree]]:
-    """(upload, new state) of each member, in order."""
+def together(
+    algorithm: Any, task: Task, down: Tree, stack: Sequence[Member], counts: bool = False
+) -> list[tuple[Tree, Tree]]:
+    """(upload, new state) of each member, in order. `counts`: single numbers of their states are each one's own."""
     reader, first = algorithm.read, stack[0]
     grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))
     sizes = [len(member.examples.y) for member in stack]
     unequal, fewest = len(set(sizes)) > 1, min(sizes)
-    inner = [_each_has(algorithm, leaf) for leaf in tree.leaves(first.state)]
+    inner = [leaf.dim() > 0 or counts for leaf in tree.leaves(first.state)]
     seen: list[Any] = []  # how to build an upload and a state from the flat list that comes out
 
     def local(x: Tensor, y: Tensor, rows: Tensor, key: Key, state: list[Tensor]) -> list[Tensor]:
@@ -154,7 +166,7 @@ def together(algorithm: Any, task: Task, down: Tree, stack: Sequence[Member]) ->
         return flat
 
     states = [tree.leaves(member.state) for member in stack]
-    columns = [torch.stack(leaves) for leaves in zip(*states, strict=True) if _each_has(algorithm, leaves[0])]
+    columns = [torch.stack(leaves) for own, leaves in zip(inner, zip(*states, strict=True), strict=True) if own]
     keys = torch.tensor([signed(member.key) for member in stack])
     x, y = _padded([member.examples.x for member in stack]), _padded([member.examples.y for member in stack])
     rows = torch.tensor(sizes)
@@ -173,11 +185,6 @@ def _padded(parts: Sequence[Tensor]) -> Tensor:
     for place, part in zip(made, parts, strict=True):
         place[: len(part)] = part
     return made
-
-
-def _each_has(algorithm: Any, leaf: Tensor) -> bool:
-    """Has each client of a stack its own? A number that steers is the same for all of them."""
-    return leaf.dim() > 0 or not algorithm.steered
 
 
 def _taken_apart(value: Tree, into: list[Tensor]) -> Callable[[Sequence[Tensor]], Tree]:
@@ -199,3 +206,66 @@ def _taken_apart(value: Tree, into: list[Tensor]) -> Callable[[Sequence[Tensor]]
 def _place(value: Tensor, into: list[Tensor]) -> int:
     into.append(value)
     return len(into) - 1
+
+
+# differences that a stack bears ---------------------------------------------------------------------------------------
+
+
+def differences(algorithm: Any, task: Task, like: Member) -> Differences:
+    """Differences between clients that leave the numbers of `local` as they are alone. It depends on the shapes of
+    `like` only, so that a run that goes on after a crash finds the same.
+    """
+    if task.stacks(1) == 1:  # nobody shares a call, and an order by size does no harm
+        return Differences(task.pads, True)
+    if task.pads and _agree(algorithm, task, like, Differences(True, True)):
+        return Differences(True, True)
+    sizes = task.pads and _agree(algorithm, task, like, Differences(sizes=True))
+    return Differences(sizes, _agree(algorithm, task, like, Differences(counts=True)))
+
+
+def _agree(algorithm: Any, task: Task, like: Member, allowed: Differences) -> bool:
+    """Do three made-up clients with these differences send and keep in one call what they do one by one?"""
+    few = _made_up(like, algorithm.work.batch_size or 4, allowed)
+    try:
+        first = algorithm.broadcast(algorithm.init(task, 0))
+        for down in (first, tree.map(lambda leaf: leaf if leaf.dim() or leaf.is_floating_point() else leaf + 1, first)):
+            for one, found in zip(few, together(algorithm, task, down, few, allowed.counts), strict=True):
+                shard = algorithm.read.open(one.examples, one.grant, task)
+                alone = algorithm.local(task, down, one.state, shard, one.key)
+                if not all(_near(a, b) for a, b in zip(tree.leaves(alone), tree.leaves(found), strict=True)):
+                    return False
+    except Exception:  # whatever it is: the loop is the reference, and raises it again where it matters
+        return False
+    return True
+
+
+def _made_up(like: Member, batch: int, allowed: Differences) -> list[Member]:
+    """Three clients of random rows: of whole batches, a part of one more, and a part of one less."""
+    made = []
+    for k, size in enumerate((batch, batch + 1, max(1, batch - 1)) if allowed.sizes else (batch + 1,) * 3):
+        key, count = fold(root(k), "a stack on trial"), k if allowed.counts else 1
+        examples = Examples(*(_random(rows, size, fold(key, i)) for i, rows in enumerate(like.examples)))
+        state = tree.map(partial(_moved, count=count, key=fold(key, "state")), like.state)
+        grant = replace(like.grant, client=k, size=size, largest=batch + 1, epochs=None, part=None)
+        made.append(Member(k, examples, state, grant, word(key)))
+    return made
+
+
+def _random(like: Tensor, rows: int, key: Key) -> Tensor:
+    shape = rows, *like.shape[1:]
+    if like.is_floating_point():
+        return normal(key, math.prod(shape)).reshape(shape).to(like.dtype)
+    return integers(key, math.prod(shape), 256 if like.dtype == torch.uint8 else 2).reshape(shape).to(like.dtype)
+
+
+def _moved(leaf: Tensor, count: int, key: Key) -> Tensor:
+    if leaf.dim() == 0:
+        return torch.full_like(leaf, count)
+    return leaf + 0.1 * normal(key, leaf.numel()).reshape(leaf.shape).to(leaf.dtype)
+
+
+def _near(alone: Tensor, found: Tensor) -> bool:
+    a, b = dense((alone, found))
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return a.shape == b.shape and bool((a - b).norm() <= CLOSE * a.norm())

@@ -118,7 +118,7 @@ def _pools() -> BenchResult:
 class _Epoch:
     """A local epoch of plain SGD: the least that an algorithm does."""
 
-    read, work, steered = Open(), Work(1, None, 10), True
+    read, work = Open(), Work(1, None, 10)
 
     def local(self, task: Task, x: Params, state: Tensor, shard: Shard, key: Key) -> tuple[Params, Tensor]:
         y = x

@@ -188,8 +188,8 @@ def test_an_upload_that_is_no_number_is_told_by_its_client(tmp_path: Path, monke
     site = placed(parts, tmp_path)
     together = engine.together
 
-    def diverged(algorithm: Any, task: Any, down: Any, stack: Any) -> Any:
-        found = together(algorithm, task, down, stack)
+    def diverged(algorithm: Any, task: Any, down: Any, stack: Any, counts: bool) -> Any:
+        found = together(algorithm, task, down, stack, counts)
         return [
             (tree.map(lambda leaf: leaf * float("nan"), up) if one.client == 5 else up, state)
             for one, (up, state) in zip(stack, found, strict=True)

@@ -73,9 +73,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the stacks that were run."""
     seen: list[int] = []
 
-    def counted(algorithm: Any, task: Any, down: Any, members: Any) -> Any:
+    def counted(algorithm: Any, task: Any, down: Any, members: Any, counts: bool) -> Any:
         seen.append(len(members))
-        return stack.together(algorithm, task, down, members)
+        return stack.together(algorithm, task, down, members, counts)
 
     monkeypatch.setattr(clients, "together", counted)
     return seen
@@ -228,8 +228,8 @@ def test_a_stack_that_gives_everybody_the_same_order_is_caught(monkeypatch: pyte
     alone = trained(made("loop", {"name": "fedavg"}))
     whole = stack.together
 
-    def same(algorithm: Any, task: Any, down: Any, members: list[stack.Member]) -> Any:
-        return whole(algorithm, task, down, [m._replace(key=members[0].key) for m in members])
+    def same(algorithm: Any, task: Any, down: Any, members: list[stack.Member], counts: bool) -> Any:
+        return whole(algorithm, task, down, [m._replace(key=members[0].key) for m in members], counts)
 
     monkeypatch.setattr(clients, "together", same)
     assert apart(alone, trained(made("stack", {"name": "fedavg"}))) > CLOSE

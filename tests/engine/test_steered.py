@@ -9,9 +9,17 @@ import pytest
 from torch import Tensor
 
 from sordino import tree
-from sordino.algorithms.fedavg import FedAvg
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.ditto import Ditto
+from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.algorithms.fedprox import FedProx
+from sordino.algorithms.moon import Moon
+from sordino.algorithms.scaffold import Scaffold
+from sordino.engine.stack import Member, differences
 from sordino.fast.factored import dense
-from sordino.types import Terms
+from sordino.keys import Key
+from sordino.privacy.noise.sources import Counter
+from sordino.types import Grant, Received, Shard, Task, Terms
 from tests.engine.test_stack import CLOSE, apart, calls, made
 
 __all__ = ["calls"]  # a fixture
@@ -28,6 +36,82 @@ class OwnRate(FedAvg):
 AGES = {"lr_decay": 0.5, "lr_decay_per": "participation"}
 OFTEN = [(0, 1, 2, 3), (2, 3, 4, 5), (0, 3, 5, 6)]  # in the last round they have taken part 1, 2, 1 and 0 times
 TOGETHER, APART = [4, 4, 4], [4, 2, 2, 2]
+
+
+@dataclass(frozen=True)
+class OtherServer(FedAvg):
+    def update(self, s: Server, r: Received[Up], home: Any) -> Server:
+        return Server(tree.axpy(0.5, r.mean.delta, s.x), s.round + 1)
+
+
+@dataclass(frozen=True)
+class CountsSteps(FedAvg):
+    """Divides by the steps of the longest walk in the stack."""
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        walk, steps = self.walk(down.x, self.lr), 0
+        for batch in shard.batches(self.work, key):
+            walk(batch.grad(task.losses, walk.y), batch.live)
+            steps += 1
+        return Up(tree.scale(1 / steps, tree.sub(walk.y, down.x))), Client(c.participations + 1)
+
+
+@dataclass(frozen=True)
+class AsksNothing(FedAvg):
+    """Takes every step for the client's own."""
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        walk = self.walk(down.x, self.lr)
+        for batch in shard.batches(self.work, key):
+            walk(batch.grad(task.losses, walk.y))
+        return Up(tree.sub(walk.y, down.x)), Client(c.participations + 1)
+
+
+@dataclass(frozen=True)
+class LaterByRows(FedAvg):
+    """Asks for its number of rows from the second round on."""
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        up, c = super().local(task, down, c, shard, key)
+        return Up(tree.scale(1 / shard.size, up.delta)) if int(down.round) else up, c
+
+
+@dataclass(frozen=True)
+class ByCount(FedAvg):
+    """Goes by how often a client took part, in arithmetic of tensors alone."""
+
+    def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
+        up, c = super().local(task, down, c, shard, key)
+        return Up(tree.map(lambda d: d / (1 + c.participations), up.delta)), c
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "borne"),
+    [
+        (FedAvg(), (True, True)),
+        (FedAvg(local_steps=4, momentum=0.5, weight_decay=0.1), (True, True)),
+        (FedAvg(batch_size="full"), (True, True)),
+        (FedProx(), (True, True)),
+        (Scaffold(), (True, True)),
+        (OtherServer(), (True, True)),
+        (ByCount(), (True, True)),
+        (FedAvg(**AGES), (True, False)),
+        (OwnRate(), (True, False)),
+        (Ditto(), (True, False)),
+        (CountsSteps(), (False, True)),
+        (AsksNothing(weight_decay=0.1), (False, True)),
+        (LaterByRows(), (False, True)),
+        (Moon(mu=1.0), (False, False)),
+        (FedAvg(lr=1e30), (False, False)),  # what is no number agrees with nothing
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_trial_finds_the_differences_that_a_stack_bears(algorithm: AnyAlgorithm, borne: tuple[bool, bool]) -> None:
+    parts = made("stack", {"name": "fedavg"})
+    site = parts.site("run")
+    own = site.shards[0]
+    like = Member(0, own, algorithm.init_client(site.task), Grant(0, len(own.y), len(own.y), Counter(1)), 1)
+    assert differences(algorithm, site.task, like) == borne
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from tests.mutants.mutant import one
 
 ADDED = "tests/engine/test_added_up.py"
 OFTEN = "tests/engine/test_steered.py::test_how_often_somebody_took_part_divides_only_where_it_decides"
+TRIED = "tests/engine/test_steered.py::test_a_trial_finds_the_differences_that_a_stack_bears"
 FORKS = "tests/engine/test_forks.py"
 
 
@@ -13,23 +14,30 @@ TOGETHER = [
     one(
         "a stack that counts for everybody what the first has done",
         "engine/stack.py",
-        "return leaf.dim() > 0 or not algorithm.steered",
-        "return leaf.dim() > 0",
+        "[leaf.dim() > 0 or counts for leaf",
+        "[leaf.dim() > 0 for leaf",
         OFTEN,
     ),
     one(
-        "a step size by participations that is everybody's",
-        "algorithms/fedavg.py",
-        "is not FedAvg.local or self.ages",
-        "is not FedAvg.local",
-        OFTEN,
+        "a trial that believes every stack",
+        "engine/stack.py",
+        "if not all(_near(a, b)",
+        "if False and not all(_near(a, b)",
+        TRIED,
     ),
     one(
-        "a step size of one's own that is everybody's",
-        "algorithms/local_sgd.py",
-        "own = type(self).rate is not LocalSgd.rate",
-        "own = False",
-        OFTEN,
+        "a trial of the first round alone",
+        "engine/stack.py",
+        "else leaf + 1, first)",
+        "else leaf, first)",
+        TRIED,
+    ),
+    one(
+        "a step that may be nobody's, and is not told so",
+        "privacy/readers/padded.py",
+        "if batch.unasked:",
+        "if False:",
+        "tests/privacy/readers/test_padded.py::test_what_only_one_client_can_answer_ends_the_stack",
     ),
     one(
         "a pooling that sends a gradient to the smaller of two",

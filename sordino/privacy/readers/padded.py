@@ -33,7 +33,7 @@ class PaddedShard(Covered[Open]):
     fewest: int = field(kw_only=True)  # that a client of the stack has
 
     def refused(self, what: str) -> PrivacyError:
-        raise AssertionError(f"an algorithm whose clients may be of unequal size asked for {what}")
+        raise RuntimeError(f"clients of a stack have different sizes, and `local` asks for {what}")
 
     @property
     def size(self) -> int:
@@ -44,15 +44,29 @@ class PaddedShard(Covered[Open]):
         if self._grant.part is not None:
             raise RuntimeError("a part of one's batches is another number of steps for each size")
         most, size = len(y), mine.batch_size or len(y)
-        slots, first = torch.arange(most), self._order(key, 0)
+        first = self._order(key, 0)
         # all together, in the order in which the first epoch reads them
         every = mine.epochs is not None or mine.count(most) * size >= most
         ready = self._task.ready(take(x, first), y[first], whole=every)
         place = first.argsort()
         if mine.epochs is None:
-            yield from self._steps(mine.count(most), size, key, ready, place)
-            return
-        for epoch in range(mine.epochs):
+            yield from self._told(self._steps(mine.count(most), size, key, ready, place))
+        else:
+            yield from self._told(self._epochs(mine.epochs, size, key, ready, place))
+
+    def _told(self, batches: Iterator[PaddedBatch]) -> Iterator[PaddedBatch]:
+        """The batches, for as long as somebody asks whether they are the client's own."""
+        for batch in batches:
+            yield batch
+            if batch.unasked:
+                raise RuntimeError("a step that may be none of the client's does not ask whether it is `live`")
+
+    def _epochs(
+        self, epochs: int, size: int, key: Key, ready: tuple[Ready, Tensor], place: Tensor
+    ) -> Iterator[PaddedBatch]:
+        most = len(self._examples.y)
+        slots = torch.arange(most)
+        for epoch in range(epochs):
             rows = slots if epoch == 0 else place[self._order(key, epoch)]
             x_now, y_now = ready if epoch == 0 else (ready[0][rows], ready[1][rows])
             for start in range(0, most, size):
@@ -93,7 +107,17 @@ class PaddedBatch:
     _shard: PaddedShard
     _ready: tuple[Ready, Tensor]
     _share: Tensor | None = None  # of each row in the mean; None: the same of all
-    live: Tensor | None = None
+    _live: Tensor | None = None
+    _asked: bool = False
+
+    @property
+    def live(self) -> Tensor | None:
+        self._asked = True
+        return self._live
+
+    @property
+    def unasked(self) -> bool:
+        return self._live is not None and not self._asked
 
     def grad(self, losses: Losses, params: Params) -> Params:
         task = self._shard._task

@@ -60,8 +60,9 @@ def test_the_steps_are_those_of_the_client_alone(
     alone, padded = both(task, rows, more, work)
     params = task.init(keys.root(2))
     wanted = [batch.grad(task.losses, params) for batch in alone.batches(work, key)]
-    steps = list(padded.batches(work, key))
-    live = [step for step in steps if step.live is None or step.live]  # None: sure of every client of the stack
+    told = [(step, step.live) for step in padded.batches(work, key)]
+    steps = [step for step, _ in told]
+    live = [step for step, mine in told if mine is None or mine]  # None: sure of every client of the stack
     assert len(live) == len(wanted) == work.count(rows)
     assert all(far(step.grad(task.losses, params), g) < 1e-5 for step, g in zip(live, wanted, strict=True))
     shares = [(step in live, step._share) for step in steps if step._share is not None]
@@ -77,5 +78,9 @@ def test_what_only_one_client_can_answer_ends_the_stack() -> None:
     part = replace(padded, _grant=replace(padded._grant, part=0.5))
     with pytest.raises(RuntimeError, match="a part"):
         next(part.batches(Work(1, None, 2), keys.root(1)))
+    with pytest.raises(RuntimeError, match="asks for a sum per class"):
+        padded.by_class(lambda x: x, 2)
+    with pytest.raises(RuntimeError, match="live"):
+        list(padded.batches(Work(1, None, 2), torch.tensor(1)))
     with pytest.raises(RuntimeError, match="loss"):
         next(padded.batches(Work(1, None, 2), torch.tensor(1))).grad(lambda *given: torch.zeros(()), task.init(1))
