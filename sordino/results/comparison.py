@@ -322,7 +322,7 @@ def _unasked(experiment: Experiment) -> object:
 
 
 def _said(found: Sequence[str]) -> str:
-    return f"by clients' models ({', '.join(found)})" if found else "by the global model"
+    return f"by clients' models ({', '.join(found)})" if found else "by the server's model"
 
 
 def _constant(run: Metrics) -> float:

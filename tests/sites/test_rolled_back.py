@@ -16,7 +16,7 @@ from sordino.engine.commands import Begin
 from sordino.errors import LedgerError
 from sordino.runs.folder import RunFolder
 from sordino.runs.verify import verify
-from sordino.runs.witness import Witness
+from sordino.runs.witness import MISSING, Witness
 from sordino.sites.purse import Purse
 from sordino.transport.answers import Accepted, Answered, Refused
 from sordino.transport.message import LENGTH, SIGNATURE
@@ -79,6 +79,16 @@ def test_an_older_copy_of_a_site_answers_nothing_again(name: str, tmp_path: Path
     assert server.member.receipt().rounds == 4
     server.member.close()
     assert verify(folder) == []
+
+
+def test_a_site_without_its_notes_says_so_before_its_first_answer_too(tmp_path: Path) -> None:
+    server = Server(Federated(real(), tmp_path))
+    assert MISSING not in server.member.receipt().assumptions
+    server.member.close()
+    shutil.rmtree(tmp_path / "state")
+    restarted(server)
+    assert MISSING in server.member.receipt().assumptions
+    server.member.close()
 
 
 def test_a_copy_from_between_paying_and_answering_answers_nothing_again(tmp_path: Path) -> None:
