@@ -3,7 +3,6 @@
 Its tables and keys, the gates it may name, and what is said of a wrong one.
 """
 
-from sordino.config.began import led
 from sordino.config.data_section import Data
 from sordino.config.experiment import (
     CHOOSERS,
@@ -22,6 +21,7 @@ from sordino.config.experiment import (
     places,
     validate,
 )
+from sordino.config.paths import resolved_table
 from sordino.config.section import Section
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
     "Table",
     "build",
     "filled",
-    "led",
     "load",
     "parameters",
     "places",
+    "resolved_table",
     "validate",
 ]

@@ -134,7 +134,7 @@ class Experiment(Section):
     # what is told of each round, and of the end: module:Class of your own, or tables with a name and its arguments
     callbacks: list[str | Table] = []
     engine: Engine = Engine()  # how a run is computed, which changes no promise
-    _began: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `began`)
+    _start: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `paths`)
 
     def digest(self) -> str:
         """The name of what is played, wherever files lie, however they are written and whoever computes or watches."""

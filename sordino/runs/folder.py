@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from sordino import config
 from sordino.accounting.facts import Fact
-from sordino.config import Experiment, began
+from sordino.config import Experiment, paths
 from sordino.errors import RunError, damaged
 from sordino.ledger.storage import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
@@ -84,7 +84,7 @@ class RunFolder:
     def changed(self, changes: Sequence[str] = (), settings: Mapping[str, object] | None = None) -> Experiment:
         """The experiment of the run, or a changed one; relative paths lead from where the run began."""
         given = config.load(self.experiment_file, changes, settings)
-        return began.based(given, self.path, self.environment.began if self.environment_file.exists() else "")
+        return paths.resolved(given, self.path, self.environment.began) if self.environment_file.exists() else given
 
     @cached_property
     def environment(self) -> Environment:

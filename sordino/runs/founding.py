@@ -16,7 +16,7 @@ import torch
 from sordino.accounting.events import Json
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.notes import SYSTEM
-from sordino.config import Experiment, began
+from sordino.config import Experiment, paths
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
 from sordino.runs import private
@@ -45,7 +45,7 @@ def found(
         young.mkdir(parents=True)
         mine = RunFolder(young)
         atomic_write(mine.experiment_file, experiment.toml().encode())
-        environment = environment.beside(began=began.told(folder))
+        environment = environment.beside(began=paths.start_of(folder))
         atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
         if story is not None:
             atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())

@@ -16,7 +16,7 @@ import torch
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.branches import part
-from sordino.config import Experiment, build, filled, led, parameters
+from sordino.config import Experiment, build, filled, parameters, resolved_table
 from sordino.config.wording import check_keys
 from sordino.data import Split
 from sordino.data.candidates import DISCLOSED, Candidates, CandidateSource, Wanted, cache_folder
@@ -120,7 +120,7 @@ def source_of(experiment: Experiment) -> CandidateSource | None:
     if asked_for(experiment) is None:
         return None
     assert experiment.candidates is not None
-    table = led(experiment, experiment.candidates)
+    table = resolved_table(experiment, experiment.candidates)
     own = {name: value for name, value in table.items() if name not in CandidateSettings._fields}
     made: CandidateSource = build(own, part("candidates", "sources"), "candidates", "source")
     return made

@@ -20,7 +20,7 @@ from sordino.algorithms.phases import Phase
 from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
 from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
-from sordino.config import Engine, Experiment, build, filled, led
+from sordino.config import Engine, Experiment, build, filled, resolved_table
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.server import Federation
 from sordino.engine.wire import Header
@@ -150,7 +150,9 @@ class Whole:
         if not isinstance(privacy.epsilon, dict):
             return Budget(privacy.epsilon, privacy.delta, schedule, None, lacks(privacy.epsilon))
         people, key = len(self.public.sizes), keys.root(self.experiment.seed)
-        each = client_budgets.personal(led(self.experiment, privacy.epsilon), people, key, self.public.clients).tolist()
+        each = client_budgets.personal(
+            resolved_table(self.experiment, privacy.epsilon), people, key, self.public.clients
+        ).tolist()
         return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
 
     def agreement(self, dataset: str) -> Agreement:

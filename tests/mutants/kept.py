@@ -62,6 +62,6 @@ KEPT = [
         "runs/run.py",
         "if experiment.privacy.ledger or mine.ledger.exists():",
         "if mine.ledger.exists():",
-        "tests/config/test_began.py::test_where_there_is_no_ledger_none_is_made",
+        "tests/config/test_paths.py::test_where_there_is_no_ledger_none_is_made",
     ),
 ]

@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from sordino import config
-from sordino.config import began
-from sordino.errors import SordinoError
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import opened
+from sordino.config import paths
 from tests.helpers.command_line import Said
 
 Cli = Callable[..., Said]
@@ -91,8 +88,8 @@ def test_every_path_leads_from_there_and_the_digest_is_the_same(
     }
     given = config.load(table)
     monkeypatch.chdir(tmp_path)
-    assert began.based(given, tmp_path / "run", "..") is given
-    found, at = began.based(given, tmp_path / "run", "../there"), f"{tmp_path}/there"
+    assert paths.resolved(given, tmp_path / "run", "..") is given
+    found, at = paths.resolved(given, tmp_path / "run", "../there"), f"{tmp_path}/there"
     assert found.data.path == [f"{at}/a.csv", "/b.csv", "~/c.csv"]
     assert (found.data.schema, found.privacy.ledger, found.engine.cache) == (
         f"{at}/s.toml",
@@ -101,25 +98,16 @@ def test_every_path_leads_from_there_and_the_digest_is_the_same(
     )
     assert isinstance(found.privacy.epsilon, dict)
     assert found.privacy.epsilon == {"file": "budgets.csv"}  # it is in the digest, and read as
-    assert began.led(found, found.privacy.epsilon) == {"file": f"{at}/budgets.csv"}
-    assert began.led(found.model_copy(update={"seed": 1}), found.privacy.epsilon) == {"file": f"{at}/budgets.csv"}
+    assert paths.resolved_table(found, found.privacy.epsilon) == {"file": f"{at}/budgets.csv"}
+    assert paths.resolved_table(found.model_copy(update={"seed": 1}), found.privacy.epsilon) == {
+        "file": f"{at}/budgets.csv"
+    }
     assert found.digest() == given.digest()
 
 
 def test_a_name_on_the_hub_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = config.load({"data": {"source": "images", "path": "org/set", "download": True}})
     monkeypatch.chdir(tmp_path)
-    assert began.based(given, tmp_path / "run", "../there").data.path == "org/set"
+    assert paths.resolved(given, tmp_path / "run", "../there").data.path == "org/set"
     (tmp_path / "there" / "org" / "set").mkdir(parents=True)
-    assert began.based(given, tmp_path / "run", "../there").data.path == f"{tmp_path}/there/org/set"
-
-
-def test_a_run_from_before_is_read_as_it_was(began_in: Callable[..., Path], cli: Cli) -> None:
-    """Its folder does not say where it began: relative paths lead from where one is."""
-    run = began_in(*SHARED)
-    said = json.loads((run / "environment.json").read_text())
-    (run / "environment.json").write_text(json.dumps({**said, "began": ""}))
-    with pytest.raises(SordinoError) as refusal:
-        opened(run)
-    assert refusal.value.code == "ledger-missing"
-    assert RunFolder(run).experiment.privacy.ledger == "l.sqlite"
+    assert paths.resolved(given, tmp_path / "run", "../there").data.path == f"{tmp_path}/there/org/set"

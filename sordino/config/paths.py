@@ -16,15 +16,15 @@ from sordino.config.experiment import Experiment
 PATHS = ("path", "file", "schema", "ledger", "cache")  # keys that name a file or a folder, in whatever table
 
 
-def told(folder: Path) -> str:
+def start_of(folder: Path) -> str:
     """The folder where a run begins, relative to the run's own."""
     return os.path.relpath(Path.cwd(), Path(os.path.realpath(folder.parent), folder.name))
 
 
-def based(experiment: Experiment, folder: Path, began: str) -> Experiment:
-    """The experiment of a run, as whoever is elsewhere must read it. Its digest is the same."""
-    place = Path(os.path.realpath(Path(os.path.realpath(folder), began)))
-    if not began or place == Path.cwd():
+def resolved(experiment: Experiment, folder: Path, start: str) -> Experiment:
+    """The experiment of a run with paths as they are read from here. Its digest is the same."""
+    place = Path(os.path.realpath(Path(os.path.realpath(folder), start)))
+    if place == Path.cwd():
         return experiment
     changed: dict[str, Any] = {}
     for name in ("data", "privacy", "engine"):
@@ -33,20 +33,20 @@ def based(experiment: Experiment, folder: Path, began: str) -> Experiment:
         if name == "data" and section.download and not Path(place, str(section.path)).exists():
             paths.pop("path", None)  # the name of a data set on the hub
         if paths:
-            changed[name] = section.model_copy(update=_led(paths, place))
+            changed[name] = section.model_copy(update=_resolved(paths, place))
     found = experiment.model_copy(update=changed)
-    found._began = place
+    found._start = place
     return found
 
 
-def led(experiment: Experiment, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of an experiment, with its paths as whoever is elsewhere must read them."""
-    return dict(table) if experiment._began is None else _led(table, experiment._began)
+def resolved_table(experiment: Experiment, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of an experiment, with its paths as they are read from here."""
+    return dict(table) if experiment._start is None else _resolved(table, experiment._start)
 
 
-def _led(table: Mapping[str, Any], place: Path) -> dict[str, Any]:
+def _resolved(table: Mapping[str, Any], place: Path) -> dict[str, Any]:
     return {
-        key: _path(value, place) if key in PATHS else _led(value, place) if isinstance(value, Mapping) else value
+        key: _path(value, place) if key in PATHS else _resolved(value, place) if isinstance(value, Mapping) else value
         for key, value in table.items()
     }
 
