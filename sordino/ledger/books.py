@@ -26,6 +26,21 @@ canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fa
 _parse = json.JSONDecoder().raw_decode
 
 
+class Place(NamedTuple):
+    """Records of a ledger (or rounds that a site has answered) so far, and the hash of the last record."""
+
+    length: int
+    head: str
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        length, head = text.split(":")
+        return cls(int(length), head)
+
+    def __str__(self) -> str:
+        return f"{self.length}:{self.head}"
+
+
 @dataclass(frozen=True)
 class Charter:
     """What a ledger is bound to. When any of it changes, the budgets belong in another ledger."""

@@ -39,6 +39,7 @@ from sordino.ledger.books import (
     Caps,
     Charter,
     Each,
+    Place,
     State,
     canonical,
     charged,
@@ -49,7 +50,7 @@ from sordino.ledger.books import (
 from sordino.ledger.op import Op
 from sordino.ledger.storage import check_pages, damaged, identity, open_database, read_database, refusals, turnstile
 
-__all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "State"]
+__all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "Place", "State"]
 
 MEMORY = ":memory:"
 
@@ -254,12 +255,12 @@ class Ledger:
 
     def head(self) -> str:
         """The hash of the last record, and through the chain of every record."""
-        return self.place().partition(":")[2]
+        return self.place().head
 
-    def place(self) -> str:
-        """How many records there are, and the head: a ledger only grows."""
+    def place(self) -> Place:
+        """Where it stands: a ledger only grows."""
         with self._reading() as books:
-            return f"{books.sequence + 1}:{books.head.hex()}"
+            return Place(books.sequence + 1, books.head.hex())
 
     def descends_from(self, head: str) -> bool:
         """Has this ledger been at `head`? One that was restored from an older copy has not."""

@@ -25,7 +25,7 @@ from sordino.errors import RunError, damaged
 
 FOLDER = "private"
 CLIENTS, DATA, HERE, README = "clients.secret", "data.key", "here", "README"
-KEY = 32  # bytes
+KEY = 32  # bytes of a key, and of a secret
 NOT_TO_BE_SHARED = (
     "Not to be shared. What lies here is covered by no epsilon: who reads it learns what the run promises to hide.\n"
     "Everything else in the run folder may be shown to those whom the statement in privacy.json names,\n"
@@ -79,18 +79,12 @@ def check_no_copy(run: Path) -> None:
 def secret_of(run: Path) -> bytes | None:
     """What clients draw from once in a run, where it is no simulation."""
     place = run / FOLDER / CLIENTS
-    return kept(place, _size()) if place.exists() else None
+    return kept(place, KEY) if place.exists() else None
 
 
 def throwaway() -> bytes:
     """A secret for clients whose answers nobody keeps."""
-    return secrets.token_bytes(_size())
-
-
-def _size() -> int:
-    from sordino.privacy.noise.sources import SECRET  # heavy, and most who look into a run need no secret
-
-    return SECRET
+    return secrets.token_bytes(KEY)
 
 
 def new_key() -> bytes:

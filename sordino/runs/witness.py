@@ -25,14 +25,13 @@ from sordino.accounting.facts import Fact
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
 from sordino.ledger.files import append_line, atomic_write, sync
-from sordino.ledger.ledger import Ledger, State, of_run
+from sordino.ledger.ledger import Ledger, Place, State, of_run
 from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Setup
 from sordino.runs.shapes import parsed
 
 WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"
-LEFT = (State.DRAWN, State.STORED, State.PUBLISHED)
 MISSING = (
     "when this run went on, the user's state folder knew nothing of it: had an older copy of its ledger been put back "
     "before, nobody would have noticed"
@@ -51,7 +50,7 @@ class Departure(Fact):
     charges: tuple[tuple[Amount, tuple[str, ...]], ...]
     plan: str
     note: str
-    place: str  # of the ledger
+    place: Place  # of the ledger
 
     @classmethod
     def of(cls, ledger: Ledger, op: str) -> Departure:
@@ -69,7 +68,7 @@ class Departure(Fact):
 
 
 def _drew(ledger: Ledger, op: str) -> bool:
-    return ledger.state(op) in LEFT
+    return ledger.state(op) not in (None, State.RESERVED)
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Witness:
     folder: Path  # of the run
     place: Path  # where it is noted
     knows: Callable[[Ledger, str], bool] = _drew  # does a ledger know that this operation has left?
-    noted: dict[str, str] = field(default_factory=dict)  # where the ledger stood when an operation left
+    noted: dict[str, Place] = field(default_factory=dict)  # where the ledger stood when an operation left
     _length: int = 0  # of the whole lines of this run
 
     @classmethod
@@ -125,13 +124,13 @@ class Witness:
             self._note([Departure.of(ledger, entry.op) for entry in before if self.knows(ledger, entry.op)])
 
     @property
-    def newest(self) -> str:
+    def newest(self) -> Place | None:
         """The place of the ledger when something left last."""
-        return next(reversed(self.noted.values()), "")
+        return next(reversed(self.noted.values()), None)
 
     def has_seen(self, head: str) -> bool:
         """Did the ledger stand there when something left?"""
-        return any(place.partition(":")[2] == head for place in self.noted.values())
+        return any(place.head == head for place in self.noted.values())
 
     def _note(self, lines: Sequence[Departure]) -> bool:
         """Is it this process alone that notes what leaves the run?"""

@@ -20,7 +20,7 @@ from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, beside_scores
 from sordino.config import Experiment
 from sordino.engine.memory import keep_freed_memory
-from sordino.errors import ConfigError, RunError, UnsoundGuarantee
+from sordino.errors import ConfigError, LedgerError, RunError, UnsoundGuarantee
 from sordino.metrics.evaluation import check_shared
 from sordino.runs import private
 from sordino.runs.folder import RunFolder
@@ -243,7 +243,7 @@ def _check_first(asked: Proposed) -> None:
     """A site joins a run once: another folder would have a ledger that knows nothing of what it has spent."""
     run, needs = asked.invitation.told.run, needed(asked.whole.phases[-1])
     if needs and not asked.asked.moved and os.path.exists(place_for(run, asked.site)):
-        raise RunError(
+        raise LedgerError(
             f"{asked.site} has joined this run before, in another folder than {asked.folder}",
             why="a second folder would spend the budget of the first one again",
             fix="give the --out that it joined with; if that folder is lost, --moved goes on without it: the rounds "

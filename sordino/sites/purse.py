@@ -18,7 +18,7 @@ from sordino.engine.server import Federation
 from sordino.engine.site import told
 from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
-from sordino.ledger.ledger import State, of_run
+from sordino.ledger.ledger import Place, State, of_run
 from sordino.metrics.evaluation import check_shared
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup, Whole
@@ -29,7 +29,7 @@ from sordino.types import Terms
 
 ROUNDING = 1e-6  # what is left of a budget is divided anew after every exposure, here and at the server
 ASKS = "the server asks for"
-LEFT = (State.STORED, State.PUBLISHED)
+ANSWERED = (State.STORED, State.PUBLISHED)
 PLAN = "this site has accepted another plan"
 KEEP_TO = "the server must keep to the experiment and the agreement of the invitation"
 
@@ -60,7 +60,7 @@ class Purse:
         self._seen = own_eyes / "server-ledger"  # where the server's ledger stood, as it said last
         self._rounds = own_eyes / "answered"  # of hidden cohorts, and those that an older copy has forgotten
         self._noted = set(self._rounds.read_text().split()) if self._rounds.exists() else set[str]()
-        self._answered = {e.op for e in of_run(self.training.ledger, run) if e.state in LEFT} | self._noted
+        self._answered = {e.op for e in of_run(self.training.ledger, run) if e.state in ANSWERED} | self._noted
         self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
 
     def _witnessed(self, folder: Path, moved: bool) -> Witness:
@@ -83,17 +83,18 @@ class Purse:
         if self._witness is None or not self._answered:
             return ""
         newest = self._witness.newest or self.training.ledger.place()
-        return f"{len(self._answered)}:{newest.partition(':')[2]}"
+        return str(Place(len(self._answered), newest.head))
 
     def check_returned(self, told: str) -> None:
         """Refuses to go on behind a head that this site has signed and the server has kept."""
-        count, _, head = told.partition(":")
-        if self._witness is None or not head or not count.isdecimal():
+        if self._witness is None or not told:
             return
-        knows = self.training.ledger.descends_from(head) or self._witness.has_seen(head)
-        if int(count) > len(self._answered) or not knows:
+        signed = Place.parse(told)
+        answered = len(self._answered)
+        knows = self.training.ledger.descends_from(signed.head) or self._witness.has_seen(signed.head)
+        if signed.length > answered or not knows:
             raise LedgerError(
-                f"this site has answered {count} rounds of this run, and its folder knows of {len(self._answered)}",
+                f"this site has answered {signed.length} rounds of this run, and its folder knows of {answered}",
                 why="it signed that itself: this folder is an older copy, or not the one that joined, and what was "
                 "spent since would be spent again",
                 fix="put the newest folder of this site back, with its ledger; if it is lost, this site can take no "
@@ -246,24 +247,25 @@ class Purse:
         """The server's ledger only grows: one that is shorter than it was, or stands elsewhere at the same length, was
         put back.
         """
-        length, _, head = told.partition(":")
-        if not length.isdecimal():
+        try:
+            now = Place.parse(told)
+        except ValueError:
             raise UnsoundGuarantee(
                 "the server does not say where its ledger stands",
                 why="a site must see that it only grows",
                 fix=KEEP_TO,
                 code="no-ledger-place",
-            )
-        before, _, known = (self._seen.read_text() if self._seen.exists() else "0:").partition(":")
-        if int(length) < int(before) or (length == before and head != known):
+            ) from None
+        before = Place.parse(self._seen.read_text()) if self._seen.exists() else Place(0, "")
+        if now.length < before.length or (now.length == before.length and now != before):
             raise LedgerError(
                 "the server's ledger went back",
-                why=f"it had {before} records, and now says {length}: what was spent since would be forgotten",
+                why=f"it had {before.length} records, now {now.length}: what was spent since would be forgotten",
                 fix="put the server's newest ledger back in its place",
                 code="server-rolled-back",
             )
-        if length != before:
-            atomic_write(self._seen, told.encode(), private=True)
+        if now != before:
+            atomic_write(self._seen, str(now).encode(), private=True)
 
 
 def _too_often(planned: int) -> UnsoundGuarantee:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from sordino.engine.channels import SumAtSites
 from sordino.engine.commands import Begin, Command, End, Round, Score
 from sordino.errors import SordinoError, UnsoundGuarantee
+from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.client_line import LONGEST
 from sordino.transport.answers import Accepted, heard
@@ -258,10 +259,10 @@ class RemoteSites(Sites):
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]
 
     def _heard(self, peer: str, letter: Letter) -> None:
-        count, _, head = letter.head.ledger.partition(":")
-        if head and count.isdecimal() and int(count) > self.signed.get(peer, (0, b""))[0]:
-            self.signed[peer] = int(count), letter.signed
-            self._newer = True
+        with suppress(ValueError):
+            rounds = Place.parse(letter.head.ledger).length
+            if rounds > self.signed.get(peer, (0, b""))[0]:
+                self.signed[peer], self._newer = (rounds, letter.signed), True
 
     def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
         peer = self._out[ticket].peer

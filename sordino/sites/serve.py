@@ -179,7 +179,7 @@ def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -
 def _end(side: ServersSide, folder: Path, run: str) -> None:
     """Tells the sites that it is over, and gives them the model."""
     with Ledger.as_founded(RunFolder(folder).ledger) as ledger:
-        stands = ledger.place()
+        stands = str(ledger.place())
     side.post.ledger = lambda: stands
     loaded = checkpoint.load(RunFolder(folder).checkpoints, side.setup.state)
     model = None if loaded is None else next(iter(side.setup.algorithm.models(loaded.trees["server"]).values()))

@@ -84,7 +84,7 @@ class ServersSide(ServersHalf):
 
     def federation(self, ledger: Path | str, run: str) -> Federation:
         made = super().federation(ledger, run)
-        self.post.ledger = made.ledger.place
+        self.post.ledger = lambda: str(made.ledger.place())
         return made
 
     def evaluation(self) -> SitesEvaluation:

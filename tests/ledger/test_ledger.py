@@ -16,7 +16,7 @@ from hypothesis.errors import NoSuchExample
 
 from sordino.accounting.currency import UNIT, Amount, Currency
 from sordino.errors import LedgerError
-from sordino.ledger.books import Books
+from sordino.ledger.books import Books, Place
 from sordino.ledger.ledger import Ledger, State
 from tests.ledger.ledger_workers import Model, World, folder_in_memory
 from tests.ledger.small import CHARTER, ONE, TENTH, code_of
@@ -313,3 +313,13 @@ def test_a_closed_or_forked_ledger_says_so(ledger: Ledger, monkeypatch: pytest.M
     ledger.close()
     assert code_of(ledger.spent, "ada") == "ledger-closed"
     assert code_of(ledger.published, "op") == "ledger-closed"
+
+
+def test_a_place_is_read_as_it_was_written(ledger: Ledger) -> None:
+    assert Place.parse(str(ledger.place())) == ledger.place() == Place(1, ledger.head())
+
+
+@pytest.mark.parametrize("text", ["", "5", ":ab", "one:ab", "1.5:ab", "1:2:ab"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # of int, or of unpacking
+        Place.parse(text)

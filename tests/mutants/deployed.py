@@ -207,7 +207,7 @@ DEPLOYED = [
     one(
         "a site that is behind what it has signed goes on",
         "sites/purse.py",
-        "if int(count) > len(self._answered) or not knows:",
+        "if signed.length > answered or not knows:",
         "if False:",
         f"{ROLLED}::test_a_site_stops_where_it_is_behind_what_it_has_signed",
     ),
@@ -235,8 +235,8 @@ DEPLOYED = [
     one(
         "a server forgets what sites have signed",
         "sites/remote_sites.py",
-        "            self._newer = True",
-        "            pass",
+        "self.signed[peer], self._newer = (rounds, letter.signed), True",
+        "self.signed[peer] = rounds, letter.signed",
         f"{ROLLED}::test_a_server_gives_back_what_it_was_signed",
     ),
     one(
@@ -277,7 +277,7 @@ DEPLOYED = [
     one(
         "a server that forgot what it spent",
         "sites/purse.py",
-        "if int(length) < int(before) or",
+        "if now.length < before.length or",
         "if",
         f"{PURSE}::test_a_server_that_forgot_what_it_spent_is_refused",
     ),

@@ -315,7 +315,7 @@ def test_a_site_has_one_folder_in_a_run(real_trial: Trial, own_state: Path, tmp_
     consents: list[Proposed] = []
 
     def refused(joining: Joining) -> str:
-        with pytest.raises(RunError) as caught:
+        with pytest.raises(LedgerError) as caught:
             join(proposed(joining), lambda found: bool(consents.append(found)), lambda: True)
         return caught.value.code
 
