@@ -24,17 +24,16 @@ from receipt_page import receipt
 
 import sordino
 from sordino import config
-from sordino.accounting.statement import Guarantee
+from sordino.accounting.statement import Guarantee, strongest
+from sordino.accounting.words import merged, sentence
 from sordino.algorithms import all_algorithms
 from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
 from sordino.config import Experiment, gates
 from sordino.config.describing import described
 from sordino.partition.schemes import SCHEMES
-from sordino.report.tables import epsilon_text
-from sordino.report.words import merged, sentence
+from sordino.results.tables import epsilon_text
 from sordino.runs.catalogue import catalogue
-from sordino.runs.listing import strongest
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 

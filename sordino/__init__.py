@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.audit.audited import TrainedAudit
     from sordino.audit.gates import Audit
+    from sordino.results.audit_file import TrainedAudit
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
     from sordino.results.prediction import Predicted
@@ -113,14 +113,17 @@ def audit(
     Nothing is trained. `trials`: releases of either neighbour (30,000); `system`: noise that no seed repeats; `twin`:
     attack a broken twin, which must be caught; `short`: the share of its noise that the twin lacks (0.3).
     """
-    from sordino.audit import gates as attacks
+    from sordino.branches import part
     from sordino.user_code import lent
+
+    attacks = part("audits", "gates")
 
     plain, objects = _told(settings)
     with lent(objects):
         made = attacks.experiment_of(experiment, overrides, plain)
         draws, lacks = attacks.TRIALS if trials is None else trials, attacks.SHORT if short is None else short
-        return attacks.audit(made, draws, noise_seed, system, twin, short=lacks)
+        found: Audit = attacks.audit(made, draws, noise_seed, system, twin, short=lacks)
+        return found
 
 
 def audit_trained(
@@ -134,15 +137,18 @@ def audit_trained(
 
     `canaries`: examples or clients to guess about (400); `seed`: of their coins.
     """
-    from sordino.audit import gates as attacks
-    from sordino.audit.trained import CANARIES, audit_trained
+    from sordino.branches import part
     from sordino.user_code import lent
+
+    attacks, trained = part("audits", "gates"), part("audits", "trained")
 
     plain, objects = _told(settings)
     with lent(objects):
         made = attacks.experiment_of(experiment, overrides, plain)
         folder = attacks.unchanged_run(experiment, bool(overrides or settings))
-        return audit_trained(made, folder, CANARIES if canaries is None else canaries, seed)
+        many = trained.CANARIES if canaries is None else canaries
+        found: TrainedAudit = trained.audit_trained(made, folder, many, seed)
+        return found
 
 
 def compare(

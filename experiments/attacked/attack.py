@@ -19,9 +19,9 @@ from sordino import config
 from sordino.accounting.statement import Guarantee
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.findings import AttackFinding
 from sordino.audit.gates import NOTHING, audit
 from sordino.errors import SordinoError
+from sordino.results.attack_file import AttackFinding
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import settle, simulated
 

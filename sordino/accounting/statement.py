@@ -248,3 +248,9 @@ def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delt
 
 def _open(claim: Claim) -> bool:
     return any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event))
+
+
+def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
+    """The finite row with the widest unit, then with the strongest adversary."""
+    finite = [row for row in rows if row.finite]
+    return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)

@@ -13,12 +13,12 @@ from pathlib import Path
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import registered
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
-from sordino.attacks.findings import UNPOISONED, UNSEEN, Assault
 from sordino.audit.replay import check_allowed
 from sordino.config import Experiment
 from sordino.errors import Range, RunError, check_range
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger, of_run
+from sordino.results.attack_file import UNPOISONED, UNSEEN, Assault
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import key_of_data
 from sordino.runs.simulation import settle, simulated

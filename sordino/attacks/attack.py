@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sordino.accounting.claims import Adversary
-from sordino.attacks.findings import AttackFinding, Verdict
+from sordino.results.attack_file import AttackFinding, Verdict
 
 if TYPE_CHECKING:
     from sordino.attacks.attacked_run import AttackedRun

@@ -19,12 +19,12 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.accounting.claims import Adversary
 from sordino.accounting.statement import Guarantee, statement
-from sordino.attacks.findings import Held
 from sordino.attacks.poisoned import Lies, Poisoned
 from sordino.audit.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import taken
+from sordino.results.attack_file import Held
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation

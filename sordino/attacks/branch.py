@@ -1,3 +1,3 @@
-"""Parts that this branch adds."""
+"""Parts that attacks add: their verb."""
 
-PARTS: dict[str, dict[str, str]] = {}
+PARTS = {"verbs of experiments": {"attack": "sordino.attacks.command:attack"}}

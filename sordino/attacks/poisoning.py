@@ -16,8 +16,8 @@ from sordino import tree
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.findings import AttackFinding, BesideGuess, Verdict
 from sordino.attacks.poisoned import LiarsView, Lies
+from sordino.results.attack_file import AttackFinding, BesideGuess, Verdict
 from sordino.tree import Tree
 from sordino.types import Examples, Params
 

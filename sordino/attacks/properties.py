@@ -15,9 +15,9 @@ from torch import Tensor
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.findings import AttackFinding
 from sordino.attacks.membership import TwoSides, by_area
 from sordino.attacks.reconstruction import NOTHING
+from sordino.results.attack_file import AttackFinding
 
 UPLOADS = 100  # that are asked about, at least
 REPLAYS = 20  # at most

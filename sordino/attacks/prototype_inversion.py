@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, MeanView
-from sordino.attacks.findings import AttackFinding, BesideGuess, PictureRow
 from sordino.attacks.likeness import psnr, ssim
 from sordino.attacks.reconstruction import MARGIN, MOST, SHOWN, row
+from sordino.results.attack_file import AttackFinding, BesideGuess, PictureRow
 
 NO_MEANS = "no client of this run tells means of its features"
 

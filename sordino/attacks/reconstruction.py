@@ -18,8 +18,8 @@ from torch import Tensor
 from sordino import keys
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, UpdateView, Victim
-from sordino.attacks.findings import AttackFinding, BesideGuess, PictureRow
 from sordino.attacks.likeness import psnr, ssim
+from sordino.results.attack_file import AttackFinding, BesideGuess, PictureRow
 
 MOST = 100.0  # decibels that are counted: more is exact
 MARGIN = 3.0  # decibels above a guess that count as having reached something

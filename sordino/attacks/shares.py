@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.findings import AttackFinding, BesideGuess
 from sordino.attacks.labels import shares
 from sordino.attacks.reconstruction import NOTHING
+from sordino.results.attack_file import AttackFinding, BesideGuess
 
 MARGIN = 0.05  # of the overlap above a guess, at least
 DEVIATIONS = 3  # of the labels that a guess happens to find: so few labels are found by luck

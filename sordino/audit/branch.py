@@ -1,3 +1,6 @@
-"""Parts that this branch adds."""
+"""Parts that audits add: their verb."""
 
-PARTS: dict[str, dict[str, str]] = {}
+PARTS = {
+    "audits": {"gates": "sordino.audit.gates", "trained": "sordino.audit.trained"},
+    "verbs of experiments": {"audit": "sordino.audit.command:audit"},
+}

@@ -20,7 +20,6 @@ from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, UNITS
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
-from sordino.audit.audited import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
 from sordino.audit.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
 from sordino.audit.canary_rounds import CanaryRounds, CanaryScores
 from sordino.audit.gates import DELTAS, LEAST, gaussian
@@ -31,6 +30,7 @@ from sordino.config import Experiment
 from sordino.errors import Range, check_range
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.results.audit_file import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
 from sordino.runs.private import key_of_data
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sordino.branches import part
 from sordino.cli.options import Figures, Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
 
@@ -58,13 +59,11 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Run several experiments over the same seeds and compare their ends, never their best rounds."""
-    from sordino.report.comparison_table import FORMATS, text
     from sordino.results.comparison import compare as run_all
+    from sordino.results.comparison_table import FORMATS, text
 
     if figures is not None:
-        from sordino.report.figures import available
-
-        available()  # before the runs, not after them
+        part("figures", "available")()  # before the runs, not after them
     files, changes = [Path(word) for word in what if "=" not in word], [word for word in what if "=" in word]
     form, page = Format.json if as_json else form, form is Format.html or open_
     try:

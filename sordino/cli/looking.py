@@ -1,4 +1,4 @@
-"""The verbs that look at runs: list, show, report, and at what there is: algorithms."""
+"""The verbs that look at runs: list, show, and at what there is: algorithms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from sordino.cli.later import when_used
-from sordino.cli.options import Figures, Json
+from sordino.cli.options import Json
 from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def list_(
 
 def show(folder: Path, as_json: Json = False) -> None:
     """The result and the guarantees of a finished run."""
-    from sordino.report.tables import summary
+    from sordino.results.tables import summary
     from sordino.runs.folder import RunFolder
 
     run = RunFolder(folder)
@@ -72,43 +72,14 @@ def prepared(folder: Path) -> RenderableType:
     if not RunFolder(folder).prepared():
         return ""
     with when_used("torch"):
-        from sordino.report.preparation import gather
-        from sordino.report.tables import preparation
+        from sordino.results.preparation import gather
+        from sordino.results.tables import preparation
 
     try:
         found = gather(folder, pictures=False)
     except SordinoError as error:
         return f"What came before round 1 cannot be told: {escape(error.what)}"
     return "" if found is None else preparation(found)
-
-
-def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
-    evaluator: Annotated[
-        bool, typer.Option("--evaluator", help="With real noise: also what only the evaluator may see, in RUN/private.")
-    ] = False,
-    figures: Figures = None,
-) -> None:
-    """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no
-    network.
-    """
-    with when_used("torch"):
-        from sordino.report.figures import available, of_run
-        from sordino.report.run_facts import gather
-        from sordino.report.run_page import write
-
-    if figures is not None:
-        available()
-    for folder in folders:
-        facts = gather(folder, evaluator)
-        written = [write(folder, facts=facts, evaluator=evaluator)]
-        if figures is not None:
-            written += of_run(facts, written[0].parent / "figures", figures)
-        for path in written:
-            Screen().print(str(path), highlight=False, soft_wrap=True, markup=False)
-        if open_:
-            typer.launch(str(written[0].resolve()))
 
 
 def algorithms(

@@ -17,22 +17,8 @@ import typer
 from typer.main import get_command_name
 from typer.models import CommandInfo
 
-from sordino.cli import (
-    attacking,
-    auditing,
-    checking,
-    comparing,
-    dashboard,
-    data,
-    deploying,
-    identity,
-    looking,
-    machine,
-    predicting,
-    privacy,
-    running,
-    watching,
-)
+from sordino.branches import BRANCHES, part, parts, present
+from sordino.cli import checking, comparing, data, looking, machine, predicting, privacy, running, watching
 from sordino.cli.ending import ended
 from sordino.cli.screen import json_asked
 from sordino.cli.words import Verb, Verbs
@@ -51,27 +37,31 @@ app.command()(running.new)
 app.command(cls=Verb)(running.run)
 app.command()(running.resume)
 app.command()(watching.watch)
-app.command()(dashboard.dashboard)
-app.command()(deploying.serve)
-app.command()(deploying.join)
-app.command("hold-key")(deploying.hold_key)
 app.command("list")(looking.list_)
 app.command()(looking.show)
-app.command()(looking.report)
 app.command()(predicting.predict)
 app.command(cls=Verb)(comparing.compare)
 app.command()(looking.algorithms)
 app.command()(looking.schema)
 app.command()(checking.check)
-app.command(cls=Verb)(auditing.audit)
-app.command(cls=Verb)(attacking.attack)
-data.app.command()(deploying.announce)
-data.app.command()(deploying.agree)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
-app.add_typer(identity.app, name="identity")
-app.command()(identity.certificates)
 app.command()(machine.doctor)
+
+
+def _add_verbs_of_branches() -> None:
+    """Adds the verbs that branches bring; `data announce` joins the group of that name."""
+    groups = {"data": data.app, "privacy": privacy.app}
+    for kind, cls in (("verbs", None), ("verbs of experiments", Verb)):
+        for name in parts(kind):
+            made, (*group, last) = part(kind, name), name.split()
+            if isinstance(made, Verbs):
+                app.add_typer(made, name=name)
+            else:
+                (groups[group[0]] if group else app).command(last, cls=cls)(made)
+
+
+_add_verbs_of_branches()
 
 
 @app.callback(invoke_without_command=True)
@@ -96,7 +86,14 @@ MEANT = {"train": "run", "fit": "run", "simulate": "run", "evaluate": "show", "t
 def _go() -> None:
     if (verb := next(iter(sys.argv[1:]), "")) in MEANT:
         raise ConfigError(f"there is no command {verb!r}", fix=f"write sordino {MEANT[verb]}", code="unknown-command")
-    verbs = only(next(iter(sys.argv[1:]), ""))
+    verbs = only(verb)
+    if verbs is app and verb[:1] not in ("", "-") and (missing := [name for name in BRANCHES if name not in present()]):
+        raise ConfigError(
+            f"there is no command {verb!r} here",
+            why=f"this installation lacks parts of the program: {', '.join(missing)}",
+            fix="install sordino whole",
+            code="no-branch",
+        )
     if json_asked():  # what is wrong with the words is then said as JSON, too
         sys.exit(verbs(standalone_mode=False))
     verbs(standalone_mode=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,16 +20,9 @@ from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
     from sordino.budget.calculator import Enough
-    from sordino.report.evidence import Evidence
     from sordino.runs.shapes import Spending
 
-app = Verbs(help="Budgets and guarantees: plan, spent, verify, export.", no_args_is_help=True)
-
-
-class Document(StrEnum):
-    annex = "annex"
-    registry = "registry"
-    card = "card"
+app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
 
 def _unit(value: str | None) -> str | None:
@@ -101,7 +93,7 @@ def plan(
 def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     with when_used("torch"):
         from sordino.budget import calculator
-        from sordino.report import plan as planned
+        from sordino.results import plan_tables as planned
 
     question = calculator.ask(**given)
     answers = calculator.answer(question)
@@ -132,7 +124,7 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
     file, overrides = experiment_and_changes(words)
     with Console(stderr=True, quiet=as_json).status("rehearsing the rounds, calibrating the alternatives"):
         with when_used("torch"):
-            from sordino.report import plan as planned
+            from sordino.results import plan_tables as planned
             from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
@@ -162,8 +154,8 @@ def spent(
     verbose: Verbose = False,
 ) -> None:
     """What a run has spent, to whom; read from its ledger. Of a ledger: what all runs on it have spent together."""
-    from sordino.report.tables import groups, guarantees
-    from sordino.report.tables import spending as spending_table
+    from sordino.results.tables import groups, guarantees
+    from sordino.results.tables import spending as spending_table
     from sordino.runs.lifetime import lifetime
     from sordino.runs.vouched import vouched
 
@@ -221,62 +213,6 @@ def verify(
             console.print(f"[dim]Not looked at: {escape(line)}.[/dim]", highlight=False)
     if wrong:
         raise typer.Exit(5)
-
-
-FILES = {Document.annex: "annex.html", Document.registry: "deployment.yaml", Document.card: "model-card.md"}
-
-
-@app.command()
-def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of what may be shown of it.")],
-    as_: Annotated[
-        Document,
-        typer.Option(
-            "--as",
-            help="annex: a page for a data protection assessment; registry: a record for the registry of DP "
-            "deployments; card: a model card.",
-        ),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="The file; an annex that ends in .pdf is printed. [default: in RUN]")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
-    with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
-    ] = False,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Even of a receipt that does not hold; the document says so on its top.")
-    ] = False,
-) -> None:
-    """A document for others, from receipt and ledger alone. What is wrong with them is checked first: exit code 5."""
-    target = out if out is not None else folder / FILES[as_]
-    kinds = {FILES[as_][FILES[as_].rindex(".") :], *([".pdf"] if as_ is Document.annex else [])}
-    if target.suffix not in kinds:
-        raise ConfigError(
-            f"--as {as_.value} cannot be written as {target.name}",
-            fix=f"give a file that ends in {' or '.join(sorted(kinds))}",
-            code="unknown-document-kind",
-        )
-    with when_used("torch"):
-        from sordino.report.evidence import gather
-
-    found = gather(folder, key, with_code, anyway)
-    typer.echo(str(_written(found, as_, target)))
-
-
-def _written(found: Evidence, as_: Document, target: Path) -> Path:
-    from sordino.ledger.files import atomic_write
-    from sordino.report.annex import page
-    from sordino.report.model_card import card
-    from sordino.report.printing import as_pdf
-    from sordino.report.registry import record
-
-    if target.suffix == ".pdf":
-        return as_pdf(page(found), target)
-    made = {Document.annex: page, Document.registry: record, Document.card: card}[as_]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, made(found).encode())
-    return target
 
 
 @app.command()

@@ -100,8 +100,8 @@ def _say_only(
         told |= {"remarks": simulation.remarks}
         say({**told, "answer": row.to_json(), "guarantees": promised})
     elif not quiet:
-        from sordino.report import plan as planned
-        from sordino.report.tables import guarantees
+        from sordino.results import plan_tables as planned
+        from sordino.results.tables import guarantees
 
         console = Screen()
         simulated = settled.privacy.noise != SYSTEM
@@ -177,14 +177,14 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         found = {"folder": str(result.folder), **told(RunFolder(result.folder)), "notes": result.notes}
         say(found | ({"seconds": dict(seen.shares)} if seen is not None else {}))
     elif not quiet:
-        from sordino.report.tables import summary
+        from sordino.results.tables import summary
 
         out = Screen()
         summary(out, result.metrics, result.receipt, prepared(result.folder))
         for note in result.notes:
             out.print(f"[yellow]note[/yellow] {escape(note)}")
         if seen is not None:
-            from sordino.report.tables import times
+            from sordino.results.tables import times
 
             out.print(times(seen, result.metrics))
         out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")

@@ -91,7 +91,7 @@ def connected(seen: Seen) -> str:
 
 
 def _reached(seen: Seen) -> str:
-    from sordino.report.tables import bytes_text
+    from sordino.results.tables import bytes_text
 
     return "  ".join(part for part in (seen.score.told, bytes_text(seen.bytes)) if part)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from sordino.report.belief import headline
+from sordino.accounting.belief import headline
 from sordino.report.evidence import COLUMNS, FORGED, Evidence, table
 from sordino.report.markup import Html, joined, listed, tag
 from sordino.report.markup import table as made

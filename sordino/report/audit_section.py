@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sordino.audit.audited import COLUMNS, AuditedPromise, TrainedAudit
 from sordino.report.markup import Html, joined, listed, table, tag
+from sordino.results.audit_file import COLUMNS, AuditedPromise, TrainedAudit
 
 PLACE = "audit"  # of the section in a page; what draws the page takes it over as it is
 LEAD = (

@@ -1,3 +1,14 @@
-"""Parts that this branch adds."""
+"""Parts that reports add: verbs, pages and figures."""
 
-PARTS: dict[str, dict[str, str]] = {}
+PARTS = {
+    "verbs": {
+        "report": "sordino.report.command:report",
+        "dashboard": "sordino.report.dashboard.command:dashboard",
+        "privacy export": "sordino.report.command:export",
+    },
+    "pages": {"run": "sordino.report.run_page:write", "comparison": "sordino.report.comparison_page:page"},
+    "figures": {
+        "comparison": "sordino.report.figures:draw_comparison",
+        "available": "sordino.report.figures:available",
+    },
+}

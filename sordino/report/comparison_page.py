@@ -4,7 +4,6 @@ costs.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -16,21 +15,19 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
-from sordino.accounting.facts import Epsilon, Fact, Number, delta_text
-from sordino.accounting.statement import Guarantee
+from sordino.accounting.claims import Status, Unit
+from sordino.accounting.facts import Epsilon, Fact, Number
+from sordino.accounting.statement import Guarantee, strongest
+from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
 from sordino.metrics.headlines import HEADLINES, Metric
 from sordino.metrics.measures import Metrics, Point, curve, headline
 from sordino.metrics.preparation_cost import flops_until
 from sordino.report import still
-from sordino.report.belief import subject
-from sordino.report.comparison_table import Row, caption, lines, measured_by, shaped, sources
 from sordino.report.run_facts import EVALUATOR
 from sordino.report.run_page import assemble
-from sordino.report.tables import epsilon_text
-from sordino.report.words import Described, described, merged
-from sordino.runs.listing import strongest
+from sordino.results.comparison import EQUAL, Comparison
+from sordino.results.comparison_table import Row, caption, measured_by, shaped, sources
 from sordino.version import __version__
 
 SIMULATIONS = (
@@ -42,18 +39,6 @@ SHOWS_SCORES = (
     "page."
 )
 UNSAID = ("name", "seed", "engine")  # how a run is done, or told apart
-
-
-class Composed(Fact):
-    """What all configurations together tell about one unit, to one adversary."""
-
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
-    status: Status
-    delta: float
-    epsilon: Epsilon  # one seed of each configuration: what a search on real data would be
-    every_seed: Epsilon  # all that was run here
 
 
 class Side(NamedTuple):
@@ -127,17 +112,19 @@ class ComparisonFacts(Fact):
 Setting = BaseModel | Mapping[str, object] | Number | str | None  # of an experiment
 
 
-def gather(
-    table: Sequence[Row], sides: Sequence[Side], *, equal: Mapping[str, Setting], data: str, choosing: Sequence[str],
-    command: str,
-) -> ComparisonFacts:  # fmt: skip
+def gather(compared: Comparison) -> ComparisonFacts:
+    """All that the page and the figures of a comparison show."""
+    table, first = compared.table, compared.methods[0].experiment
+    sides = [Side(m.name, m.runs, m.promise, m.experiment.toml(), m.simulated) for m in compared.methods]
+    equal = {name: getattr(first, name) for name in EQUAL}
     metric = headline([row for side in sides for run in side.runs for row in run])
     seeds, promised = len(sides[0].runs), [described(side.promise, side.simulated) for side in sides]
     whose = measured_by(table)
     both = zip(sides, promised, _differences(sides), strict=True)
     return ComparisonFacts(
         title=" · ".join(side.name for side in sides),
-        lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(equal['rounds'], 'round')} on {data}. "
+        lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(first.rounds, 'round')} on "
+        f"{first.data.source}. "
         + ("Accuracies are" if metric == "accuracy" else f"{HEADLINES[metric].full.capitalize()} is")
         + " on test data, at the end of the runs.",
         notice=SHOWS_SCORES
@@ -164,9 +151,9 @@ def gather(
             for row, (side, said, differs) in zip(table, both, strict=True)
         ),
         points=tuple(point for row, said in zip(table, promised, strict=True) for point in _points(row, said)),
-        choosing=tuple(choosing),
+        choosing=tuple(compared.choosing),
         equal=tuple((name, _said(value)) for name, value in equal.items()),
-        command=command,
+        command=compared.command,
         environment=Machine(
             sordino=__version__,
             python=platform.python_version(),
@@ -174,6 +161,11 @@ def gather(
             cores=os.cpu_count(),
         ),
     )
+
+
+def page(compared: Comparison, out: Path) -> Path:
+    """Writes the page of a comparison."""
+    return write(gather(compared), out)
 
 
 def write(facts: ComparisonFacts, out: Path) -> Path:
@@ -227,43 +219,3 @@ def _said(value: Setting) -> str:
 
 def _count(n: Setting, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
-
-
-# what choosing costs --------------------------------------------------------------------------------------------------
-
-
-def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) -> list[str]:
-    """Said wherever a comparison is shown: on the page, in the terminal, in a notebook."""
-    what = "configurations of one sweep were" if sweep else "methods were"
-    told = [
-        f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that "
-        "no row shows.",
-        "No selection was made here: every row is the end of its runs, on test data, and no validation clients were "
-        "set aside.",
-    ]
-    finite = [row for row in search if row.epsilon != math.inf]
-    if not finite:
-        return [*told, "No finite epsilon covers all of them together: at least one of them promises nothing."]
-    for row, by in merged(finite):
-        text = (
-            f"Charged as a whole, all {methods} together cost at most epsilon {row.epsilon:.3g} at delta "
-            f"{delta_text(row.delta)} about one {row.unit}, against {subject(by)} ({row.neighbours}; one seed "
-            "each, composed by the ledger's accountants)"
-        )
-        if seeds > 1:
-            text += f"; with the {seeds} seeds of each that were run here, epsilon {epsilon_text(row.every_seed)}"
-        if row.status == "nominal":
-            text += ". That is what holds; the formulas of nominal rows are not added up"
-        told.append(text + ".")
-    return told
-
-
-def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
-    """The table for a notebook, and what must be said with it."""
-    head, *body = ([html.escape(text) for text in line] for line in lines(table))
-    rows = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in body)
-    titles, said = "".join(f"<th>{text}</th>" for text in head), (*sources(table), *told)
-    return (
-        f"<table><caption>{html.escape(caption(table))}</caption><thead><tr>{titles}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
-    )

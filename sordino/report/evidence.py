@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sordino.accounting.belief import belief, percent, subject
 from sordino.accounting.claims import standing
 from sordino.accounting.events import (
     DiscreteGaussian,
@@ -21,15 +22,13 @@ from sordino.accounting.events import (
     leaves,
 )
 from sordino.accounting.facts import delta_text
-from sordino.accounting.statement import Guarantee
+from sordino.accounting.statement import Guarantee, strongest
+from sordino.accounting.words import CHANGE, Described, described, merged
 from sordino.config import Experiment
 from sordino.errors import LedgerError
-from sordino.report.belief import belief, percent, subject
-from sordino.report.tables import epsilon_text
-from sordino.report.words import CHANGE, Described, described, merged
+from sordino.results.tables import epsilon_text
 from sordino.runs.agreement import Agreement, PublicNumbers
 from sordino.runs.folder import RunFolder
-from sordino.runs.listing import strongest
 from sordino.runs.shapes import Environment, Receipt
 from sordino.runs.verify import Verdict, examine
 

@@ -17,9 +17,10 @@ from sordino.errors import ConfigError
 from sordino.metrics.headlines import HEADLINES, MEASURED, Headline
 from sordino.metrics.measures import headline, last_scored, scores
 from sordino.metrics.rows import RoundRow
-from sordino.report.comparison_page import ComparisonFacts, CurvePoint
+from sordino.report.comparison_page import ComparisonFacts, CurvePoint, gather
 from sordino.report.palette import DASHES, LIGHT, SERIES
 from sordino.report.run_facts import RunFacts
+from sordino.results.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +59,11 @@ def of_comparison(facts: ComparisonFacts, out: Path, kind: str = "pdf") -> list[
     """What the runs are judged by over rounds, bytes, device compute and epsilon, one line or point per method."""
     available()
     return _save(facts, COMPARISON, out, kind, HEADLINES[facts.metric])
+
+
+def draw_comparison(compared: Comparison, out: Path, kind: str = "pdf") -> list[Path]:
+    """Draws the figures of a comparison."""
+    return of_comparison(gather(compared), out, kind)
 
 
 def available() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from sordino.accounting.belief import headline
 from sordino.report.as_yaml import as_yaml
-from sordino.report.belief import headline
 from sordino.report.evidence import COLUMNS, FORGED, Evidence, table
 
 TASKS = {"image": "image-classification", "table": "tabular-classification"}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 
+from sordino.accounting.belief import ONE, rounded_up
 from sordino.accounting.events import Json
 from sordino.accounting.statement import Guarantee
+from sordino.accounting.words import CHANGE, WHO, merged
 from sordino.errors import ConfigError
 from sordino.report.as_yaml import as_yaml
-from sordino.report.belief import ONE, rounded_up
 from sordino.report.evidence import Evidence, line
-from sordino.report.words import CHANGE, WHO, merged
 
 BY_HAND = (
     "deployment.basic: data_curators, intended_use, data_product_region, data_product_sector, publication_date",

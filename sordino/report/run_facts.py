@@ -8,26 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sordino import config
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
+from sordino.accounting.belief import subject
+from sordino.accounting.claims import standing
 from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import Fact, Number
 from sordino.accounting.notes import SYSTEM, noised
-from sordino.accounting.statement import Key, epsilons
-from sordino.attacks.findings import Assault
-from sordino.audit import audited
-from sordino.audit.audited import TrainedAudit
+from sordino.accounting.words import Described, by_phase, described, merged
 from sordino.ledger.ledger import Entry
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import warnings
 from sordino.metrics.preparation_cost import in_front
 from sordino.metrics.rows import RoundRow
 from sordino.partition.describe import summary, table
-from sordino.report import preparation
-from sordino.report.attackers import told
-from sordino.report.belief import subject
-from sordino.report.preparation import Preparation
-from sordino.report.tables import secure
-from sordino.report.words import Described, by_phase, described, merged
+from sordino.results import audit_file as audited
+from sordino.results import preparation
+from sordino.results.attack_file import Assault, told
+from sordino.results.audit_file import TrainedAudit
+from sordino.results.preparation import Preparation
+from sordino.results.spending_curve import Curve, Points, curve, stops
+from sordino.results.tables import secure
 from sordino.runs.folder import RunFolder
 from sordino.runs.population import Population
 from sordino.runs.receipt import opened, some_of, spending
@@ -35,20 +34,6 @@ from sordino.runs.shapes import Environment, OfClient, ReceiptBudget
 from sordino.runs.simulation import simulated
 
 LISTED = 10_000  # clients that a page shows: of more, so many at even distances
-POINTS = 12  # of the epsilon curve: each is a full composition
-
-
-Points = tuple[tuple[int, float], ...]  # (rounds, epsilon)
-
-
-class Curve(Fact):
-    """One finite epsilon after some of the rounds."""
-
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
-    points: Points
-    status: Status
 
 
 class DrawnCurve(Curve):
@@ -215,24 +200,6 @@ def _thin(metrics: Sequence[RoundRow]) -> tuple[RoundRow, ...]:
     )
 
 
-def curve(notes: Sequence[str], population: int, delta: float) -> list[Curve]:
-    """Epsilon of every finite row after some of the rounds."""
-    points: dict[Key, list[tuple[int, float]]] = {}
-    status: dict[Key, Status] = {}
-    for stop in _stops(len(notes)):
-        for subject_, epsilon, how_far in epsilons(notes[:stop], population, delta):
-            points.setdefault(subject_, []).append((stop, epsilon))
-            status[subject_] = how_far
-    return [
-        Curve(unit=unit, neighbours=how, adversary=who, points=tuple(found), status=status[unit, how, who])
-        for (unit, how, who), found in points.items()
-    ]
-
-
-def _stops(rounds: int) -> list[int]:
-    return sorted({max(1, round(rounds * i / POINTS)) for i in range(1, POINTS + 1)}) if rounds else []
-
-
 def _drawn(curves: Sequence[Curve], printed: Points, simulated: bool) -> tuple[DrawnCurve, ...]:
     return tuple(
         DrawnCurve(
@@ -249,13 +216,13 @@ def _printed(entries: Sequence[Entry], budget: ReceiptBudget | None) -> Points:
     """The source's own count: the budget's epsilon times the share that the busiest client has spent."""
     if budget is None:
         return ()
-    points, stops = [], _stops(len(entries))
+    points, at = [], stops(len(entries))
     spent: list[Counter[str]] = [Counter() for _ in budget.granted]
     for t, entry in enumerate(entries, start=1):
         for principal, amount in entry.charges.items():
             for total, part in zip(spent, amount, strict=True):
                 total[principal] += part
-        if t in stops:
+        if t in at:
             most = zip(spent, budget.granted, strict=True)
             shares = [max(total.values(), default=0) / UNIT / limit for total, limit in most]
             points.append((t, budget.epsilon * max(shares)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from sordino import config
 from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, Key
+from sordino.branches import part
 from sordino.config import Experiment
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
@@ -40,13 +41,11 @@ from sordino.metrics.measures import (
     worst_tenth,
 )
 from sordino.metrics.preparation_cost import before, in_front
-from sordino.report import comparison_page as pages
-from sordino.report.comparison_page import Composed
-from sordino.report.comparison_table import Measured, Row
-from sordino.report.preparation import label_of
+from sordino.results.comparison_table import Measured, Row, snippet
 from sordino.results.frames import frame
 from sordino.results.pace import Follow, Pace, Watch
-from sordino.results.sweeps import Notes, Setting, composed, grid
+from sordino.results.preparation import label_of
+from sordino.results.sweeps import Composed, Notes, Setting, choosing, composed, grid
 from sordino.runs.folder import RunFolder
 from sordino.runs.phases import Methods
 from sordino.runs.play import Ended
@@ -107,23 +106,9 @@ class Comparison:
         return composed(list(zip(*(method.ledgers for method in self.methods), strict=True)), delta)
 
     @property
-    def facts(self) -> pages.ComparisonFacts:
-        """All that the page and the figures show."""
-        first = self.methods[0].experiment
-        sides = [pages.Side(m.name, m.runs, m.promise, m.experiment.toml(), m.simulated) for m in self.methods]
-        return pages.gather(
-            self.table,
-            sides,
-            equal={name: getattr(first, name) for name in EQUAL},
-            data=first.data.source,
-            choosing=self.choosing,
-            command=self.command,
-        )
-
-    @property
     def choosing(self) -> list[str]:
         """What must be said with the table: tuning is not accounted for, and what it would cost."""
-        said = pages.choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
+        said = choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
         target, constant = self.table[0].target, max(_constant(run) for m in self.methods for run in m.runs)
         if target > constant:
             return said
@@ -139,20 +124,20 @@ class Comparison:
 
     def report(self, out: Path | None = None) -> Path:
         """Write the page: comparison.html beside the runs, or elsewhere."""
-        return pages.write(self.facts, self.folder / "comparison.html" if out is None else out)
+        write: Callable[[Comparison, Path], Path] = part("pages", "comparison")
+        return write(self, self.folder / "comparison.html" if out is None else out)
 
     def figures(self, kind: str = "pdf", out: Path | None = None) -> list[Path]:
         """Figures for a paper (needs the `plots` extra)."""
-        from sordino.report.figures import of_comparison
-
-        return of_comparison(self.facts, self.folder / "figures" if out is None else out, kind)
+        draw: Callable[[Comparison, Path, str], list[Path]] = part("figures", "comparison")
+        return draw(self, self.folder / "figures" if out is None else out, kind)
 
     def __repr__(self) -> str:
         names = ", ".join(method.name for method in self.methods)
         return f"Comparison of {names} over {len(self.methods[0].runs)} seeds in {self.folder}"
 
     def _repr_html_(self) -> str:
-        return pages.snippet(self.table, self.choosing)
+        return snippet(self.table, self.choosing)
 
 
 def check_words(words: Sequence[object]) -> None:

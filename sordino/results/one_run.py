@@ -10,12 +10,13 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sordino.branches import part
 from sordino.ledger.books import EVERYONE
 from sordino.metrics.headlines import HEADLINES, Headline
 from sordino.metrics.measures import Metrics, final, headline, last_scored, scores, warnings
@@ -64,7 +65,7 @@ class Result:
     @cached_property
     def candidates(self) -> str:
         """What must be said of its candidates beside its results; nothing where it has none."""
-        from sordino.report.preparation import label_of
+        from sordino.results.preparation import label_of
 
         return label_of(self._run.experiment)
 
@@ -107,7 +108,7 @@ class Result:
         There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, known after a dozen of the rounds:
         each of these numbers is a composition of everything released until then, which may take a second.
         """
-        from sordino.report.run_facts import curve
+        from sordino.results.spending_curve import curve
 
         rows = frame([numbers(row.to_json()) for row in self.metrics], ["round"], instead="`result.metrics`")
         notes, shares, population, delta = self._spending
@@ -193,8 +194,7 @@ class Result:
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page (report.html in the run folder, or `out`) and say where it is."""
-        from sordino.report.run_page import write
-
+        write: Callable[[Path, Path | None], Path] = part("pages", "run")
         with lent(self.objects):
             return write(self.folder, None if out is None else Path(out))
 

@@ -7,15 +7,19 @@ them bounds what the choice can tell (Dwork and Roth 2014, 3.5; Papernot and Ste
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sordino.accounting.claims import ADVERSARIES
+from sordino.accounting.belief import subject
+from sordino.accounting.claims import ADVERSARIES, Adversary, Neighbours, Status, Unit
+from sordino.accounting.facts import Epsilon, Fact, delta_text
 from sordino.accounting.notes import read_notes
 from sordino.accounting.statement import Guarantee, Key, statement
+from sordino.accounting.words import merged
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
-from sordino.report.comparison_page import Composed
+from sordino.results.tables import epsilon_text
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
 NOT_SWEPT = {"seed": "seeds are what `--seeds N` is for", "name": "the name of a method comes from its values"}
@@ -78,6 +82,18 @@ def split(text: str) -> list[str]:
 # what the search would have cost --------------------------------------------------------------------------------------
 
 
+class Composed(Fact):
+    """What all configurations together tell about one unit, to one adversary."""
+
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary
+    status: Status
+    delta: float
+    epsilon: Epsilon  # one seed of each configuration: what a search on real data would be
+    every_seed: Epsilon  # all that was run here
+
+
 class Notes(NamedTuple):
     """What the ledger of one run says was released."""
 
@@ -129,3 +145,29 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Guarante
 def _spoken(notes: Notes) -> set[Key]:
     claims = (c for releases in read_notes(*notes).values() for release in releases for c in release)
     return {(claim.unit, claim.neighbours, claim.adversary) for claim in claims}
+
+
+def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) -> list[str]:
+    """Said wherever a comparison is shown: on the page, in the terminal, in a notebook."""
+    what = "configurations of one sweep were" if sweep else "methods were"
+    told = [
+        f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that "
+        "no row shows.",
+        "No selection was made here: every row is the end of its runs, on test data, and no validation clients were "
+        "set aside.",
+    ]
+    finite = [row for row in search if row.epsilon != math.inf]
+    if not finite:
+        return [*told, "No finite epsilon covers all of them together: at least one of them promises nothing."]
+    for row, by in merged(finite):
+        text = (
+            f"Charged as a whole, all {methods} together cost at most epsilon {row.epsilon:.3g} at delta "
+            f"{delta_text(row.delta)} about one {row.unit}, against {subject(by)} ({row.neighbours}; one seed "
+            "each, composed by the ledger's accountants)"
+        )
+        if seeds > 1:
+            text += f"; with the {seeds} seeds of each that were run here, epsilon {epsilon_text(row.every_seed)}"
+        if row.status == "nominal":
+            text += ". That is what holds; the formulas of nominal rows are not added up"
+        told.append(text + ".")
+    return told

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sordino.accounting.claims import ADVERSARIES, UNITS, standing
+from sordino.accounting.claims import standing
 from sordino.accounting.events import Json
 from sordino.accounting.facts import delta_text
-from sordino.accounting.statement import Guarantee
+from sordino.accounting.statement import Guarantee, strongest
 from sordino.errors import RunError, SordinoError
 from sordino.metrics.measures import last_scored
 from sordino.runs.folder import RunFolder, no_folder
@@ -114,12 +114,6 @@ def _one(folder: Path, name: str) -> Listed:
 
 def promised(receipt: Receipt) -> str:
     return promise(receipt.guarantees, receipt.simulated)
-
-
-def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
-    """The finite row with the widest unit, then with the strongest adversary."""
-    finite = [row for row in rows if row.finite]
-    return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)
 
 
 def promise(rows: Sequence[Guarantee], simulated: bool) -> str:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from sordino.errors import ConfigError, WireError
 from sordino.sites import grpc_line
 from sordino.sites.grpc_line import Foreign, Posted
-from sordino.sites.tls import Certificates, Pems
+from sordino.transport.tls import Certificates, Pems
 
 TICK = 0.1  # seconds between two looks at whether to stop
 FIRST, LONGEST = 0.25, 15.0  # seconds between two tries to connect

@@ -15,7 +15,7 @@ from sordino.sites.client_line import Says, Standing, attend
 from sordino.sites.grpc_line import claim
 from sordino.sites.invitation import Invitation
 from sordino.sites.remote_sites import PARTING
-from sordino.sites.trial_certificates import of_site
+from sordino.transport.tls import of_site
 
 
 @dataclass

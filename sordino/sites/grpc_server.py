@@ -33,9 +33,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sordino.errors import ConfigError, SordinoError, WireError
 from sordino.sites import grpc_line
 from sordino.sites.grpc_line import Foreign
-from sordino.sites.tls import Certificates
 from sordino.transport.carrier import Arrived, Carrier, Writes
 from sordino.transport.events import Event
+from sordino.transport.tls import Certificates
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 LONG = 1 << 16  # bytes from which the time of a letter says something of the line

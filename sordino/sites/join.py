@@ -38,9 +38,9 @@ from sordino.sites.invitation import Invitation
 from sordino.sites.membership import Membership
 from sordino.sites.own_data import OwnData
 from sordino.sites.serve import AGREEMENT, INVITATION, SERVER, settled
-from sordino.sites.trial_certificates import of_site
 from sordino.transport.events import Event
 from sordino.transport.message import Letterhead
+from sordino.transport.tls import of_site
 
 TAKEN_IN = 1 << 30  # bytes of the longest letter that a site reads: a model, or what all clients are handed
 

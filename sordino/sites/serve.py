@@ -4,7 +4,7 @@ agreement. The same command goes on with a run that was stopped or killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from sordino.runs.setup import Whole
 from sordino.runs.shapes import Environment
 from sordino.runs.simulation import settle
 from sordino.sites import invitation as invitations
-from sordino.sites.agreement_file import SitesAgreement
+from sordino.sites.agreement_file import AgreedClient, SitesAgreement
 from sordino.sites.agreement_file import read as read_agreement
 from sordino.sites.event_log import Diary
 from sordino.sites.grpc_server import Rpc
@@ -37,10 +37,10 @@ from sordino.sites.invitation import invite
 from sordino.sites.own_data import servers_rows
 from sordino.sites.secure_sums import kind_of_sites, peers_of
 from sordino.sites.servers_side import PostOffice, ServersSide
-from sordino.sites.tls import Certificates
 from sordino.transport.events import Event
 from sordino.transport.message import Letterhead
 from sordino.transport.sites import Patience
+from sordino.transport.tls import Certificates
 
 SERVER = "server"
 AGREEMENT, INVITATION = "agreement.toml", "invitation.toml"
@@ -63,6 +63,12 @@ class Serving:
     patience: Patience = Patience()
     rehearsal: bool = False  # a trial with noise from a seed, which protects nobody
     moved: bool = False  # has this folder taken the place of the one where the run began?
+
+
+def agreed_clients(folder: Path) -> Sequence[AgreedClient]:
+    """The clients that the sites of a run agreed on; none where its folder holds no agreement of theirs."""
+    place = folder / AGREEMENT
+    return read_agreement(place).clients if place.is_file() else ()
 
 
 def serve(

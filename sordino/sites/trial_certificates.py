@@ -24,9 +24,9 @@ from sordino.errors import COUNT, ConfigError, check_range
 from sordino.ledger.files import atomic_write
 from sordino.runs import private
 from sordino.sites.identity import check_name
-from sordino.sites.tls import Certificates
+from sordino.transport.tls import SERVER, Certificates
 
-CA, SERVER = "ca", "server"
+CA = "ca"
 SKEW = timedelta(minutes=5)  # by which the clocks of two machines may differ
 
 
@@ -76,16 +76,6 @@ def add(folder: Path, sites: Sequence[str], days: int) -> None:
         raise ConfigError(f"{folder} holds no CA that was made here", fix="choose another folder", code="no-ca")
     ca, times = Signed(x509.load_pem_x509_certificate(made.ca), key), Times.of(days)
     _write_sites(folder, ca, sites, Times(times.begin, min(times.end, ca.certificate.not_valid_after_utc)))
-
-
-def of_site(folder: Path, name: str) -> Certificates:
-    """The files in the folder that a site gets."""
-    return Certificates(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
-
-
-def of_server(folder: Path) -> Certificates:
-    """The server's files in the folder of a CA."""
-    return of_site(folder, SERVER)
 
 
 def authority(name: str, times: Times) -> Signed:

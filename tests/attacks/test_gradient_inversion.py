@@ -17,7 +17,6 @@ from sordino.accounting.claims import ADVERSARIES, Adversary
 from sordino.attacks.assault import assault
 from sordino.attacks.attack import judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
-from sordino.attacks.findings import Assault
 from sordino.attacks.matching import gradient, label_counts, labels_of
 from sordino.attacks.methods.analytic import Analytic, first_linear, inputs
 from sordino.attacks.methods.dlg import DeepLeakage
@@ -25,6 +24,7 @@ from sordino.attacks.methods.idlg import ImprovedLeakage
 from sordino.attacks.methods.inverting_gradients import InvertingGradients
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, likeness
 from sordino.audit.noise_sources import Silent
+from sordino.results.attack_file import Assault
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, mlp
 from sordino.types import NoiseSource, Params

@@ -11,10 +11,10 @@ from scipy.special import ndtr, ndtri
 from sordino import config, keys
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.findings import AttackFinding, Held
 from sordino.attacks.membership import TwoSides, roc, told
 from sordino.attacks.methods.lira import above
 from sordino.attacks.shares import overlap
+from sordino.results.attack_file import AttackFinding, Held
 
 BLANK = AttackFinding(attack="a", what="", sees="public", verdict="not tried", why="")
 HELD = Held(unit="example", neighbours="replace", adversary="public", epsilon=1.0, delta=1e-5, status="proved")

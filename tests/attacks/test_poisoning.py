@@ -11,13 +11,13 @@ import torch
 from sordino import config, tree
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.findings import UNPOISONED, BesideGuess
 from sordino.attacks.methods.backdoor import Backdoor, marked
 from sordino.attacks.methods.model_replacement import ModelReplacement
 from sordino.attacks.methods.sign_flip import SignFlip
 from sordino.attacks.poisoned import LiarsView, Lies
 from sordino.attacks.poisoning import accuracy, harm
 from sordino.errors import ConfigError
+from sordino.results.attack_file import UNPOISONED, BesideGuess
 from sordino.runs.simulation import simulated
 from sordino.tree import Tree
 from sordino.types import Examples, Params

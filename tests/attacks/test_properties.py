@@ -8,8 +8,8 @@ import torch
 from sordino import config
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import UpdateView
-from sordino.attacks.findings import AttackFinding
 from sordino.attacks.methods.brightness import Brightness
+from sordino.results.attack_file import AttackFinding
 
 DIGITS = {
     "rounds": 2,

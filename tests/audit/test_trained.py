@@ -18,7 +18,6 @@ from sordino import config, keys
 from sordino.accounting.events import Gaussian, Laplace, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
-from sordino.audit.audited import TrainedAudit
 from sordino.audit.canaries import CanaryExamples
 from sordino.audit.canary_rounds import CanaryRounds
 from sordino.audit.gates import HOLDS, VIOLATED
@@ -35,6 +34,7 @@ from sordino.audit.trained import (
 )
 from sordino.errors import SordinoError
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.results.audit_file import TrainedAudit
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.run import start
 from sordino.runs.simulation import settle, simulated

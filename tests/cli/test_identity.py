@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sordino.sites.identity import AllowList
-from sordino.sites.trial_certificates import of_server, of_site
+from sordino.transport.tls import of_server, of_site
 from tests.helpers.command_line import Said
 
 Cli = Callable[..., Said]

@@ -83,8 +83,8 @@ def test_a_plan_and_an_audit_say_it_too(cli: Callable[..., Said], monkeypatch: p
 
 
 def test_a_comparison_says_it_in_every_format(place: Path) -> None:
-    from sordino.report.comparison_table import as_csv, as_latex, shaped
     from sordino.results.comparison import Method, table
+    from sordino.results.comparison_table import as_csv, as_latex, shaped
 
     run = sordino.open_run(place / "counter" / "run")
     rows = table([Method("one", [run.metrics], run.receipt.guarantees, run._run.experiment)])

@@ -15,13 +15,13 @@ import sordino
 from sordino import config
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.findings import PictureRow
 from sordino.attacks.reconstruction import row
-from sordino.audit import audited, replay
+from sordino.audit import replay
 from sordino.errors import RunError
-from sordino.report.attackers import pixels, sheet, told
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
+from sordino.results import audit_file as audited
+from sordino.results.attack_file import PictureRow, pixels, sheet, told
 from tests.helpers.command_line import Said
 
 SETTINGS = {

@@ -20,11 +20,12 @@ from PIL import Image
 import sordino
 from sordino.report import palette
 from sordino.report.comparison_page import MethodFacts
+from sordino.report.comparison_page import gather as page_of
 from sordino.report.comparison_page import write as write_comparison
-from sordino.report.comparison_table import shaped
 from sordino.report.run_facts import RunFacts, gather
 from sordino.report.run_page import page
 from sordino.results.comparison import Comparison
+from sordino.results.comparison_table import shaped
 from tests.helpers.browser import look
 
 HOSTILE = "a </script><img src=x onerror=alert(1)> & 'b'"
@@ -104,7 +105,7 @@ def test_the_comparison_page_shows_the_table(compared: Comparison) -> None:
 
 def test_the_comparison_page_says_it_without_a_script(compared: Comparison) -> None:
     still = re.sub(r"<script.*?</script>", "", compared.report().read_text(), flags=re.S)
-    for method in compared.facts.methods:
+    for method in page_of(compared).methods:
         for row in method.guarantees:
             assert html.escape(row.words) in still
             assert row.status == "nominal" or row.standing in still
@@ -113,7 +114,7 @@ def test_the_comparison_page_says_it_without_a_script(compared: Comparison) -> N
 
 
 def test_points_are_where_epsilon_is_finite_and_nominal_stays_apart(compared: Comparison) -> None:
-    points = {point.name: point for point in compared.facts.points}
+    points = {point.name: point for point in page_of(compared).points}
     assert "open" not in points
     assert points[HOSTILE].x == pytest.approx(8.0)
     assert points[HOSTILE].nominal is None
@@ -122,7 +123,7 @@ def test_points_are_where_epsilon_is_finite_and_nominal_stays_apart(compared: Co
 
 
 def test_what_was_held_equal_and_what_differs(compared: Comparison) -> None:
-    facts = compared.facts
+    facts = page_of(compared)
     assert {name for name, _ in facts.equal} >= {"data", "partition", "model", "cohort", "rounds", "evaluation"}
     assert "fedavg" in facts.methods[0].differs
     assert not any("partition" in method.differs for method in facts.methods)
@@ -287,8 +288,8 @@ def test_a_comparison_without_accuracy_is_drawn(compared: Comparison, tmp_path: 
         points = (p.beside(mean=3.0 - p.round, std=0.1, worst=None, worst_std=None) for p in m.curve)
         return m.beside(curve=tuple(points))
 
-    methods = tuple(map(lost, compared.facts.methods))
-    facts = compared.facts.beside(metric="loss", methods=methods, points=())
+    methods = tuple(map(lost, page_of(compared).methods))
+    facts = page_of(compared).beside(metric="loss", methods=methods, points=())
     seen = look(write_comparison(facts, tmp_path / "page.html").read_text(), tmp_path)
     assert seen.wrong == []
     assert seen.raw["plots"] == [f"Test loss over {what}" for what in ("rounds", "bytes sent", "device compute")]

@@ -11,12 +11,12 @@ from rich.console import Console
 from sordino.metrics.measures import traffic
 from sordino.metrics.preparation_cost import flops_until, in_front
 from sordino.report import figures
-from sordino.report.comparison_page import snippet
-from sordino.report.comparison_table import as_latex, cell, lines, text
+from sordino.report.comparison_page import gather as page_of
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, table
+from sordino.results.comparison_table import as_latex, cell, lines, snippet, text
 from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation
 from sordino.synthesis.public_images.manifest import PROXY
@@ -65,7 +65,7 @@ def test_a_comparison_charges_the_preparation(compared: Comparison, folder: Path
     assert (slaug.measured["at_equal_bytes"].mean is None) == (sent > plain.measured["bytes"].mean)
     assert "of them before round 1" in lines(compared.table)[0]
     assert "of them before round 1" not in lines([plain])[0]  # nobody prepared: nothing is said
-    curves = {m.name: m.curve for m in compared.facts.methods}
+    curves = {m.name: m.curve for m in page_of(compared).methods}
     extra = in_front(RunFolder(folder).prepared())[0].device_flops
     for ours, others in zip(curves["slaug"], curves["plain"], strict=True):
         assert ours.bytes - others.bytes == sent
@@ -83,7 +83,7 @@ def test_not_reached_is_said(compared: Comparison) -> None:
 def test_a_comparison_names_the_candidates_everywhere(compared: Comparison) -> None:
     console = Console(width=200, file=io.StringIO())
     console.print(text(compared.table))
-    facts = compared.facts
+    facts = page_of(compared)
     assert facts.candidates == (f"slaug: {PROXY}",)
     for said in (console.file.getvalue(), as_latex(compared.table), snippet(compared.table, [])):  # type: ignore[attr-defined]
         assert f"slaug: {PROXY}" in said

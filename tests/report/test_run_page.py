@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from sordino import run
+from sordino.accounting.belief import subject
 from sordino.accounting.statement import Guarantee
-from sordino.report.belief import subject
+from sordino.accounting.words import described, merged, sentence, strength
 from sordino.report.run_facts import gather
 from sordino.report.run_page import STYLES, page, together
 from sordino.report.still import promises
-from sordino.report.words import described, merged, sentence, strength
 from sordino.runs.listing import promise
 
 ROW = Guarantee(

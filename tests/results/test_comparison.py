@@ -37,11 +37,10 @@ from sordino.metrics.measures import (
     traffic,
 )
 from sordino.metrics.rows import RoundRow, Spread
-from sordino.report.comparison_page import choosing, snippet
-from sordino.report.comparison_table import as_csv, as_latex, lines, shaped
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, check_equal, compare, table
-from sordino.results.sweeps import Notes, composed, grid, split
+from sordino.results.comparison_table import as_csv, as_latex, lines, shaped, snippet
+from sordino.results.sweeps import Notes, choosing, composed, grid, split
 from sordino.runs.folder import RunFolder
 from sordino.runs.play import Ended
 from sordino.runs.simulation import simulated

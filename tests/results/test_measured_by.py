@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import sordino
-from sordino.report.comparison_table import as_latex, lines
+from sordino.report.comparison_page import gather as page_of
 from sordino.results.comparison import Comparison
+from sordino.results.comparison_table import as_latex, lines
 from tests.helpers.command_line import Said
 
 SMALL: Any = {
@@ -61,7 +62,7 @@ def test_a_table_of_both_says_whose_answers_they_are_and_gives_no_p(as_used: Com
     at = head.index("measured by")
     assert (shared[at], own[at]) == (CLIENT_BY_CLIENT, OWN)
     assert OWN in as_latex(as_used.table)
-    facts = as_used.facts
+    facts = page_of(as_used)
     assert [method.label for method in facts.methods] == [f"shared ({CLIENT_BY_CLIENT})", f"own ({OWN})"]
     page = as_used.report().read_text()
     assert "Global model, mean over seeds" not in page

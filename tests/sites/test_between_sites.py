@@ -11,7 +11,7 @@ import torch
 from sordino import config
 from sordino.config import Experiment
 from sordino.errors import DataError
-from sordino.report import preparation
+from sordino.results import preparation
 from sordino.runs.run import start
 from sordino.sites.serve import settled
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of

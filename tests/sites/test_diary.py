@@ -10,11 +10,11 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from sordino.cli import deploying
 from sordino.errors import RunError
 from sordino.ledger.files import append_line
 from sordino.runs.folder import RunFolder
 from sordino.runs.watched import sites
+from sordino.sites import commands as deploying
 from sordino.sites import event_log as diaries
 from sordino.sites.client_line import Standing
 from sordino.sites.event_log import Diary

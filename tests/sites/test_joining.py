@@ -16,7 +16,6 @@ import tomli_w
 from rich.console import Console
 
 from sordino import config
-from sordino.cli import deploying
 from sordino.config import Engine
 from sordino.data import Split
 from sordino.data.digits import load as digits
@@ -25,6 +24,7 @@ from sordino.runs.folder import RunFolder
 from sordino.runs.run import resume
 from sordino.runs.signature import generate, private_key
 from sordino.sites import agreement_file as agreed
+from sordino.sites import commands as deploying
 from sordino.sites.invitation import Invitation, invite, read
 from sordino.sites.join import Joining, Proposed, join
 from sordino.sites.join import proposed as asked_to

@@ -15,12 +15,12 @@ from sordino.accounting.statement import SCORES
 from sordino.config import Experiment
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
-from sordino.report.site_plan import plan
 from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import Receipt
 from sordino.runs.verify import examine, verify
 from sordino.sites.invitation import invite
 from sordino.sites.join import Joining, Proposed
+from sordino.sites.plan_table import plan
 from sordino.transport.answers import Answered
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.forged_letters import Server

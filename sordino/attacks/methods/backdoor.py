@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.findings import BesideGuess, Verdict
 from sordino.attacks.poisoned import LiarsView
 from sordino.attacks.poisoning import OFTEN, Poisoning, accuracy, boosted, every_second, harm
 from sordino.privacy.readers.beside_public import taken
+from sordino.results.attack_file import BesideGuess, Verdict
 from sordino.tree import Tree
 from sordino.types import Examples, Params
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sordino.accounting.notes import SYSTEM
+from sordino.branches import part
 from sordino.errors import SordinoError
 from sordino.metrics.rows import PreparedRow, RoundRow
 from sordino.report.dashboard.spent import Spent
@@ -20,12 +21,18 @@ from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.runs.shapes import Spending
 from sordino.runs.watched import SiteNow, sites, state
-from sordino.sites.agreement_file import AgreedClient
-from sordino.sites.agreement_file import read as read_agreement
-from sordino.sites.serve import AGREEMENT
 from sordino.transport.events import Event
 
 EVERY = 0.5  # seconds between two looks, and ten times what a look takes
+
+
+class SiteClient(Protocol):
+    """A client that sites have agreed on."""
+
+    @property
+    def site(self) -> str: ...
+    @property
+    def name(self) -> str: ...
 
 
 class Now(NamedTuple):
@@ -84,10 +91,10 @@ class Watched:
         return self.run.environment.clients is not None
 
     @cached_property
-    def clients(self) -> Sequence[AgreedClient]:
+    def clients(self) -> Sequence[SiteClient]:
         """Those that sites have agreed on; none in a simulation."""
-        place = self.folder / AGREEMENT
-        return read_agreement(place).clients if self.run.environment.site and place.is_file() else ()
+        found: Sequence[SiteClient] = part("sites", "agreed_clients")(self.folder) if self.run.environment.site else ()
+        return found
 
     @cached_property
     def spent(self) -> Spent:

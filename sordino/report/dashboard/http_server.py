@@ -27,7 +27,7 @@ from sordino.report.dashboard import page
 from sordino.report.dashboard.facts import EVERY, Watched
 from sordino.report.dashboard.stream import AGAIN, Cursor, Listener, cursor
 from sordino.runs import private
-from sordino.sites.tls import Certificates
+from sordino.transport.tls import Certificates
 
 TOKEN = 16  # bytes
 READERS = 64  # connections at a time

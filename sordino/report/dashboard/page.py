@@ -7,22 +7,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from sordino.accounting.belief import subject
 from sordino.accounting.claims import standing
 from sordino.accounting.events import Json
-from sordino.accounting.statement import Guarantee
+from sordino.accounting.statement import Guarantee, strongest
+from sordino.accounting.words import described, merged
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.headlines import in_words
 from sordino.metrics.measures import last_scored
 from sordino.metrics.rows import RoundRow
 from sordino.report import palette
-from sordino.report.belief import subject
 from sordino.report.dashboard.facts import Now, Watched
 from sordino.report.markup import Html, joined, table, tag
 from sordino.report.run_page import SCRIPTS, STYLES, in_script, together
 from sordino.report.still import promises
-from sordino.report.tables import bytes_text
-from sordino.report.words import described, merged
-from sordino.runs.listing import strongest
+from sordino.results.tables import bytes_text
 from sordino.runs.shapes import OfClient, Spending
 from sordino.runs.watched import SiteNow
 from sordino.transport.events import OF_ROUNDS, Event

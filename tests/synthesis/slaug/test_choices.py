@@ -18,13 +18,13 @@ from torch import Tensor
 
 from sordino import config, keys, tree
 from sordino.accounting.claims import Unit
+from sordino.accounting.words import by_phase
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.local_sgd import Walk
 from sordino.engine import checkpoint
 from sordino.errors import ConfigError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
-from sordino.report.words import by_phase
 from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.shapes import OfPhase, Promised

@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sordino.accounting.belief import subject
 from sordino.accounting.notes import SYSTEM
+from sordino.accounting.words import described, merged
 from sordino.engine import wire
-from sordino.report.belief import subject
-from sordino.report.tables import bytes_text, guarantees
-from sordino.report.words import described, merged
+from sordino.results.tables import bytes_text, guarantees
 from sordino.runs.setup import Setup
 from sordino.sites.identity import fingerprint
 from sordino.sites.join import Proposed

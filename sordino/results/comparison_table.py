@@ -6,6 +6,7 @@ Bytes begin with what was sent before the first round.
 from __future__ import annotations
 
 import csv
+import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,7 +17,7 @@ from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
 from sordino.accounting.statement import Guarantee
 from sordino.metrics.headlines import HEADLINES, Metric
-from sordino.report.tables import bytes_text
+from sordino.results.tables import bytes_text
 from sordino.runs.listing import promise
 
 
@@ -198,3 +199,14 @@ def as_latex(rows: Sequence[Row]) -> str:
 
 
 FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {"csv": as_csv, "latex": as_latex}
+
+
+def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
+    """The table for a notebook, and what must be said with it."""
+    head, *body = ([html.escape(text) for text in line] for line in lines(table))
+    rows = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in body)
+    titles, said = "".join(f"<th>{text}</th>" for text in head), (*sources(table), *told)
+    return (
+        f"<table><caption>{html.escape(caption(table))}</caption><thead><tr>{titles}</tr></thead>"
+        f"<tbody>{rows}</tbody></table>{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
+    )

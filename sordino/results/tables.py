@@ -12,19 +12,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sordino.accounting.belief import headline
 from sordino.accounting.claims import Status, standing
 from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee
+from sordino.accounting.words import by_phase
 from sordino.metrics.headlines import HEADLINES
 from sordino.metrics.measures import last_scored, scores, warnings
 from sordino.metrics.preparation_cost import Reached
 from sordino.metrics.rows import RoundRow
-from sordino.report.belief import headline
-from sordino.report.words import by_phase
 from sordino.runs.shapes import OfClient, OfPhase, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
-    from sordino.report.preparation import Preparation
+    from sordino.results.preparation import Preparation
     from sordino.runs.profile import Profile
 
 STATUS_STYLE: Mapping[Status, str] = {

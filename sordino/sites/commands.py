@@ -126,9 +126,9 @@ def serve(
     from sordino.runs.signature import private_key
     from sordino.sites.serve import Serving
     from sordino.sites.serve import serve as serving
-    from sordino.sites.trial_certificates import of_server
     from sordino.transport.events import ROUTINE, WARNINGS
     from sordino.transport.sites import Patience
+    from sordino.transport.tls import of_server
 
     loaded, console = config.load(experiment), Console(stderr=True, quiet=quiet or as_json)
     folder, key = out or Path("runs") / loaded.name, private_key(identity)
@@ -189,11 +189,11 @@ def join(
     verbose: Verbose = False,
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
-    from sordino.report.site_plan import plan
     from sordino.runs.interrupts import patience
     from sordino.runs.signature import private_key
     from sordino.sites.join import Joining, proposed
     from sordino.sites.join import join as joining
+    from sordino.sites.plan_table import plan
 
     shown = Console(stderr=True, quiet=quiet or as_json)
     asked = proposed(
@@ -232,7 +232,7 @@ def join(
     if as_json:
         say({"folder": str(asked.folder), "over": left.over, **left.receipt.to_json()})
     elif not quiet:
-        from sordino.report.tables import guarantees
+        from sordino.results.tables import guarantees
 
         if left.receipt.guarantees:
             console.print(guarantees(left.receipt.guarantees, left.receipt.simulated, left.receipt.phases))

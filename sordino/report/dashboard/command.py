@@ -41,7 +41,7 @@ def dashboard(
     from sordino.report.dashboard.facts import Watched
     from sordino.report.dashboard.http_server import Dashboard, new_token, token_of
     from sordino.runs.folder import RunFolder
-    from sordino.sites.trial_certificates import of_server
+    from sordino.transport.tls import of_server
 
     RunFolder(run).check()
     watched = Watched(run, evaluator)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sordino.accounting.claims import Adversary, Neighbours, Unit
-from sordino.accounting.statement import Guarantee
-from sordino.runs.listing import strongest
+from sordino.accounting.statement import Guarantee, strongest
 
 PRIOR = 0.01
 SLACK = 10  # the chance that is spoken of, in deltas

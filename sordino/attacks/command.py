@@ -15,7 +15,7 @@ from sordino.cli.screen import Screen, say
 from sordino.cli.words import experiment_and_changes
 
 if TYPE_CHECKING:
-    from sordino.attacks.findings import Assault
+    from sordino.results.attack_file import Assault
 
 
 class Attacker(StrEnum):
@@ -97,7 +97,7 @@ def attack(
         )
     written = [] if folder is None else [write(found, folder)]
     if pictures is not None:
-        from sordino.report.attackers import drawn
+        from sordino.results.attack_file import drawn
 
         written += drawn(found, pictures)
     if as_json:
@@ -123,7 +123,7 @@ def _listed(told: list[dict[str, str | bool]]) -> None:
 def _show(found: Assault) -> None:
     from rich.table import Table
 
-    from sordino.report.attackers import figures, promised
+    from sordino.results.attack_file import figures, promised
 
     console = Screen(highlight=False)
     for heads in dict.fromkeys(one.heads for one in found.found):

@@ -15,6 +15,8 @@ from cryptography.x509.oid import NameOID
 
 from sordino.errors import ConfigError
 
+SERVER = "server"  # the name of its files
+
 
 class Pems(NamedTuple):
     """What the three files hold."""
@@ -74,6 +76,16 @@ class Certificates:
                 self.key, f"it is no private key that can be read without a password: {error}", "no-key"
             ) from None
         return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def of_site(folder: Path, name: str) -> Certificates:
+    """The files in the folder that a site gets."""
+    return Certificates(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
+
+
+def of_server(folder: Path) -> Certificates:
+    """The server's files in the folder of a CA."""
+    return of_site(folder, SERVER)
 
 
 def _minute(when: datetime) -> str:

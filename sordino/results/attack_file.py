@@ -4,13 +4,25 @@ promised. No tensor is needed to read it.
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
-from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number
+import numpy as np
+
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
+from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number, delta_text
+from sordino.ledger.files import atomic_write
+from sordino.results.pictures import Pixels, png
+from sordino.results.tables import epsilon_text
+from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import LeftInRun
 
 Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
+SIDE = 64  # of an image in a picture, about
+GAP = 4
+ANEW = "attack the run again: `sordino attack RUN` writes the file anew"
 WARNING = "This file holds images of the training data. It is for whoever owns them, and for nobody else."
 UNPOISONED = "attackers who send something false"
 UNSEEN = (
@@ -108,3 +120,57 @@ class Assault(LeftInRun):
 
     def having(self, *verdicts: str) -> list[AttackFinding]:
         return [one for one in self.found if one.verdict in verdicts]
+
+
+def pixels(row: PictureRow) -> Pixels:
+    return np.frombuffer(base64.b64decode(row.pixels), np.uint8).reshape(row.shape)
+
+
+def sheet(rows: Sequence[PictureRow]) -> Pixels:
+    """Rows of images above each other, on white: red, green, blue and opacity."""
+    each = [pixels(row) for row in rows]
+    scale = max(1, SIDE // each[0].shape[2])
+    tall, wide = scale * each[0].shape[1] + GAP, scale * each[0].shape[2] + GAP
+    most = max(len(images) for images in each)
+    made = np.full((tall * len(each) + GAP, wide * most + GAP, 4), 255, np.uint8)
+    for i, images in enumerate(each):
+        for j, image in enumerate(images):
+            large = image.repeat(scale, 0).repeat(scale, 1)
+            top, left = GAP + i * tall, GAP + j * wide
+            made[top : top + len(large), left : left + large.shape[1], :3] = large
+    return made
+
+
+def drawn(found: Assault, folder: Path) -> list[Path]:
+    """One PNG for each attack that draws: original, reconstruction, without protection, guess, from top to bottom."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for one in found.found:
+        if one.pictures:
+            path = folder / f"{one.attack}.png"
+            atomic_write(path, png(sheet(one.pictures)), private=True)
+            written.append(path)
+    return written
+
+
+def told(folder: Path) -> Assault | None:
+    """What the run's attack.json says; None where there is none."""
+    run = RunFolder(folder)
+    return run.found(run.attack_file, Assault, ANEW)
+
+
+def figures(one: BesideGuess) -> tuple[str, str, str]:
+    """What was reached, by a guess, and without protection, in figures."""
+    unit = f" {one.unit}" if one.unit else ""
+    ends = "" if one.low is None or one.high is None else f" ({one.low:.3g} to {one.high:.3g}, {one.level or 0:.0%})"
+    control = "unknown" if one.control is None else f"{one.control:.3g}{unit}"
+    return f"{one.value:.3g}{unit}{ends}", f"{one.baseline:.3g}{unit}", control
+
+
+def promised(held: Held, simulated: bool) -> str:
+    """An epsilon with all that it depends on."""
+    nominal = "" if held.nominal_epsilon is None else f"; {held.nominal_epsilon:.3g} is printed and proves nothing"
+    return (
+        f"ε {epsilon_text(held.epsilon)} for one {held.unit} ({held.neighbours}) against the {held.adversary}, "
+        f"δ {delta_text(held.delta)}, {standing(held.status, simulated)}{nominal}"
+    )

@@ -7,12 +7,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from sordino.accounting.belief import FORMALITY, believed, subject
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.accounting.events import Json
 from sordino.accounting.facts import Epsilon, Fact, delta_text
 from sordino.accounting.statement import Guarantee
-from sordino.report.belief import FORMALITY, believed, subject
-from sordino.runs.shapes import OfPhase
+
+
+class PhasePromise(Protocol):
+    """A phase, and what it promises."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def releases(self) -> int: ...
+    @property
+    def guarantees(self) -> Sequence[Guarantee]: ...
+
 
 MODERATE = 4.0  # an epsilon above it is said to be weak
 
@@ -120,7 +131,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     return f"About {what}, against {who}: {holds}.{because}"
 
 
-def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
+def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulated: bool) -> tuple[str, ...]:
     """What each phase of a run adds to the promise, and what that makes of the whole; nothing where there is one
     phase.
     """

@@ -1,0 +1,107 @@
+"""`sordino report` and `sordino privacy export`: the page of a run, and documents about it for others."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sordino.cli.later import when_used
+from sordino.cli.options import Figures
+from sordino.cli.screen import Screen
+from sordino.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sordino.report.evidence import Evidence
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="With real noise: also what only the evaluator may see, in RUN/private.")
+    ] = False,
+    figures: Figures = None,
+) -> None:
+    """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no
+    network.
+    """
+    with when_used("torch"):
+        from sordino.report.figures import available, of_run
+        from sordino.report.run_facts import gather
+        from sordino.report.run_page import write
+
+    if figures is not None:
+        available()
+    for folder in folders:
+        facts = gather(folder, evaluator)
+        written = [write(folder, facts=facts, evaluator=evaluator)]
+        if figures is not None:
+            written += of_run(facts, written[0].parent / "figures", figures)
+        for path in written:
+            Screen().print(str(path), highlight=False, soft_wrap=True, markup=False)
+        if open_:
+            typer.launch(str(written[0].resolve()))
+
+
+class Document(StrEnum):
+    annex = "annex"
+    registry = "registry"
+    card = "card"
+
+
+FILES = {Document.annex: "annex.html", Document.registry: "deployment.yaml", Document.card: "model-card.md"}
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of what may be shown of it.")],
+    as_: Annotated[
+        Document,
+        typer.Option(
+            "--as",
+            help="annex: a page for a data protection assessment; registry: a record for the registry of DP "
+            "deployments; card: a model card.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file; an annex that ends in .pdf is printed. [default: in RUN]")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
+    ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Even of a receipt that does not hold; the document says so on its top.")
+    ] = False,
+) -> None:
+    """A document for others, from receipt and ledger alone. What is wrong with them is checked first: exit code 5."""
+    target = out if out is not None else folder / FILES[as_]
+    kinds = {FILES[as_][FILES[as_].rindex(".") :], *([".pdf"] if as_ is Document.annex else [])}
+    if target.suffix not in kinds:
+        raise ConfigError(
+            f"--as {as_.value} cannot be written as {target.name}",
+            fix=f"give a file that ends in {' or '.join(sorted(kinds))}",
+            code="unknown-document-kind",
+        )
+    with when_used("torch"):
+        from sordino.report.evidence import gather
+
+    found = gather(folder, key, with_code, anyway)
+    typer.echo(str(_written(found, as_, target)))
+
+
+def _written(found: Evidence, as_: Document, target: Path) -> Path:
+    from sordino.ledger.files import atomic_write
+    from sordino.report.annex import page
+    from sordino.report.model_card import card
+    from sordino.report.printing import as_pdf
+    from sordino.report.registry import record
+
+    if target.suffix == ".pdf":
+        return as_pdf(page(found), target)
+    made = {Document.annex: page, Document.registry: record, Document.card: card}[as_]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(target, made(found).encode())
+    return target
