@@ -348,7 +348,7 @@ def test_what_is_audited_is_a_file_a_run_an_algorithm_or_the_default(tmp_path: P
     (tmp_path / "experiment.toml").write_text(made.toml())
     assert experiment_of(str(tmp_path / "experiment.toml"), ["rounds=2"]).rounds == 2
     (tmp_path / "environment.json").write_text('{"format": 1, "run": "", "config": "", "sordino": ""}')
-    assert experiment_of(str(tmp_path)) == made
+    assert experiment_of(str(tmp_path)).digest() == made.digest()
 
 
 @pytest.mark.parametrize(

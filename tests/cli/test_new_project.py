@@ -47,7 +47,7 @@ def test_damaged_and_unfinished_runs_are_listed_as_such(tmp_path: Path) -> None:
     for name, text in (("a", "rounds = 3\n[algorithm]\nname = 'fedavg'\n"), ("b", "not toml")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "experiment.toml").write_text(text)
-        told = {"run": "r", "config": "c", "sordino": "0"}
+        told = {"format": 1, "run": "r", "config": "c", "sordino": "0"}
         (tmp_path / name / "environment.json").write_text(json.dumps(told))
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "experiment.toml").write_text("rounds = 3\n")
