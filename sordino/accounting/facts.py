@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Context
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     PlainSerializer,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
+
+from sordino.errors import RunError, damaged
+from sordino.version import __version__
+
+F = TypeVar("F", bound="Fact")
 
 
 def _from_file(value: object) -> object:
@@ -67,3 +74,20 @@ class Fact(BaseModel):
     def beside(self, **known: object) -> Self:
         """The same fact, with more that is known of it."""
         return self.model_copy(update=known)
+
+
+def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
+    """The fact in a text."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["loc"] == ("format",) and isinstance(first["input"], int):
+            raise RunError(
+                f"{path} has format {first['input']}",
+                why=f"another version of sordino wrote it: this one, {__version__}, reads format {FORMAT}",
+                fix="open it with the version that wrote it",
+                code="unknown-format",
+            ) from None
+        place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        raise damaged(path, place + first["msg"], fix) from None

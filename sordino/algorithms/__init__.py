@@ -18,6 +18,7 @@ from sordino.algorithms.algorithm import NAMES, Algorithm, AnyAlgorithm
 from sordino.algorithms.phases import Phased
 from sordino.algorithms.preset import Preset
 from sordino.branches import parts
+from sordino.later import when_used
 
 Method: TypeAlias = Callable[..., AnyAlgorithm | Phased]
 
@@ -43,8 +44,9 @@ def algorithm_named(name: str) -> Method | None:
     """
     said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
     holding = [parts("algorithms")[name]] if name in parts("algorithms") else _holding(said)
-    found = (made for file in holding for made in vars(import_module(file)).values() if _name(made, file) == name)
-    return next(found, None) or all_algorithms().get(name)
+    with when_used("torch"):  # what it declares needs no tensor
+        found = [made for file in holding for made in vars(import_module(file)).values() if _name(made, file) == name]
+    return found[0] if found else all_algorithms().get(name)
 
 
 def _holding(said: re.Pattern[str]) -> list[str]:

@@ -10,9 +10,9 @@ import typer
 from rich.console import RenderableType
 from rich.markup import escape
 
-from sordino.cli.later import when_used
 from sordino.cli.options import Json
 from sordino.cli.screen import Screen, say
+from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.runs.folder import RunFolder

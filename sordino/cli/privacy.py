@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.later import when_used
 from sordino.cli.options import Json, Verbose
 from sordino.cli.screen import Screen, say
 from sordino.cli.words import Verb, Verbs, experiment_and_changes
 from sordino.errors import ConfigError
+from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.budget.calculator import Enough

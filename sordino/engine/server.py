@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sordino import keys, tree
-from sordino.accounting.notes import SYSTEM
+from sordino import tree
+from sordino.algorithms.algorithm import Home
 from sordino.budget.noise_level import in_mean, of_reader, of_uplink
 from sordino.budget.plan import Price
 from sordino.budget.schedules import Adaptive
-from sordino.engine.accounts import Accounts
 from sordino.engine.channels import SumAtSites
 from sordino.engine.inbox import Inbox
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.weights import Weights
+from sordino.planning.accounts import Accounts
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
 from sordino.privacy.uplink.robust import fewest
 from sordino.privacy.uplink.stages import Weigh
-from sordino.sampling.draws import Seeded, Unseen
-from sordino.sampling.kinds import Tossed
-from sordino.sampling.stragglers import Crew, Stragglers
+from sordino.sampling.stragglers import Crew
 from sordino.tree import Tree
 from sordino.types import NoiseSource, Received, Terms
 
@@ -34,41 +31,9 @@ STALL = 1.1  # a mean update within a tenth of its expected noise norm carries n
 
 @dataclass(kw_only=True)
 class Federation(Accounts):
-    stragglers: Stragglers
-    key: int
+    home: Home  # the server's own data
     _noise_norm: float = 0.0
     _coordinates: int = 0
-
-    def draw(
-        self, t: int, server: Tree = None, away: Callable[[int], bool] = lambda client: False, later: bool = False
-    ) -> list[int]:
-        """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
-        preparation asks.
-        """
-        if self.algorithm.names_clients:
-            return sorted(self.algorithm.asks(server))
-        self.rated(t)
-        if isinstance(self.cohort, Tossed):
-            # what nobody may know is not drawn from a seed that stands in the experiment
-            unseen = self.noise == SYSTEM and self.cohort.hidden
-            coins = Unseen() if unseen else Seeded(keys.fold(self.key, "cohort", t))
-            return self.cohort.toss(self.population, coins, self._rates)
-        drawn = self.cohort.draw(t, self.population, self.key)
-        return drawn if self.cohort.hidden else self._redrawn(t, drawn, away, later)
-
-    def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
-        """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
-        nobody may be. Where there is nobody, who is silent stays drawn if asked `later`, too: it pays in these books
-        beforehand, so a round that others fall out of can ask it.
-        """
-        here = [k for k in drawn if not away(k)]
-        if len(here) == len(drawn):
-            return drawn
-        order = keys.order(keys.word(keys.fold(self.key, "redraw", t)), self.population).tolist()
-        others = (k for k in order if k not in drawn and not away(k))
-        found = [*here, *itertools.islice(others, len(drawn) - len(here))]
-        silent = (k for k in drawn if away(k)) if later else ()
-        return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
     # the sum ----------------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 
 from sordino.accounting.belief import headline
+from sordino.planning.agreement import FILE as AGREEMENT
 from sordino.report.evidence import COLUMNS, FORGED, Evidence, table
 from sordino.report.markup import Html, joined, listed, tag
 from sordino.report.markup import table as made
 from sordino.report.run_page import together
-from sordino.runs.agreement import FILE as AGREEMENT
 
 NOTHING = "Nothing is promised about anybody by this run."
 READ = f"privacy.json, ledger.sqlite, experiment.toml, {AGREEMENT} and environment.json"

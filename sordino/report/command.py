@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordino.cli.later import when_used
 from sordino.cli.options import Figures
 from sordino.cli.screen import Screen
 from sordino.errors import ConfigError
+from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.report.evidence import Evidence

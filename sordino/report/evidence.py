@@ -26,8 +26,8 @@ from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import CHANGE, Described, described, merged
 from sordino.config import Experiment
 from sordino.errors import LedgerError
+from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.results.tables import epsilon_text
-from sordino.runs.agreement import Agreement, PublicNumbers
 from sordino.runs.folder import RunFolder
 from sordino.runs.shapes import Environment, Receipt
 from sordino.runs.verify import Verdict, examine

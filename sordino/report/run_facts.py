@@ -30,6 +30,7 @@ from sordino.results.tables import secure
 from sordino.runs.folder import RunFolder
 from sordino.runs.population import Population
 from sordino.runs.receipt import opened, some_of, spending
+from sordino.runs.setup import Whole
 from sordino.runs.shapes import Environment, OfClient, ReceiptBudget
 from sordino.runs.simulation import simulated
 
@@ -121,6 +122,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     metrics = run.metrics() if all_ else run.public_metrics()
     simulation = simulated(setup.experiment) if all_ else None
     counts, unlike = (None, None) if simulation is None else _held(simulation.population)
+    played = Whole(setup.experiment, setup.public, setup.whole.agreed).phases[-1]
     public, known = setup.public, None if simulation is None else simulation.population.sizes
     home = None if simulation is None else simulation.home
     experiment, notes = setup.experiment, [entry.note for entry in entries]
@@ -149,7 +151,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         metrics=_thin(metrics),
         warnings=tuple(warnings(metrics)),
         before=next(iter(in_front(run.prepared())), None),
-        prepared=preparation.gather(folder, setup, home, rounds=metrics),
+        prepared=preparation.gather(folder, played, home, rounds=metrics),
         secure=tuple(secure(metrics)),
         guarantees=described(spent.guarantees, spent.simulated),
         by_phase=by_phase(spent.guarantees, spent.phases, spent.simulated),

@@ -41,13 +41,13 @@ from sordino.metrics.measures import (
     worst_tenth,
 )
 from sordino.metrics.preparation_cost import before, in_front
+from sordino.planning.methods import Methods
 from sordino.results.comparison_table import Measured, Row, snippet
 from sordino.results.frames import frame
 from sordino.results.pace import Follow, Pace, Watch
 from sordino.results.preparation import label_of
 from sordino.results.sweeps import Composed, Notes, Setting, choosing, composed, grid
 from sordino.runs.folder import RunFolder
-from sordino.runs.phases import Methods
 from sordino.runs.play import Ended
 from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start

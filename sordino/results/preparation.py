@@ -23,8 +23,8 @@ from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
 from sordino.metrics.preparation_cost import Cost, Plain, Sent, charged, messages
 from sordino.metrics.rows import RoundRow
+from sordino.planning.agreement import Agreement
 from sordino.results.pictures import Pixels, strip
-from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome, source_of
 from sordino.runs.receipt import some_of

@@ -17,14 +17,14 @@ from safetensors import SafetensorError
 from torch import nn
 
 from sordino import user_code
-from sordino.accounting.facts import FORMAT, Fact, Format
+from sordino.accounting.facts import FORMAT, Fact, Format, parsed
 from sordino.data.schema import Column, TextColumn
 from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import atomic_write
 from sordino.metrics.evaluation import taught_way
+from sordino.planning.agreement import MOST
 from sordino.runs import private, seal
 from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import MOST, parsed
 from sordino.tasks.build import Architecture
 from sordino.types import Params
 

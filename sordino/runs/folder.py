@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from sordino import config
-from sordino.accounting.facts import Fact
+from sordino.accounting.facts import Fact, parsed
 from sordino.config import Experiment, paths
 from sordino.errors import RunError, damaged
 from sordino.ledger.storage import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
 from sordino.runs.private import FOLDER
-from sordino.runs.shapes import Environment, LeftInRun, Receipt, parsed
+from sordino.runs.shapes import Environment, LeftInRun, Receipt
 from sordino.transport.events import Event
 
 F = TypeVar("F", bound=Fact)

@@ -19,8 +19,8 @@ from sordino.accounting.notes import SYSTEM
 from sordino.config import Experiment, paths
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
+from sordino.planning.agreement import Agreement
 from sordino.runs import private
-from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Setup
 from sordino.runs.shapes import Environment

@@ -28,11 +28,12 @@ from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.partition.rows import Array, RowNumbers, checked, unfit
 from sordino.partition.schemes import SCHEMES, Natural, Scheme
+from sordino.planning.agreement import PublicNumbers
+from sordino.planning.methods import problem_of
+from sordino.planning.refusals import check_everybody_has_data
 from sordino.runs import public_inputs
-from sordino.runs.agreement import PublicNumbers
 from sordino.runs.home import ServersRows, source_of
-from sordino.runs.learning_task import check_scheme, check_words, problem_of
-from sordino.runs.refusals import check_everybody_has_data
+from sordino.runs.learning_task import check_scheme, check_words
 from sordino.sampling.kinds import alike
 from sordino.tasks.problems import Problem
 

@@ -25,7 +25,7 @@ PACKAGE = PurePath(__file__).parents[1]
 # who speaks for all that it calls
 CALLERS = {
     "evaluation": ("metrics/",),
-    "ledger and prices": ("accounting/", "ledger/", "budget/", "runs/prices.py"),
+    "ledger and prices": ("accounting/", "ledger/", "budget/", "planning/prices.py"),
     "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/metrics.py"),
     "noise": ("privacy/noise/",),
     "secure sums": ("secagg/", "engine/secure_sum.py"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from sordino import user_code
-from sordino.config import Data, Experiment
+from sordino.config import Data
 from sordino.data import schema
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED, Stats
 from sordino.data.row_source import RowSource
@@ -156,14 +156,6 @@ def _announces(what: str) -> UnsoundGuarantee:
         'and reach; and leave data.standardise out, or set it to "fixed"',
         code="announces-rows",
     )
-
-
-def shown_rows(made: Experiment) -> tuple[str, ...]:
-    """The names of somebody's own code that is shown rows: a network, a loss, what a method or a reader asks. By name
-    alone, so that who imports none of it says the same.
-    """
-    shown = made.algorithm, made.model, made.loss, made.read, made.uplink
-    return tuple(dict.fromkeys(user_code.named(shown)))
 
 
 def check_own(data: Data, own: RowSource, classes: bool) -> None:

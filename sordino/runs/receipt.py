@@ -20,17 +20,16 @@ from sordino.accounting.notes import SYSTEM, noised, simulated
 from sordino.accounting.pricing import CountedPhase
 from sordino.accounting.statement import Guarantee, beside_scores, of_groups, statement
 from sordino.budget.plan import Plan
-from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.op import Op
 from sordino.ledger.storage import missing
+from sordino.planning.accounts import Accounts
+from sordino.planning.agreement import Agreement
+from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.runs import seal
-from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
-from sordino.runs.home import ServersHome
-from sordino.runs.setup import Setup, Whole
 from sordino.runs.shapes import (
     Between,
     Environment,
@@ -68,7 +67,7 @@ OWN_MODELS = (
 )
 
 
-def receipt(setup: Setup, federation: Federation, environment: Environment, every: bool = False) -> Receipt:
+def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment, every: bool = False) -> Receipt:
     """The receipt that follows from the ledger alone, so that it can be made again: a round that was begun counts,
     finished or not. `every`: with what every accountant says, also where one is exact.
     """
@@ -115,7 +114,7 @@ def stated(notes: Sequence[str], people: int, delta: float, environment: Environ
     return beside_scores(rows, delta) if environment.shares_scores else rows
 
 
-def write_receipt(folder: Path, setup: Setup, federation: Federation) -> Receipt:
+def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Receipt:
     """The receipt, bound to the files it is shown with; both are fixed in the ledger. A page of the run before goes."""
     mine = RunFolder(folder)
     made = receipt(setup, federation, mine.environment).beside(files=seal.digests(folder))
@@ -148,7 +147,7 @@ def _with_page(folder: Path, made: Receipt) -> Receipt:
     return made.beside(files={**made.files, **seal.digests(folder, (seal.PAGE,))})
 
 
-def _sealed(folder: Path, made: Receipt, federation: Federation) -> Receipt:
+def _sealed(folder: Path, made: Receipt, federation: Accounts) -> Receipt:
     federation.ledger.seal(seal.digest(made.to_json()))
     made, mine = made.beside(ledger_head=federation.ledger.head()), RunFolder(folder)
     text = json.dumps(made.to_json(), indent=2).encode()
@@ -159,7 +158,7 @@ def _sealed(folder: Path, made: Receipt, federation: Federation) -> Receipt:
     return made
 
 
-def _by_phase(setup: Setup, federation: Federation) -> tuple[OfPhase, ...]:
+def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
     """What the ledger holds of each phase, given what went out before it: whoever reads an infinity may ask whence it
     comes.
     """
@@ -189,7 +188,7 @@ def _promised(row: Guarantee) -> Promised:
     )
 
 
-def _as_published(setup: Setup, row: Guarantee, rounds: int, budget: ReceiptBudget | None) -> Guarantee:
+def _as_published(setup: PlannedPhase, row: Guarantee, rounds: int, budget: ReceiptBudget | None) -> Guarantee:
     """Beside a nominal row what the source's formula prints, and where its rounds do not add up to that, what the same
     formula gives for all of them.
     """
@@ -235,21 +234,19 @@ def some_of(many: int, most: int | None) -> Sequence[int]:
     return range(many) if most is None or many <= most else [i * many // most for i in range(most)]
 
 
-def opened(folder: Path, reading: bool = True) -> tuple[Setup, Federation]:
-    """The public half of a run, and its federation on its ledger, which is not written to: no data are read."""
+def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
+    """The planned training of a run, and its books on its ledger, which is not written to: no data are read."""
     mine = RunFolder(folder)
     mine.check()
     agreed = Agreement.read(folder)
     if not mine.ledger.exists():
         raise missing(mine.ledger)
-    whole = Whole(mine.experiment, agreed.public, agreed.coordinates)
-    setup = whole.phases[-1]
-    return setup, setup.federation(
-        ServersHome(whole), agreed.dataset, mine.ledger, mine.environment.run, mine.environment.clients, reading
-    )
+    setup = PlannedRun(mine.experiment, agreed.public, agreed.coordinates).phases[-1]
+    run, clients = mine.environment.run, mine.environment.clients
+    return setup, setup.accounts(Accounts, agreed.dataset, mine.ledger, run, clients, reading)
 
 
-def _budget(setup: Setup, federation: Federation) -> ReceiptBudget | None:
+def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
     """Granted and spent, in the currency that adds up, over clients."""
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
@@ -279,7 +276,7 @@ def _subject_of(plan: Plan) -> Subject:
     return Subject(unit=plan.offer.unit, neighbours=plan.offer.neighbours, adversary=plan.offer.adversary)
 
 
-def share_of(federation: Federation, client: int) -> float:
+def share_of(federation: Accounts, client: int) -> float:
     """The share of its budget that this client has spent."""
     limits, paid, pricing = federation.plan.cap_of(client), federation.spent.get(client), federation.plan.pricing
     if limits is None or paid is None:
@@ -289,7 +286,7 @@ def share_of(federation: Federation, client: int) -> float:
     return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
 
-def _groups(federation: Federation) -> tuple[Group, ...]:
+def _groups(federation: Accounts) -> tuple[Group, ...]:
     """What each group lost, by the ledger's events, beside what it granted (or, as published, what is claimed)."""
     plan = federation.plan
     assert plan.offer is not None

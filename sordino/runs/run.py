@@ -22,13 +22,14 @@ from sordino.device import on
 from sordino.engine.choose_executor import device_of
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.ledger import Ledger, of_run
+from sordino.planning.agreement import Agreement
+from sordino.planning.methods import Methods
 from sordino.runs import private
-from sordino.runs.agreement import Agreement
 from sordino.runs.dry import choices
 from sordino.runs.folder import RunFolder
 from sordino.runs.founding import environment_of, found
-from sordino.runs.phases import Methods, decided
 from sordino.runs.play import Ended, Progress, play
+from sordino.runs.setup import decided
 from sordino.runs.shared_ledger import joined
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.runs.taken_over import check_source

@@ -18,7 +18,7 @@ from sordino.engine.executor import Executor
 from sordino.engine.server import Federation
 from sordino.metrics.evaluation import Score
 from sordino.metrics.rows import Scores
-from sordino.runs.agreement import Agreement
+from sordino.planning.agreement import Agreement
 from sordino.runs.home import ServersHome
 from sordino.runs.setup import Setup
 from sordino.tree import Tree

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Literal, TypeVar
-
-from pydantic import ValidationError, model_validator
+from typing import TypeVar
 
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
-from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number
+from sordino.accounting.facts import Epsilon, Fact, Format, Number
 from sordino.accounting.statement import Guarantee, Written
-from sordino.errors import RunError, damaged
-from sordino.version import __version__
 
-MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 F = TypeVar("F", bound=Fact)
 
 
@@ -38,38 +31,6 @@ class Environment(Fact):
     clients: tuple[int, ...] | None = None  # of a site: its own, by their numbers
     shares_scores: bool | None = None  # of a site: does it tell the server how well models meet its examples?
     unwitnessed: str = ""  # why nobody would have noticed that an older copy of the ledger was put in its place
-
-
-class Agreed(Fact):
-    """agreement.json"""
-
-    format: Format
-    dataset: str
-    kind: Literal["image", "table"]
-    shape: tuple[int, ...]
-    classes: int
-    named: int
-    sizes: tuple[tuple[int, int], ...]
-    coordinates: Mapping[str, int]
-    assumed: tuple[str, ...]
-    void: tuple[str, ...]
-    note: str
-    names: tuple[str, ...]
-    clients: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _possible(self) -> Agreed:
-        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MOST:
-            raise ValueError(f"shape is {list(self.shape)}")
-        if not all(1 <= size <= MOST and many >= 1 for size, many in self.sizes):
-            raise ValueError("sizes are no pairs of a size and how many clients have it")
-        if not 1 <= sum(many for _, many in self.sizes) <= MOST_CLIENTS:
-            raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
-        if not all(0 <= many <= MOST for many in (self.classes, self.named, *self.coordinates.values())):
-            raise ValueError("a count is negative, or it is too large")
-        if self.clients and len(set(self.clients)) != sum(many for _, many in self.sizes):
-            raise ValueError("there is not one name for each client")
-        return self
 
 
 class Promised(Guarantee):
@@ -189,20 +150,3 @@ class LeftInRun(Fact):
     """What somebody found out about a run afterwards, and left in its folder."""
 
     experiment: str  # its digest
-
-
-def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
-    """The fact in a text."""
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["loc"] == ("format",) and isinstance(first["input"], int):
-            raise RunError(
-                f"{path} has format {first['input']}",
-                why=f"another version of sordino wrote it: this one, {__version__}, reads format {FORMAT}",
-                fix="open it with the version that wrote it",
-                code="unknown-format",
-            ) from None
-        place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise damaged(path, place + first["msg"], fix) from None

@@ -22,9 +22,9 @@ from sordino.engine.site import Site
 from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.evaluation import Evaluation, check, check_models, check_scores
 from sordino.metrics.own_metrics import metrics_named
+from sordino.planning.methods import Methods
 from sordino.runs.clients import clients_of, forks_of, hands_of
 from sordino.runs.home import ServersHome
-from sordino.runs.phases import Methods
 from sordino.runs.population import Population
 from sordino.runs.private import secret_of
 from sordino.runs.processes import in_processes

@@ -17,15 +17,15 @@ from sordino.accounting.accountants import EXACT, UPPER
 from sordino.accounting.events import Json
 from sordino.accounting.notes import parsed
 from sordino.config import Experiment
-from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.ledger import Entry, Ledger, of_run
 from sordino.ledger.op import Op
+from sordino.planning.accounts import Accounts
+from sordino.planning.agreement import Agreement
+from sordino.planning.phase import PlannedPhase
 from sordino.runs import seal, signature
-from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import opened, receipt, stated
-from sordino.runs.setup import Setup
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
 
@@ -152,14 +152,14 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
     return wrong[:3]
 
 
-def _replayed(setup: Setup, known: Federation, entries: list[Entry], between: bool = False) -> list[str]:
+def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], between: bool = False) -> list[str]:
     """Every release as the experiment plans it: the same claims, which hold the noise, at the same price. A ledger that
     was written anew as a whole is found here. `between`: between sites, where who is away is not asked, and a site may
     have missed rounds.
     """
     wrong: list[str] = []
     for mine in (*setup.preparation, setup):
-        with (again := mine.federation(known.home, "", ":memory:", "again", known.only)).ledger:
+        with (again := mine.accounts(Accounts, "", ":memory:", "again", known.only)).ledger:
             # where a ledger was put back, what had left comes before what was only reserved
             for entry in sorted(entries, key=lambda one: Op.of(one.op)[2]):
                 _, phase, t = Op.of(entry.op)
@@ -172,7 +172,7 @@ def _replayed(setup: Setup, known: Federation, entries: list[Entry], between: bo
     return wrong[:3]
 
 
-def _active(setup: Setup, again: Federation, t: int) -> list[int] | None:
+def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
     """Whom a round asks, where the experiment alone says so: a phase may ask by what it was told, and who was silent in
     time is replaced."""
     if setup.algorithm.names_clients or setup.experiment.engine.network.timeout_s is not None:

@@ -21,15 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.accounting.currency import Amount
-from sordino.accounting.facts import Fact
+from sordino.accounting.facts import Fact, parsed
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.books import grouped
 from sordino.ledger.files import append_line, atomic_write, sync
 from sordino.ledger.ledger import Ledger, Place, State, of_run
-from sordino.runs.agreement import Agreement
+from sordino.planning.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Setup
-from sordino.runs.shapes import parsed
 
 WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"
 MISSING = (

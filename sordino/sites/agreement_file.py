@@ -32,9 +32,8 @@ from sordino.accounting.facts import Fact, Format
 from sordino.config import Experiment
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
-from sordino.runs.agreement import PublicNumbers
+from sordino.planning.agreement import MOST, PublicNumbers
 from sordino.runs.public_inputs import declared_scale
-from sordino.runs.shapes import MOST
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 

@@ -30,9 +30,9 @@ from sordino.errors import (
 )
 from sordino.ledger.files import append_line, atomic_write
 from sordino.metrics.rows import RoundRow
+from sordino.planning.agreement import Agreement
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
 from sordino.runs import bundle
-from sordino.runs.agreement import Agreement
 from sordino.runs.clients import clients_of
 from sordino.runs.folder import RunFolder
 from sordino.runs.private import secret_of

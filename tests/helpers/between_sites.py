@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino.config import Experiment
 from sordino.engine.shards import Shards
 from sordino.ledger.ledger import Entry
+from sordino.planning.methods import Methods
 from sordino.runs.folder import RunFolder
 from sordino.runs.founding import environment_of, found
-from sordino.runs.phases import Methods, decided
 from sordino.runs.play import Ended, play
 from sordino.runs.receipt import opened
-from sordino.runs.setup import Whole
+from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle, simulated
 from sordino.sites.agreement_file import AgreedClient, SitesAgreement, about
 from sordino.sites.encrypted_sites import HOLDER

@@ -125,14 +125,14 @@ def other_coins(flipped: bool) -> Iterator[None]:
     """The victim's coin of every round, turned around."""
     with pytest.MonkeyPatch.context() as patch:
         if flipped:
-            from sordino.engine.server import Federation
+            from sordino.planning.accounts import Accounts
 
-            whole = Federation.draw
+            whole = Accounts.draw
 
             def draw(self: Any, *given: Any) -> list[int]:
                 return sorted(set(whole(self, *given)) ^ {VICTIM})
 
-            patch.setattr(Federation, "draw", draw)
+            patch.setattr(Accounts, "draw", draw)
         yield
 
 
@@ -276,16 +276,16 @@ def guessed(experiment: Experiment, folder: Path) -> float:
     """How many of the hidden cohorts somebody finds who knows experiment.toml: the share of (round, client) that is
     told right."""
     drawn: dict[int, list[int]] = {}
-    from sordino.engine.server import Federation
+    from sordino.planning.accounts import Accounts
 
-    whole = Federation.draw
+    whole = Accounts.draw
 
     def draw(self: Any, t: int, *given: Any) -> list[int]:
         drawn[t] = whole(self, t, *given)
         return drawn[t]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "draw", draw)
+        patch.setattr(Accounts, "draw", draw)
         start(experiment, folder)
     parts = simulated(experiment)
     _, federation = opened(folder)

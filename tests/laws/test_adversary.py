@@ -22,8 +22,8 @@ from sordino.accounting.notes import read_notes
 from sordino.config import Experiment
 from sordino.data import tabular
 from sordino.data.dataset import Dataset, stratified
-from sordino.engine import server as servers
 from sordino.keys import fold, root
+from sordino.planning import accounts
 from sordino.runs import metrics
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
@@ -109,7 +109,7 @@ def test_coins_from_the_seed_are_found_out(tmp_path: Path, monkeypatch: pytest.M
     def public(*_: Any) -> Seeded:
         return Seeded(fold(root(made.seed), "cohort", next(here)))
 
-    monkeypatch.setattr(servers, "Unseen", public)
+    monkeypatch.setattr(accounts, "Unseen", public)
     assert guessed(made, tmp_path / "twin") == 1.0
 
 
@@ -118,14 +118,14 @@ def test_two_runs_with_one_seed_draw_different_cohorts(tmp_path: Path) -> None:
     drawn: list[list[list[int]]] = []
     for name in ("one", "two"):
         cohorts: list[list[int]] = []
-        whole = servers.Federation.draw
+        whole = accounts.Accounts.draw
 
         def draw(self: Any, *given: Any, whole: Any = whole, cohorts: Any = cohorts) -> list[int]:
             cohorts.append(whole(self, *given))
             return cohorts[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(servers.Federation, "draw", draw)
+            patch.setattr(accounts.Accounts, "draw", draw)
             from sordino.runs.run import start
 
             start(sixty_coins(), tmp_path / name)

@@ -38,7 +38,7 @@ DEPLOYED = [
     ),
     one(
         "who is away when a round begins cannot be asked in it any more",
-        "engine/server.py",
+        "planning/accounts.py",
         "if later else ()",
         "if later and not t < 99 else ()",
         f"{FAULTS}::test_a_round_goes_on_with_who_comes_when_others_have_gone",
@@ -185,7 +185,7 @@ DEPLOYED = [
     ),
     one(
         "a site believes that the server adds the noise",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "            sent = list(map(uplink.trusted, sent))",
         "            pass",
         f"{MOST}::test_what_rests_on_the_server_is_conditional_in_a_sites_books",

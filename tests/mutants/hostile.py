@@ -24,7 +24,7 @@ HOSTILE = [
     # coins
     one(
         "hidden cohorts tossed from the seed",
-        "engine/server.py",
+        "planning/accounts.py",
         "unseen = self.noise == SYSTEM and self.cohort.hidden",
         "unseen = False",
         TWO_TELL,
@@ -125,7 +125,7 @@ HOSTILE = [
     ),
     one(
         "a round leaves before it is noted",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "        self.witness(self.ledger, self.op(t))",
         "        pass",
         f"{WITNESS}::test_an_older_copy_that_is_put_back_releases_no_round_again",
@@ -160,7 +160,7 @@ HOSTILE = [
     ),
     Mutant(
         "a drawn round drawn again",
-        "engine/accounts.py",
+        "planning/accounts.py",
         (
             ('        if not any(_draws(from_json(claim["event"])) for claim in claims):', "        if True:"),
             ("            if self._draws and not first:", "            if False:"),
@@ -250,7 +250,7 @@ HOSTILE = [
     ),
     one(
         "the plan is not made again",
-        "engine/accounts.py",
+        "planning/accounts.py",
         '                if charged and json.loads(note(asked.groups))["releases"] == told.releases:',
         "                if True:",
         f"{BINDING}::test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans",
@@ -293,7 +293,7 @@ HOSTILE = [
     ),
     one(
         "claims of a group at its smallest rate",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "(clients, self._claims(clients[0], price.multiplier)) for clients in groups",
         "(clients, self._claims(int(np.argmin(self._rates)), price.multiplier)) for clients in groups",
         f"{ABSENT}::test_a_client_is_told_its_own_rate_and_no_others",
@@ -307,7 +307,7 @@ HOSTILE = [
     ),
     one(
         "delta against clients where examples are protected",
-        "runs/refusals.py",
+        "planning/refusals.py",
         'protected = population if offer.unit == "client" else examples',
         "protected = population",
         f"{ABSENT}::test_delta_is_held_against_those_who_are_protected",
@@ -388,7 +388,7 @@ HOSTILE = [
     ),
     one(
         "weights follow from sizes that nobody may know",
-        "runs/prices.py",
+        "planning/prices.py",
         "if any(isinstance(stage, Weigh) for stage in algorithm.uplink.client):",
         "if False:",
         f"{SITES}::test_sizes_that_are_nobodys_business_reach_no_server",

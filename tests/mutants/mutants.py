@@ -256,7 +256,7 @@ PRIVACY = [
     ),
     one(
         "delta times 10",
-        "runs/setup.py",
+        "planning/phase.py",
         "return Budget(privacy.epsilon, privacy.delta, schedule, None",
         "return Budget(privacy.epsilon, 10 * privacy.delta, schedule, None",
         PLANNED,
@@ -278,21 +278,21 @@ PRIVACY = [
     ),
     one(
         "central noise for the one who paid most",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "self._central = max(",
         "self._central = min(",
         f"{BAD}::test_central_noise_is_as_large_as_every_clients_claim_says",
     ),
     one(
         "central noise under personal clips halved",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "self._central = self.plan.quietest",
         "self._central = self.plan.quietest / 2",
         f"{PERSONAL_RUNS}::test_personal_bounds_are_in_the_ratio_of_what_budgets_buy",
     ),
     one(
         "in a hidden cohort only those drawn pay",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "for k, price in due.items() if any(price.charge)",
         "for k, price in due.items() if k in prices and any(price.charge)",
         f"{PERSONAL_RUNS}::test_a_hidden_plan_of_thresholds_charges_everybody",

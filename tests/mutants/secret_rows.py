@@ -107,14 +107,14 @@ SECRET_ROWS = [
     ),
     one(
         "own code that is called proved",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "if self.own_code and (",
         "if False and (",
         f"{OWN_CODE}::test_a_promise_about_rows_that_own_code_sees_is_conditional",
     ),
     one(
         "a bound of somebody's own that is called proved",
-        "engine/accounts.py",
+        "planning/accounts.py",
         "dict.fromkeys(user_code.parts(gate))",
         "()",
         f"{OWN_CODE}::test_a_stage_that_states_its_own_bound_is_conditional_in_all_books",
@@ -128,14 +128,14 @@ SECRET_ROWS = [
     ),
     one(
         "a loss of somebody's own that is no code",
-        "runs/public_inputs.py",
+        "planning/phase.py",
         "shown = made.algorithm, made.model, made.loss, made.read, made.uplink",
         "shown = made.algorithm, made.model, made.read, made.uplink",
         f"{OWN_CODE}::test_a_promise_about_rows_that_own_code_sees_is_conditional",
     ),
     one(
         "clients of one process as if each were alone",
-        "engine/accounts.py",
+        "planning/accounts.py",
         'claim.unit != "client" or len(self.members) > 1)',
         'claim.unit != "client")',
         f"{OWN_CODE}::test_a_client_alone_in_its_process_is_bounded_by_its_clip",

@@ -13,9 +13,9 @@ from sordino import config, tree
 from sordino.accounting.notes import parsed
 from sordino.engine.server import Federation
 from sordino.errors import UnsoundGuarantee
+from sordino.planning.refusals import check_delta
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.round import one_round
-from sordino.runs.refusals import check_delta
 from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Offer, Terms
 from tests.helpers.executors import Doing

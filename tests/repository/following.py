@@ -26,7 +26,7 @@ from sordino.cli import main
 from sordino.cli.main import app
 from sordino.data import schema
 from sordino.partition.schemes import SCHEMES
-from sordino.runs.phases import Methods
+from sordino.planning.methods import Methods
 from sordino.sampling.by_budget import COHORTS
 
 ROOT = Path(__file__).parents[2]

@@ -41,7 +41,7 @@ ALLOWED = {
         *("sordino/user_code.py", "sordino/laws/__init__.py"),
         # our own names, of parts that need an extra
         *("sordino/data/__init__.py", "sordino/runs/trackers.py", "sordino/branches.py"),
-        "sordino/cli/later.py",  # torch, which a verb names
+        "sordino/later.py",  # torch, which a verb names
         # our own files, which name their algorithms, or attacks, themselves
         *("sordino/algorithms/__init__.py", "sordino/attacks/methods/__init__.py"),
         "tests/repository/test_house.py",  # our own modules, for the examples in their docstrings

@@ -16,9 +16,10 @@ import torch
 from sordino import config
 from sordino.engine.choose_executor import device_of
 from sordino.errors import ConfigError, SordinoError
+from sordino.planning.methods import Methods
 from sordino.runs import between_ranks, run
-from sordino.runs.phases import Methods, decided
 from sordino.runs.run import start
+from sordino.runs.setup import decided
 from sordino.transport import pipes
 from tests.helpers.prepared_runs import tiny
 from tests.laws.cases import BY_NAME

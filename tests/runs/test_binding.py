@@ -18,11 +18,11 @@ from sordino import config
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
 from sordino.accounting.statement import lacking
-from sordino.engine.accounts import Accounts
 from sordino.errors import LedgerError, RunError
+from sordino.planning.accounts import Accounts
+from sordino.planning.agreement import Agreement
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.runs import seal, signature
-from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.lifetime import lifetime
 from sordino.runs.receipt import opened, receipt, spending

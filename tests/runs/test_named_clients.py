@@ -14,12 +14,11 @@ from sordino import config, keys
 from sordino.budget import client_budgets
 from sordino.data.table_overview import overview
 from sordino.errors import EmptyClient, InvalidBudget
+from sordino.planning.agreement import Agreed, Agreement
+from sordino.planning.refusals import check_everybody_has_data
 from sordino.report.run_facts import gather
-from sordino.runs.agreement import Agreement
 from sordino.runs.population import Population
 from sordino.runs.receipt import spending
-from sordino.runs.refusals import check_everybody_has_data
-from sordino.runs.shapes import Agreed
 from tests.data.tables import DECLARED, refused, saved, table
 from tests.helpers.command_line import Said
 

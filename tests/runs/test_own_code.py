@@ -17,12 +17,12 @@ from torch import Tensor
 
 from sordino import config, user_code
 from sordino.algorithms.fedavg import FedAvg
-from sordino.engine.accounts import KEEPS, STATES, Accounts
+from sordino.planning.accounts import KEEPS, STATES, Accounts
+from sordino.planning.phase import shown_rows
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.report import run_facts, run_page
-from sordino.runs.public_inputs import shown_rows
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated

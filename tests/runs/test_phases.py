@@ -16,14 +16,14 @@ import torch
 from sordino import keys
 from sordino.accounting.notes import parsed
 from sordino.algorithms import all_algorithms
-from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.ledger.ledger import State
+from sordino.planning.accounts import Accounts
+from sordino.planning.phase import PlannedPhase
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.runs import seal
 from sordino.runs.receipt import opened
 from sordino.runs.run import start
-from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
 from sordino.runs.verify import _replayed, verify
 from sordino.synthesis.slaug.prepare import Ask, Train
@@ -57,14 +57,14 @@ def test_every_phase_is_in_the_books_under_its_own_name(once: Path) -> None:
 
 
 def test_a_receipt_without_the_preparation_is_caught(once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Setup.federation
+    real = PlannedPhase.accounts
 
-    def forgetful(self: Setup, *given: Any) -> Federation:
+    def forgetful(self: PlannedPhase, *given: Any) -> Accounts:
         made = real(self, *given)
         made.before = ()
         return made
 
-    monkeypatch.setattr(Setup, "federation", forgetful)
+    monkeypatch.setattr(PlannedPhase, "accounts", forgetful)
     assert any(line.startswith("rounds") for line in verify(once))
 
 

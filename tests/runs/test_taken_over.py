@@ -15,9 +15,9 @@ import pytest
 import sordino
 from sordino import config
 from sordino.engine import checkpoint
-from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.ledger import Ledger, State
+from sordino.planning.accounts import Accounts
 from sordino.report.run_facts import gather
 from sordino.runs import taken_over
 from sordino.runs.receipt import opened
@@ -175,7 +175,7 @@ def test_what_is_not_published_yet_is_not_taken(paid: Path, tmp_path: Path) -> N
 
     stale = [e._replace(state=State.STORED) if e.op.endswith("ask/0") else e for e in entries]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "entries", lambda self: stale)
+        patch.setattr(Accounts, "entries", lambda self: stale)
         with pytest.raises(RunError) as refused:
             run(tmp_path / "run", source, privacy=BUDGET, algorithm={"variant": "dp_proto_only"})
     assert refused.value.code == "still-preparing"

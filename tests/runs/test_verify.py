@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sordino.accounting import accountants, covering
-from sordino.engine.accounts import Accounts
 from sordino.ledger import storage
+from sordino.planning.accounts import Accounts
 from sordino.runs import listing
 from sordino.runs import verify as verification
 from sordino.runs.folder import RunFolder

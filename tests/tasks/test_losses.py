@@ -13,7 +13,7 @@ from torch import Tensor
 from sordino import config, keys, tree
 from sordino.algorithms import all_algorithms
 from sordino.errors import ConfigError, UnsoundGuarantee
-from sordino.runs.phases import Methods
+from sordino.planning.methods import Methods
 from sordino.tasks.losses import (
     BinaryCrossEntropy,
     CrossEntropy,

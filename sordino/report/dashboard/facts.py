@@ -15,8 +15,8 @@ from sordino.accounting.notes import SYSTEM
 from sordino.branches import part
 from sordino.errors import SordinoError
 from sordino.metrics.rows import PreparedRow, RoundRow
+from sordino.planning.agreement import Agreement
 from sordino.report.dashboard.spent import Spent
-from sordino.runs.agreement import Agreement
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.runs.shapes import Spending

@@ -1,8 +1,9 @@
-"""What a run pays and for what: prices, reservations, and the state of every release. Half of a `Federation`."""
+"""Books of a phase: who is drawn, prices, reservations, and the state of every release. Half of a `Federation`."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,17 +13,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino import user_code
+from sordino import keys, user_code
 from sordino.accounting.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
 from sordino.accounting.notes import SYSTEM, named, note, parsed
-from sordino.algorithms.algorithm import AnyAlgorithm, Home
+from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.budget.plan import Plan, Price
 from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
 from sordino.ledger.op import Op, of_round
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.uplink import Uplink
-from sordino.sampling.kinds import Cohort
+from sordino.sampling.draws import Seeded, Unseen
+from sordino.sampling.kinds import Cohort, Tossed
+from sordino.sampling.stragglers import Stragglers
+from sordino.tree import Tree
 from sordino.types import Adversary, Claim, Reader
 
 KEEPS = "{} keeps nothing of the rows that it is shown"
@@ -38,14 +42,15 @@ class LedgerRequest(NamedTuple):
     due: Mapping[int, Price | None]  # whose counters move, with what they pay
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Accounts:
     algorithm: AnyAlgorithm
-    home: Home  # the server's own data
     cohort: Cohort
+    stragglers: Stragglers
     plan: Plan
     ledger: Ledger
     sizes: Sequence[int]  # public number of examples of each client
+    key: int  # of the phase's draws
     noise: str  # "counter" (simulation) or "system"
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
@@ -111,6 +116,37 @@ class Accounts:
     def rated(self, t: int) -> None:
         """Sets the rates of this round's coins, where budgets are personal."""
         self._rates = self.plan.rates(t, self.spent)
+
+    def draw(
+        self, t: int, server: Tree = None, away: Callable[[int], bool] = lambda client: False, later: bool = False
+    ) -> list[int]:
+        """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
+        preparation asks.
+        """
+        if self.algorithm.names_clients:
+            return sorted(self.algorithm.asks(server))
+        self.rated(t)
+        if isinstance(self.cohort, Tossed):
+            # what nobody may know is not drawn from a seed that stands in the experiment
+            unseen = self.noise == SYSTEM and self.cohort.hidden
+            coins = Unseen() if unseen else Seeded(keys.fold(self.key, "cohort", t))
+            return self.cohort.toss(self.population, coins, self._rates)
+        drawn = self.cohort.draw(t, self.population, self.key)
+        return drawn if self.cohort.hidden else self._redrawn(t, drawn, away, later)
+
+    def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
+        """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
+        nobody may be. Where there is nobody, who is silent stays drawn if asked `later`, too: it pays in these books
+        beforehand, so a round that others fall out of can ask it.
+        """
+        here = [k for k in drawn if not away(k)]
+        if len(here) == len(drawn):
+            return drawn
+        order = keys.order(keys.word(keys.fold(self.key, "redraw", t)), self.population).tolist()
+        others = (k for k in order if k not in drawn and not away(k))
+        found = [*here, *itertools.islice(others, len(drawn) - len(here))]
+        silent = (k for k in drawn if away(k)) if later else ()
+        return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
     def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
         """Whom this round was reserved for, where those were others: who can be reached has changed since an attempt

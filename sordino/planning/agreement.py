@@ -9,6 +9,7 @@ the data: it tells two data sets apart, and nobody without the key can try out w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,13 +17,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from sordino.accounting.facts import FORMAT
+from pydantic import model_validator
+
+from sordino.accounting.facts import FORMAT, Fact, Format, parsed
 from sordino.errors import damaged
 from sordino.ledger.files import atomic_write
-from sordino.runs.shapes import Agreed, parsed
 
 FILE = "agreement.json"
 PUT_BACK = "it is written when a run begins: put it back from a copy"
+
+MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,38 @@ class PublicNumbers:
     def called_classes(self) -> tuple[str, ...]:
         """The same, as the clients call them: numbers where they have numbers of their own."""
         return self.class_names if self.named == self.classes else tuple(map(str, range(self.named)))
+
+
+class Agreed(Fact):
+    """agreement.json"""
+
+    format: Format
+    dataset: str
+    kind: Literal["image", "table"]
+    shape: tuple[int, ...]
+    classes: int
+    named: int
+    sizes: tuple[tuple[int, int], ...]
+    coordinates: Mapping[str, int]
+    assumed: tuple[str, ...]
+    void: tuple[str, ...]
+    note: str
+    names: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Agreed:
+        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MOST:
+            raise ValueError(f"shape is {list(self.shape)}")
+        if not all(1 <= size <= MOST and many >= 1 for size, many in self.sizes):
+            raise ValueError("sizes are no pairs of a size and how many clients have it")
+        if not 1 <= sum(many for _, many in self.sizes) <= MOST_CLIENTS:
+            raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
+        if not all(0 <= many <= MOST for many in (self.classes, self.named, *self.coordinates.values())):
+            raise ValueError("a count is negative, or it is too large")
+        if self.clients and len(set(self.clients)) != sum(many for _, many in self.sizes):
+            raise ValueError("there is not one name for each client")
+        return self
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.cli.later import when_used
+from sordino.later import when_used
 
 
 @pytest.fixture

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sordino import user_code
 from sordino.algorithms import algorithm_named, all_algorithms
 from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
-from sordino.config import Engine, Experiment, build, gates
-from sordino.device import CPU
-from sordino.engine.choose_executor import cores, decide, device_of, processes_of
+from sordino.config import Experiment, build, gates
+from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
-from sordino.runs.learning_task import check_learns, problem_of
 from sordino.sampling.by_budget import COHORTS
 from sordino.sampling.kinds import Cohort, check_promises
-from sordino.tasks.problems import Problem
+from sordino.tasks.problems import PROBLEMS, Problem
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,56 @@ class Methods:
         return (*first, 1 - sum(first))
 
 
-def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
-    """[engine] with every `auto` decided."""
-    device = device_of("auto") if given.device == "auto" else given.device
-    executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm), device)
-    several = cores() if device == CPU else 1
-    if executor == "processes":
-        several = processes_of(device)
-    workers = given.workers if given.workers != "auto" else several
-    found = {"device": device, "executor": executor, "precision": precision, "workers": workers}
-    return given.model_copy(update=found)
-
-
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
     """Does its reader open examples as they are? One that opens them otherwise may tell clients apart."""
     return type(algorithm.read).open is Open.open
+
+
+def problem_of(experiment: Experiment) -> Problem:
+    """What is predicted; it refuses data that do not hold it."""
+    found = build(experiment.task, dict(PROBLEMS), "task")
+    name, data = experiment.task["name"], experiment.data
+    if found.needs_task_loss and data.source == "quadratic":
+        raise unfit(name, 'data.source = "quadratic"', "quadratics are a task of their own, without labels", OTHER_DATA)
+    if found.needs_task_loss and experiment.partition.get("anonymous", False):
+        raise unfit(
+            name,
+            "partition.anonymous = true",
+            "every client then numbers its classes by itself, so that what is said of a class means nothing",
+            "leave one of both out",
+        )
+    if found.outcome is None:
+        return found
+    if data.source != "tabular" and not user_code.is_own(data.source):
+        raise unfit(name, f"data.source = {data.source!r}", "its labels are classes", OTHER_DATA)
+    if found.columns and data.label is not None:
+        raise unfit(name, f"data.label = {data.label!r}", "task.labels names the columns", "leave data.label out")
+    for key in ("probe", "train", "test"):
+        if getattr(data, key) is not None:
+            raise unfit(
+                name, f"data.{key}", "examples are set aside class by class, and there are none", "leave it out"
+            )
+    if experiment.candidates is not None:
+        raise unfit(name, "[candidates]", "candidates are images of a class", "leave them out")
+    if "proto" in experiment.evaluation.personal:
+        raise unfit(name, 'evaluation.personal = ["proto"]', "a prototype is the mean of a class", "choose another way")
+    return found
+
+
+OTHER_DATA = 'choose a table (data.source = "tabular") or data of your own, or leave [task] out'
+
+
+def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyAlgorithm]) -> None:
+    """Refuses methods that would ignore the task."""
+    if (needed := problem.needs_task_loss) and any(phase.sets_loss for phase in phases):
+        raise ConfigError(
+            f"{needed} with algorithm = {experiment.algorithm.get('name')!r}",
+            why="this algorithm computes plain cross-entropy from labels by itself, so the task would change nothing, "
+            "or half of it",
+            fix="choose an algorithm that trains with the loss of the task, such as fedavg, scaffold or gaussian_gdp",
+            code="task-needs-task-loss",
+        )
+
+
+def unfit(task: object, other: str, why: str, fix: str) -> ConfigError:
+    return ConfigError(f"task = {task!r} with {other}", why=why, fix=fix, code="task-does-not-fit")

@@ -21,12 +21,12 @@ from sordino.budget.plans_by_budget import draft_personal
 from sordino.budget.schedules import Adaptive
 from sordino.config import Privacy
 from sordino.errors import UnsoundGuarantee
+from sordino.planning.refusals import check_delta, check_sizes
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink, single_uploads
 from sordino.privacy.uplink.secure_stages import check_cohort
 from sordino.privacy.uplink.stages import Weigh
-from sordino.runs.refusals import check_delta, check_sizes
 from sordino.sampling.by_budget import Personal, ThresholdPublished
 from sordino.sampling.kinds import Cohort, alike
 from sordino.types import Offer

@@ -1,0 +1,279 @@
+"""Phases of a run as they are planned: methods, cohorts, prices and books, from an experiment and the public numbers of
+the data. No row is needed, so the server, every site and whoever verifies a receipt come to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from sordino import keys, user_code
+from sordino.accounting.pricing import Pricing
+from sordino.algorithms.algorithm import AnyAlgorithm, Known
+from sordino.algorithms.learning import adapting
+from sordino.algorithms.phases import Phase
+from sordino.budget import client_budgets
+from sordino.budget.plan import Budget, Plan
+from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
+from sordino.config import Experiment, build, resolved_table
+from sordino.ledger.ledger import Charter, Each, Ledger
+from sordino.ledger.op import of_phase
+from sordino.planning.accounts import Accounts
+from sordino.planning.agreement import Agreement, PublicNumbers, of_an_upload
+from sordino.planning.methods import Methods, reads_plainly
+from sordino.planning.prices import PriceRequest, check_reads, lacking_delta, shared
+from sordino.planning.refusals import check_secure
+from sordino.privacy.uplink.robust import check_robust
+from sordino.sampling.kinds import Cohort, Everyone
+from sordino.sampling.stragglers import Stragglers
+from sordino.tasks.personalise import ways
+from sordino.types import Offer
+
+Members: TypeAlias = tuple[int, ...] | None  # a site's own clients; None: everybody
+A = TypeVar("A", bound=Accounts)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What all phases of a run share."""
+
+    experiment: Experiment
+    public: PublicNumbers
+    agreed: Mapping[str, int] | None = None  # numbers in an upload, by phase; None where the model says them
+
+    @cached_property
+    def methods(self) -> Methods:
+        return Methods(self.experiment)
+
+    @cached_property
+    def phases(self) -> tuple[PlannedPhase, ...]:
+        """All phases in their order; the last one is the training."""
+        return tuple(PlannedPhase(self, i) for i in range(len(self.methods.phases)))
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        """What the clients grant, for all phases together."""
+        privacy = self.experiment.privacy
+        if privacy.epsilon is None:
+            return None
+        lacks = partial(lacking_delta, [phase.priced for phase in self.phases], privacy)
+        made: dict[str, Callable[..., Schedule | Adaptive]] = dict(SCHEDULES)
+        schedule = build(privacy.schedule, made, "privacy.schedule")
+        if not isinstance(privacy.epsilon, dict):
+            return Budget(privacy.epsilon, privacy.delta, schedule, None, lacks(privacy.epsilon))
+        people, key = len(self.public.sizes), keys.root(self.experiment.seed)
+        each = client_budgets.personal(
+            resolved_table(self.experiment, privacy.epsilon), people, key, self.public.clients
+        ).tolist()
+        return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
+
+    def agreement(self, dataset: str) -> Agreement:
+        """What is public of all this; `dataset`: the digest that stands for the data."""
+        return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.phases})
+
+    @cached_property
+    def parts(self) -> dict[int, tuple[float, Pricing | None]]:
+        """The parts of one budget that phases have, and their prices; nothing where one phase has all of it."""
+        if len(self.phases) == 1 or self.budget is None:
+            return {}
+        alone = self.experiment.privacy.ledger is None
+        return shared([phase.priced for phase in self.phases], self.methods.portions, self.budget, alone)
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """One phase of a run: its method, who takes part, what it promises."""
+
+    whole: PlannedRun
+    stage: int  # of the phases; the last one is the training
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.whole.experiment
+
+    @property
+    def public(self) -> PublicNumbers:
+        return self.whole.public
+
+    @property
+    def preparation(self) -> tuple[PlannedPhase, ...]:
+        """The phases before the training."""
+        return self.whole.phases[:-1]
+
+    @property
+    def prepares(self) -> bool:
+        """Is this a phase before the training?"""
+        return self.stage < len(self.whole.phases) - 1
+
+    @property
+    def phase(self) -> str:
+        """The name of a phase of the preparation, nothing for the training."""
+        return self.chosen.name if isinstance(self.chosen, Phase) else ""
+
+    def run_of(self, run: str) -> str:
+        """The name that this phase of a run has on the wire and in the ledger."""
+        return of_phase(run, self.phase)
+
+    @property
+    def key(self) -> int:
+        """The key of the run."""
+        return keys.root(self.experiment.seed)
+
+    @property
+    def phase_key(self) -> int:
+        """The key of this phase's draws: two phases never draw the same noise."""
+        return keys.word(keys.fold(self.key, "phase", self.phase)) if self.prepares else self.key
+
+    @property
+    def rounds(self) -> int:
+        return self.chosen.rounds if isinstance(self.chosen, Phase) else self.experiment.rounds
+
+    # the method -------------------------------------------------------------------------------------------------------
+
+    @property
+    def chosen(self) -> AnyAlgorithm:
+        """The method as the experiment chooses it."""
+        return self.whole.methods.phases[self.stage]
+
+    @cached_property
+    def method(self) -> AnyAlgorithm:
+        """The same, with what it and its gates must know of the data and the model."""
+        algorithm, public = self.chosen, self.public
+        read = algorithm.read.fitted(public.shape, public.named)
+        algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
+        if algorithm.uplink.per_coordinate is not None:
+            fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(public.sizes)))
+            least = fewest * min(public.sizes) / public.largest
+            algorithm = algorithm.behind(uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))
+        return algorithm.fitted(Known(public.shape, public.named, public.sizes, self.key))
+
+    @cached_property
+    def algorithm(self) -> AnyAlgorithm:
+        """The same, with what its uplink learns from round to round."""
+        return adapting(self.method)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in which clients make a model their own; none where all use the same."""
+        return ways(self.algorithm.personalises, self.experiment.evaluation.personal)
+
+    @property
+    def cohort(self) -> Cohort:
+        return Everyone() if self.prepares else self.whole.methods.cohort
+
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        slow, chaos = self.experiment.stragglers, self.experiment.chaos
+        whole = reads_plainly(self.chosen)  # what is noised step by step is planned step by step
+        share = 0.0 if self.prepares else slow.share  # a preparation waits
+        return Stragglers(
+            share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow), self.cohort.hidden
+        )
+
+    @cached_property
+    def coordinates(self) -> int:
+        """Numbers in one upload, before compression."""
+        return self._coordinates(self.algorithm)
+
+    def _coordinates(self, algorithm: AnyAlgorithm) -> int:
+        """As agreed: the model may be somebody's own, and not here."""
+        assert self.whole.agreed is not None
+        return of_an_upload(self.whole.agreed, self.phase)
+
+    def check_model(self) -> None:
+        """Refuses, where the model is, what the method cannot do with it."""
+
+    # the promise ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def offers(self) -> list[tuple[Offer, float | None]]:
+        """What the gates could promise, with the multipliers that are typed into them."""
+        algorithm, population = self.algorithm, len(self.public.sizes)
+        offers: list[tuple[Offer, float | None]] = []
+        if (reader := algorithm.read.offer()) is not None:
+            offers.append((reader, algorithm.read.multiplier))
+        uplink = algorithm.uplink.offer(self.cohort.expected(population) / population, self.cohort.hidden)
+        if uplink is not None and (noise := algorithm.uplink.noise()) is not None:
+            offers.append((uplink, noise.multiplier))
+        return offers
+
+    @cached_property
+    def priced(self) -> PriceRequest:
+        """What is to be priced of this phase."""
+        what = self.algorithm, self.cohort, self.experiment.privacy, self.offers
+        return PriceRequest(*what, self.public.sizes, self.coordinates, self.rounds)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The price of every exposure; refuses, before any data is read, what could not keep its promise."""
+        experiment, delta = self.experiment, self.experiment.privacy.delta
+        check_reads(self.algorithm)
+        self.check_model()
+        _ = self.stragglers
+        method, most = self.method, self.cohort.expected(len(self.public.sizes))
+        check_robust(method.uplink.robust, most, method.takes_mean and not method.reads_each, self.cohort.hidden)
+        self.priced.check()
+        part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None
+        plan = self.priced.plan(self.whole.budget, part)
+        slow, chaos, network = experiment.stragglers, experiment.chaos, experiment.engine.network
+        faults = slow.share + chaos.drop + chaos.slow > 0 or network.timeout_s is not None
+        check_secure(self.algorithm.uplink, plan, self.cohort, self.rounds, delta, self.coordinates, faults)
+        return plan
+
+    @cached_property
+    def promising(self) -> Plan:
+        """The plan of a phase that spends the budget, or at least promises something: what a ledger that all phases
+        share is founded for.
+        """
+        plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
+        spends = next((plan for plan in plans if plan.budget is not None), None)
+        return spends or next((plan for plan in plans if plan.offer is not None), self.plan)
+
+    def accounts(
+        self,
+        made: Callable[..., A],
+        dataset: str,
+        ledger: Path | str,
+        run: str,
+        only: Members = None,
+        reading: bool = False,
+    ) -> A:
+        """Books of this phase on its ledger: `only` of a site's clients. `made`: `Accounts`, or more than that;
+        `dataset`: the digest that stands for the data; `reading`: to look.
+        """
+        plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
+        promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
+        charter = Charter(dataset, *promise, delta, plan.currency, self.public.clients)
+        cap, together = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
+        own = plan.budget is not None and plan.budget.personal is not None and not together
+        each = Each(people, cap) if cap is not None and not together and not own else None
+        caps = {str(k): limit for k in range(people) if (limit := plan.cap_of(k)) is not None} if own else None
+        return made(
+            algorithm=self.algorithm,
+            called=self.public.called,
+            cohort=self.cohort,
+            stragglers=self.stragglers,
+            plan=self.plan,
+            ledger=Ledger.open(ledger, charter, caps, cap if together else None, each, reading),
+            sizes=self.public.sizes,
+            key=self.phase_key,
+            noise=self.experiment.privacy.noise,
+            run=self.run_of(run),
+            config=self.experiment.digest(),
+            coordinates=self.coordinates,
+            void=self.public.void,
+            own_code=shown_rows(self.experiment),
+            before=tuple(phase.run_of(run) for phase in self.preparation[: self.stage]),
+            only=only,
+        )
+
+
+def shown_rows(made: Experiment) -> tuple[str, ...]:
+    """The names of somebody's own code that is shown rows: a network, a loss, what a method or a reader asks. By name
+    alone, so that who imports none of it says the same.
+    """
+    shown = made.algorithm, made.model, made.loss, made.read, made.uplink
+    return tuple(dict.fromkeys(user_code.named(shown)))
