@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from urllib.parse import unquote
 
 from cryptography import x509
@@ -44,6 +44,7 @@ POLL = 20.0  # seconds that a site waits for a letter before it asks again
 PULSE = 0.5  # seconds after which a waiting call looks whether its site is still allowed
 FILES = 1 << 16  # that may be open, where the machine allows so many
 CALLERS = 1000  # connections beside those of sites; who has no certificate loses its own after the time of a handshake
+PROMPT = 5.0  # seconds that a call may send nothing before another takes its place: a slow line needs less for a proof
 GRACE = 10.0  # seconds that a site may take from one call to the next and still count as there
 OPTIONS = (
     *grpc_line.OPTIONS,
@@ -54,13 +55,22 @@ OPTIONS = (
 )
 
 
+class _Silent(NamedTuple):
+    """A call of which nothing has come yet."""
+
+    call: Foreign
+    since: float
+    certificate: tuple[bytes, ...]  # that its end shows; none on one machine
+
+
 class _Pigeonhole:
     """The letters of one site that are not answered, oldest first, and the calls that it has open."""
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         self.name, self.moved = name, threading.Condition(lock)
         self.letters: dict[int, Writes] = {}
-        self.proving: Foreign = None
+        self.silent: dict[str, _Silent] = {}  # by method
+        self.proved: tuple[bytes, ...] = ()  # the certificate of whoever last had the key on the list
         self.fetching: Foreign = None
         self.answering: Foreign = None
         self.answered: int | None = None  # the ticket of the last answer
@@ -182,23 +192,16 @@ class Rpc(Carrier):
     def _fetch(self, said: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
         """Gives a site its oldest letter, and stays until that is answered."""
         hole, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
-        with self._lock:
-            before, hole.proving = hole.proving, call
-        if before is not None:
-            before.cancel()
-        yield challenge
-        try:
-            proof = next(said, b"")
-        except grpc_line.package().RpcError:  # it was cut off
-            return
-        finally:
-            with self._lock:
-                if hole.proving is call:
-                    hole.proving = None
+        with self._silence(hole, call, grpc_line.FETCH):
+            yield challenge
+            try:
+                proof = next(said, b"")
+            except grpc_line.package().RpcError:  # it was cut off
+                return
         if not self._proves(hole, challenge, proof):
             self._refuse(call, hole.name, "it has not the key that is on the list")
         with self._lock:
-            before, hole.fetching = hole.fetching, call
+            before, hole.fetching, hole.proved = hole.fetching, call, _certificate(call)
         if before is not None and before.peer() != call.peer():  # else the same process asks for the next letter
             self._note(
                 Event(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
@@ -259,7 +262,9 @@ class Rpc(Carrier):
         """Takes the answer to a letter of this site that nobody has answered; reads no other."""
         hole = self._speaker(call)
         try:
-            if (head := grpc_line.begun(pieces, self._most)) is None:
+            with self._silence(hole, call, grpc_line.ANSWER):
+                head = grpc_line.begun(pieces, self._most)
+            if head is None:
                 raise WireError("no letter came", code="no-letter")
             ticket, length = head
             late = ticket not in hole.letters and ticket != hole.answered
@@ -307,6 +312,29 @@ class Rpc(Carrier):
             self._refuse(call, "", f"{', '.join(names)[:SHOWN]!r} is no site of this run")
         return hole if self._may(hole) else self._refuse(call, hole.name)
 
+    @contextlib.contextmanager
+    def _silence(self, hole: _Pigeonhole, call: Foreign, method: str) -> Iterator[None]:
+        """The time until a call sends its first message: one call of a site and method at a time, so that those who
+        send nothing hold no threads. A newcomer is turned away, unless the other had its time, or shows another
+        certificate than whoever last proved to be the site and the newcomer shows that one.
+        """
+        shown, now = _certificate(call), time.monotonic()
+        with self._lock:
+            before = hole.silent.get(method)
+            known = before is not None and shown == hole.proved != before.certificate
+            if free := before is None or known or now >= before.since + PROMPT:
+                hole.silent[method] = _Silent(call, now, shown)
+        if not free:
+            call.abort(self._codes.UNAVAILABLE, "another call of this name begins")
+        if before is not None:
+            before.call.cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if method in hole.silent and hole.silent[method].call is call:
+                    del hole.silent[method]
+
     def _may(self, hole: _Pigeonhole) -> bool:
         with contextlib.suppress(SordinoError):  # a list that cannot be read allows nobody
             return hole.name in self._keys
@@ -335,10 +363,14 @@ def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
             hole.carried = many, time.monotonic() - begin
 
 
+def _certificate(call: Foreign) -> tuple[bytes, ...]:
+    return tuple(call.auth_context().get("x509_pem_cert", ()))
+
+
 def _whom(call: Foreign) -> str:
     """Address and certificate of the other end."""
     where = unquote(call.peer())
-    for pem in call.auth_context().get("x509_pem_cert", ()):
+    for pem in _certificate(call):
         with contextlib.suppress(ValueError):
             return f"{where} with certificate {x509.load_pem_x509_certificate(pem).serial_number:x}"
     return where
