@@ -75,7 +75,7 @@ class Event(Fact):
             "gathering": f"{self.count} of {self.of} sites are there",
             "asked": f"{where}: asked {', '.join(self.sites) or 'nobody'}",
             "answered": f"{where}: {self.site + ' has ' if self.site else ''}answered",
-            "waiting": f"{where} waits: {few}, {self.needed} are needed{gone}{_revoked(self.revoked)}",
+            "waiting": f"{where} waits: {few}, {self.needed} are needed{gone}{self._remedy}",
             "dropped": f"{where}{why or f': a client of {who} drops out'}",
             "lost": f"{self.count} rounds had left this site that its folder does not know: lost, and still paid for",
             "missing": f"waits for the {self.site}",
@@ -87,6 +87,16 @@ class Event(Fact):
             "deadline": f"{where}: the deadline has passed, {few}; it goes on{gone}",
         }[self.event]
 
+    @property
+    def _remedy(self) -> str:
+        """Advice to an operator whose round waits for sites that may never come back."""
+        revoked = f"; revoked: {', '.join(self.revoked)}" if self.revoked else ""
+        fewer = f" (such as --minimum {self.count})" if self.count else ""
+        return (
+            f"{revoked}; the round needs another site that was drawn for it, or, if those that are silent are gone for "
+            f"good, stop here and give the same command with a smaller --minimum{fewer}"
+        )
+
 
 def _more(times: int) -> str:
     return f" (and {times} more that are not listed)" if times else ""
@@ -94,14 +104,3 @@ def _more(times: int) -> str:
 
 def _without(sites: tuple[str, ...]) -> str:
     return f"; no answer from {', '.join(sites)}" if sites else ""
-
-
-def _revoked(sites: tuple[str, ...]) -> str:
-    """Advice to an operator whose round waits for a revoked site."""
-    if not sites:
-        return ""
-    who = ", ".join(sites)
-    return (
-        f"; {who} {'is' if len(sites) == 1 else 'are'} revoked: the round needs another site that was drawn for it, "
-        "or stop here and give the same command with a smaller --minimum"
-    )

@@ -52,7 +52,7 @@ def silent(stack: ExitStack, opened: Any, method: str) -> Any:
     nothing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     stack.callback(nothing.put, None)
     stub = opened.stream_stream(f"/sordino.Post/{method}")
-    return stub(iter(nothing.get, None), timeout=30)
+    return stub(iter(nothing.get, None), timeout=8)
 
 
 def test_calls_that_prove_nothing_do_not_cut_off_a_site_that_proves(trial: Papers, server: Rpc) -> None:
