@@ -49,7 +49,7 @@ def main() -> None:
 def prepared(w: Workload, data: Data, **tables: Any) -> Any:
     """The experiment that is this workload, with `tables` in place of its own."""
     from sordino import config
-    from sordino.data import Dataset, Split
+    from sordino.data.dataset import Dataset, Split
     from sordino.runs.population import Population
     from sordino.runs.simulation import Simulation
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from sordino.data.dataset import Dataset, Split
 from sordino.errors import DataError
 
-__all__ = ["SOURCES", "Dataset", "Split"]
+if TYPE_CHECKING:
+    from sordino.data.dataset import Dataset
 
 
 def missing_extra(source: str, error: ModuleNotFoundError) -> DataError:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sordino.data.dataset import Array
-from sordino.data.schema import Column
 from sordino.errors import DataError
 
 if TYPE_CHECKING:
     from sordino.data.cells import WithoutGaps
+    from sordino.data.dataset import Array
+    from sordino.data.schema import Column
 
 
 class LabelKind(ABC):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordino.data import Split
+from sordino.data.dataset import Split
 from sordino.device import here
 from sordino.types import Examples, NoiseSource, Reader
 

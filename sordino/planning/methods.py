@@ -10,7 +10,7 @@ from sordino import user_code
 from sordino.algorithms import algorithm_named, all_algorithms
 from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
 from sordino.algorithms.phases import Phased
-from sordino.config import Experiment, build, gates
+from sordino.config import Experiment, build
 from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
 from sordino.sampling.by_budget import COHORTS
@@ -45,6 +45,8 @@ class Methods:
         """Each behind its gates."""
         made = self._made
         before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
+        if self.experiment.read is not None or self.experiment.uplink is not None:
+            from sordino.config import gates  # most methods stand behind their own, and need no other
         if self.experiment.read is not None:
             algorithm = algorithm.behind(read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:

@@ -21,7 +21,6 @@ from sordino.ledger.storage import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
 from sordino.runs.private import FOLDER
 from sordino.runs.shapes import Environment, LeftInRun, Receipt
-from sordino.transport.events import Event
 
 F = TypeVar("F", bound=Fact)
 AboutRun = TypeVar("AboutRun", bound=LeftInRun)
@@ -101,9 +100,9 @@ class RunFolder:
         """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that
         sums and rounds took, which are no part of the result."""
         own = RunFolder(self.private)
-        evaluated = {row.round: row for row in _rows(own.metrics_file, RoundRow)}
+        evaluated = {row.round: row for row in rows_of(own.metrics_file, RoundRow)}
         took: dict[int, list[RoundCost]] = {}
-        for cost in (*_rows(self.costs_file, RoundCost), *_rows(own.costs_file, RoundCost)):
+        for cost in (*rows_of(self.costs_file, RoundCost), *rows_of(own.costs_file, RoundCost)):
             took.setdefault(cost.round, []).append(cost)
         rows, public = [], self.public_metrics()
         # a site in a hidden cohort tells nobody for which rounds it was drawn
@@ -121,7 +120,7 @@ class RunFolder:
     def public_metrics(self) -> list[RoundRow]:
         """What may be shown to whom the statement names."""
         known = self._checkpoint  # before the rows: a run that goes on writes a row and then a checkpoint
-        found = _rows(self.metrics_file, RoundRow)
+        found = rows_of(self.metrics_file, RoundRow)
         if len(found) < known and self.environment.clients is None:  # a site has no row for a round that it missed
             why = f"it has {len(found)} rows, and there is a checkpoint of round {known}"
             raise damaged(self.metrics_file, why, FROM_A_COPY)
@@ -137,16 +136,7 @@ class RunFolder:
         return 0
 
     def prepared(self) -> list[PreparedRow]:
-        return _rows(self.preparation_file, PreparedRow)
-
-    def events(self) -> list[Event]:
-        """What happened between sites, as far as this user may know."""
-        whole = RunFolder(self.private).events_file
-        return _rows(whole, Event) if whole.exists() else self.public_events()
-
-    def public_events(self) -> list[Event]:
-        """What may be told to whom the statement names."""
-        return _rows(self.events_file, Event)
+        return rows_of(self.preparation_file, PreparedRow)
 
     def found(self, path: Path, kind: type[AboutRun], fix: str) -> AboutRun | None:
         """What an attack or an audit of this run has left; None where there is none."""
@@ -243,7 +233,8 @@ def no_folder(path: Path) -> str:
     return "it is a file" if path.exists() else "there is nothing of that name"
 
 
-def _rows(path: Path, kind: type[F]) -> list[F]:
+def rows_of(path: Path, kind: type[F]) -> list[F]:
+    """A fact from each line of a file; none where there is no file."""
     if not path.exists():
         return []
     *lines, cut = _text(path).split("\n")  # what follows the last newline is the row that a kill cut short

@@ -18,8 +18,8 @@ from sordino.accounting.events import Json
 from sordino.branches import part
 from sordino.config import Experiment, build, filled, parameters, resolved_table
 from sordino.config.wording import check_keys
-from sordino.data import Split
 from sordino.data.candidates import DISCLOSED, Candidates, CandidateSource, Wanted, cache_folder
+from sordino.data.dataset import Split
 from sordino.device import CPU, here, on
 from sordino.errors import ConfigError
 from sordino.keys import Key

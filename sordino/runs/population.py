@@ -20,8 +20,8 @@ from sordino import keys, user_code
 from sordino.accounting.events import Json
 from sordino.config import Experiment, build, data_sources, filled
 from sordino.config.session import LENT_PATH
-from sordino.data import SOURCES, Dataset
-from sordino.data.dataset import CLASSES
+from sordino.data import SOURCES
+from sordino.data.dataset import CLASSES, Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import TableSchema

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sordino.metrics.measures import last_scored
 from sordino.metrics.rows import RoundRow, Scores
-from sordino.runs.folder import RunFolder
+from sordino.runs.folder import RunFolder, rows_of
 from sordino.runs.listing import promised
 from sordino.runs.shapes import Receipt
 from sordino.transport.events import Event
@@ -49,24 +49,35 @@ class WatchStart(NamedTuple):
     round: int
 
 
+def events(run: RunFolder) -> list[Event]:
+    """What happened between sites, as far as this user may know."""
+    whole = RunFolder(run.private).events_file
+    return rows_of(whole, Event) if whole.exists() else public_events(run)
+
+
+def public_events(run: RunFolder) -> list[Event]:
+    """What may be told to whom the statement names."""
+    return rows_of(run.events_file, Event)
+
+
 def look(run: RunFolder) -> Seen:
     """How a run stands, from what it has written."""
     alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
-    events = run.events()
+    happened = events(run)
     receipt = run.receipt(sealed=not alive) if run.receipt_file.exists() else None
     if receipt is not None and receipt.rounds < len(rows):
         receipt = None  # of an earlier stop; the run has gone on since
     last = last_scored(rows)
     return Seen(
-        state(run, alive, rows, events, receipt),
+        state(run, alive, rows, happened, receipt),
         len(rows) if run.environment.clients is None or not rows else rows[-1].round,  # a site may miss some
         planned,
         Scores() if last is None else last.judged,
         sum(row.bytes for row in rows),
         file.stat().st_mtime if file.exists() else 0.0,
         promised(receipt) if receipt is not None and not alive else "",
-        sites(events, alive),
+        sites(happened, alive),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from sordino.accounting.facts import FORMAT
 from sordino.config import Experiment
-from sordino.data import Split
+from sordino.data.dataset import Split
 from sordino.data.schema import TableSchema
 from sordino.errors import DataError
 from sordino.runs.home import ServersRows

@@ -21,7 +21,7 @@ from sordino.accounting.events import Event, Gaussian, Laplace, Once, Poisson, R
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
 from sordino.audit.lower_bounds import Outputs, epsilon_lost, tuned
-from sordino.data import Dataset, Split
+from sordino.data.dataset import Dataset, Split
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink

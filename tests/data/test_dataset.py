@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sordino.data import SOURCES, Dataset, Split, digits, quadratic
-from sordino.data.dataset import pixel_stats, stratified
+from sordino.data import SOURCES, digits, quadratic
+from sordino.data.dataset import Dataset, Split, pixel_stats, stratified
 from tests.data.files import Array, refused
 
 

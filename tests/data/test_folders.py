@@ -19,7 +19,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from sordino.data import SOURCES, Dataset, decoding, digits, folders, images, quadratic
+from sordino.data import SOURCES, decoding, digits, folders, images, quadratic
+from sordino.data.dataset import Dataset
 from sordino.errors import DataError
 from tests.data.real_data import real
 

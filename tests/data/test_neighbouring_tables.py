@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino import config
-from sordino.data import Dataset, tabular
-from sordino.data.dataset import CLASSES, apart, stratified
+from sordino.data import tabular
+from sordino.data.dataset import CLASSES, Dataset, apart, stratified
 from sordino.partition.schemes import SCHEMES, Labelled, Scheme
 from sordino.runs import public_inputs
 from sordino.runs.population import Population

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sordino.data import Dataset, tabular
+from sordino.data import tabular
+from sordino.data.dataset import Dataset
 from sordino.data.table_files import Dialect, Written, found_files, read
 from sordino.partition.schemes import Natural
 from tests.data.tables import declared, refused

@@ -21,7 +21,7 @@ from PIL import Image
 
 from sordino import config
 from sordino.config import Experiment
-from sordino.data import Split
+from sordino.data.dataset import Split
 from sordino.data.digits import load as digits
 from sordino.runs.run import start
 from sordino.runs.signature import generate, private_key, public_key

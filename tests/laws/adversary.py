@@ -27,7 +27,8 @@ import pytest
 from sordino import tree
 from sordino.accounting.statement import statement
 from sordino.config import Experiment
-from sordino.data import SOURCES, Dataset
+from sordino.data import SOURCES
+from sordino.data.dataset import Dataset
 from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import Ledger

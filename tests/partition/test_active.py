@@ -19,7 +19,7 @@ from scipy import optimize
 
 import sordino
 from sordino import config, tree
-from sordino.data import Split
+from sordino.data.dataset import Split
 from sordino.errors import PartitionError
 from sordino.partition import schemes, table
 from sordino.partition.filling import can_be_even, fill

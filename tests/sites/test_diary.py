@@ -13,7 +13,7 @@ from rich.console import Console
 from sordino.errors import RunError
 from sordino.ledger.files import append_line
 from sordino.runs.folder import RunFolder
-from sordino.runs.watched import sites
+from sordino.runs.watched import events, public_events, sites
 from sordino.sites import commands as deploying
 from sordino.sites import event_log as diaries
 from sordino.sites.client_line import Standing
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_again_with_its_time(folder: Path) -> None:
     diary = Diary(folder, real=False, hidden=False, hears=heard.append)
     for what in get_args(What):
         diary(SECRET.beside(event=what))
-    assert RunFolder(folder).events() == RunFolder(folder).public_events() == heard
+    assert events(RunFolder(folder)) == public_events(RunFolder(folder)) == heard
     assert [event.event for event in heard] == list(get_args(What))
     assert all(event.at.endswith("Z") and event.words for event in heard)
     assert sorted(event.at for event in heard) == [event.at for event in heard]
@@ -50,7 +50,7 @@ def test_many_threads_write_whole_lines(folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(event.round or 0 for event in RunFolder(folder).events()) == sorted(list(range(4)) * 50)
+    assert sorted(event.round or 0 for event in events(RunFolder(folder))) == sorted(list(range(4)) * 50)
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(folder: Path) -> None:
@@ -58,16 +58,16 @@ def test_a_line_that_a_kill_cut_short_is_dropped(folder: Path) -> None:
     diary(SECRET)
     with open(folder / "events.jsonl", "a") as file:
         file.write('{"at": "2026-01')
-    assert len(RunFolder(folder).events()) == 1
+    assert len(events(RunFolder(folder))) == 1
     diary(SECRET)
-    assert len(RunFolder(folder).events()) == 2
+    assert len(events(RunFolder(folder))) == 2
 
 
 def test_with_real_noise_the_whole_is_for_its_owner_alone(folder: Path) -> None:
     diary = Diary(folder, real=True, hidden=False)
     diary(SECRET)
-    assert [event.why for event in RunFolder(folder).events()] == ["secret words"]
-    assert [event.why for event in RunFolder(folder).public_events()] == [""]
+    assert [event.why for event in events(RunFolder(folder))] == ["secret words"]
+    assert [event.why for event in public_events(RunFolder(folder))] == [""]
     assert (folder / "private" / "events.jsonl").stat().st_mode & 0o777 == 0o600
 
 
@@ -75,12 +75,12 @@ def test_of_a_hidden_cohort_nothing_is_told(folder: Path, monkeypatch: pytest.Mo
     diary = Diary(folder, real=True, hidden=True)
     for what in get_args(What):
         diary(SECRET.beside(event=what))
-    assert {event.event for event in RunFolder(folder).public_events()} == {"started", "stopped", "over"}
-    assert len(RunFolder(folder).events()) == len(get_args(What))
+    assert {event.event for event in public_events(RunFolder(folder))} == {"started", "stopped", "over"}
+    assert len(events(RunFolder(folder))) == len(get_args(What))
     # the broken twin: somebody thinks that who answered may be told
     monkeypatch.setattr(diaries, "OF_NOBODY", OF_NOBODY | {"answered"})
     Diary(folder, real=True, hidden=True)(SECRET)
-    assert "answered" in {event.event for event in RunFolder(folder).public_events()}
+    assert "answered" in {event.event for event in public_events(RunFolder(folder))}
 
 
 def test_a_diary_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_diary_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 def test_why_a_process_ended_is_written(folder: Path) -> None:
     with pytest.raises(RunError), Diary(folder, real=False, hidden=False).kept(["a", "b"]):
         raise RunError("the disk is full")
-    first, last = RunFolder(folder).events()
+    first, last = events(RunFolder(folder))
     assert (first.event, first.sites, last.event, last.why) == ("started", ("a", "b"), "stopped", "the disk is full")
 
 
@@ -106,7 +106,7 @@ def test_who_comes_and_goes_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatc
             there = frozenset(now)
             assert seen.wait(10)
             seen.clear()
-    told = [(event.event, event.site) for event in RunFolder(folder).events()]
+    told = [(event.event, event.site) for event in events(RunFolder(folder))]
     assert told == [("connected", "a"), ("connected", "b"), ("cut off", "a")]
 
 
@@ -125,7 +125,7 @@ def test_a_site_writes_down_where_it_stands_once(folder: Path) -> None:
     for turn in turns:
         say(*turn)
     assert said == turns
-    assert [event.event for event in RunFolder(folder).events()] == ["connected", "cut off", "connected"]
+    assert [event.event for event in events(RunFolder(folder))] == ["connected", "cut off", "connected"]
 
 
 def test_how_sites_stand_follows_from_events() -> None:
@@ -174,6 +174,6 @@ def test_what_strangers_cause_fills_no_disk(folder: Path, monkeypatch: pytest.Mo
     diary(Event(event="displaced", site="a"))
     assert heard[-1].words.endswith("(and 3999 more that are not listed)")
     assert (folder / "private" / "events.jsonl").stat().st_size < 10_000
-    shown = RunFolder(folder).public_events()
+    shown = public_events(RunFolder(folder))
     assert {"answered", "turned away"} <= {event.event for event in shown}
     assert not any("192.0.2" in event.words for event in shown)  # addresses are private

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from sordino import config
 from sordino.config import Engine
-from sordino.data import Split
+from sordino.data.dataset import Split
 from sordino.data.digits import load as digits
 from sordino.errors import ConfigError, DataError, LedgerError, RunError, SordinoError, UnsoundGuarantee
 from sordino.runs.folder import RunFolder

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sordino import config, keys
-from sordino.data import Dataset, Split
+from sordino.data.dataset import Dataset, Split
 from sordino.engine.server import Federation
 from sordino.metrics.accuracy import LISTED, Evaluator
 from sordino.metrics.rows import Scores

@@ -20,7 +20,7 @@ from sordino.report.dashboard.spent import Spent
 from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.runs.shapes import Spending
-from sordino.runs.watched import SiteNow, sites, state
+from sordino.runs.watched import SiteNow, events, public_events, sites, state
 from sordino.transport.events import Event
 
 EVERY = 0.5  # seconds between two looks, and ten times what a look takes
@@ -127,7 +127,7 @@ class Watched:
 
     def _seen(self, alive: bool, spending: Spending | None) -> Now:
         run = self.run
-        all_rows, all_events = run.public_metrics(), run.events() if self.sees_all else run.public_events()
+        all_rows, all_events = run.public_metrics(), (events if self.sees_all else public_events)(run)
         receipt = None
         if not alive and run.receipt_file.exists():
             receipt = run.receipt()

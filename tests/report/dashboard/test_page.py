@@ -18,6 +18,7 @@ from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
 from sordino.runs.folder import RunFolder
 from sordino.runs.receipt import spending
+from sordino.runs.watched import events
 from sordino.sites.event_log import Diary
 from sordino.transport.events import Event
 from tests.helpers.browser import opened
@@ -93,7 +94,7 @@ def as_if_others_were_drawn(folder: Path, place: Path) -> Path:
 
 def test_who_was_drawn_changes_nothing_that_others_see(hidden: Path, tmp_path: Path) -> None:
     other = as_if_others_were_drawn(hidden, tmp_path / "run")
-    assert any(event.event == "answered" for event in RunFolder(hidden).events())
+    assert any(event.event == "answered" for event in events(RunFolder(hidden)))
     told = shown(hidden)
     assert told == shown(other)
     assert "round 4 of 4" in told
@@ -107,7 +108,7 @@ def test_a_page_that_reads_the_private_folder_is_noticed(
 ) -> None:
     """The broken twin of the reader: it looks where it may not."""
     other = as_if_others_were_drawn(hidden, tmp_path / "run")
-    monkeypatch.setattr(RunFolder, "public_events", RunFolder.events)
+    monkeypatch.setattr("sordino.report.dashboard.facts.public_events", events)
     assert shown(hidden) != shown(other)
 
 
