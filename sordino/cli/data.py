@@ -89,7 +89,7 @@ def schema(
     told = {"separator": separator, "decimal": decimal, "encoding": encoding}
     given = {name: value for name, value in told.items() if value is not None}
     try:
-        from sordino.data.drafting import draft
+        from sordino.data.inferred_columns import draft
         from sordino.data.table_files import Written
     except ModuleNotFoundError as error:
         from sordino.data import missing_extra

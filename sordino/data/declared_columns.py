@@ -1,4 +1,6 @@
-"""What a schema says of a table, applied to each row by itself: no row has a say in it."""
+"""The columns of a table as its schema says, applied to each row by itself: no row has a say in it. Without a schema
+one is inferred from all rows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import pyarrow as pa
 
 from sordino.data.cells import Columns, Feature, Missing, WithoutGaps, texts, without_gaps
 from sordino.data.dataset import Array
+from sordino.data.inferred_columns import learned
 from sordino.data.outcome import LabelKind, check_outcome
 from sordino.data.outside import Unknown
 from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema, TextColumn
@@ -17,7 +20,42 @@ from sordino.data.words import tokens
 from sordino.errors import DataError
 
 
-def declared(
+def columns_of(
+    path: str | Sequence[str] | pa.Table,
+    schema: TableSchema | None,
+    label: Sequence[str],
+    group: str | None,
+    key: str | None,
+    missing: Missing,
+    written: Written,
+    outcome: LabelKind | None,
+) -> tuple[TableRows, Columns]:
+    said: Mapping[str, Column]
+    if schema is None:
+        held, said = learned(path, label, group, key, missing, written, outcome is None)
+    else:
+        held, said = _declared(path, schema, label, group, key, missing, written, outcome)
+    known = {name: column for name, column in said.items() if column.kind in FEATURES}
+    features = {name: as_declared(held, name, one) for name, one in known.items()}
+    classes = () if outcome is not None else said[label[0]].words
+    y = _places(held, label[0], classes, "class") if outcome is None else outcome.read(held, label)
+    names = () if group is None else said[group].words or tuple(sorted(set(texts(held.columns[group]))))
+    numbers = () if schema is None or outcome is None else label
+    return held.rows, Columns(
+        list(features.values()),
+        y,
+        classes,
+        None if group is None else _places(held, group, names, "group"),
+        names,
+        schema is not None and group is not None and bool(said[group].words),
+        None if key is None else texts(held.columns[key]),
+        held.numbers,
+        known,
+        tuple(unknown_values(held, said, features, numbers)),
+    )
+
+
+def _declared(
     path: str | Sequence[str] | pa.Table,
     schema: TableSchema,
     label: Sequence[str],
@@ -26,7 +64,7 @@ def declared(
     missing: Missing,
     written: Written,
     outcome: LabelKind | None,
-) -> tuple[TableRows, Columns]:
+) -> tuple[WithoutGaps, Mapping[str, Column]]:
     _check_agreement(schema, {key: "key", group: "group", **dict.fromkeys(label, "label")})
     said = schema.columns
     check_outcome(outcome, {name: said[name] for name in label})
@@ -36,25 +74,7 @@ def declared(
     _check_columns(rows, schema)
     used = [name for name, one in said.items() if one.kind in FEATURES or name in (*label, group, key)]
     fill = {name: one.missing for name, one in said.items() if one.missing is not None}
-    held = without_gaps(rows, used, missing, fill, numbers, never=(*label, group, key))
-    features = {name: as_declared(held, name, one) for name, one in schema.features.items()}
-    classes = said[label[0]].words
-    y = _places(held, label[0], classes, "class") if outcome is None else outcome.read(held, label)
-    names: tuple[str, ...] = ()
-    if group is not None:
-        names = said[group].words or tuple(sorted(set(texts(held.columns[group]))))
-    return rows, Columns(
-        list(features.values()),
-        y,
-        classes,
-        None if group is None else _places(held, group, names, "group"),
-        names,
-        group is not None and bool(said[group].words),
-        None if key is None else texts(held.columns[key]),
-        held.numbers,
-        schema.features,
-        tuple(unknown_values(held, said, features, () if outcome is None else label)),
-    )
+    return without_gaps(rows, used, missing, fill, numbers, never=(*label, group, key)), said
 
 
 def unknown_values(

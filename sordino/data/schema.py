@@ -158,6 +158,22 @@ def parsed(text: str) -> TableSchema:
     return TableSchema(columns, draft)
 
 
+def check_roles(roles: Mapping[str, str | None]) -> None:
+    """A key that is the group is allowed: each person is then a client, whose rows all train or all test."""
+    given = {role: name for role, name in roles.items() if name is not None}
+    if given.get("group") == given.get("key"):
+        given.pop("key", None)
+    for role, name in given.items():
+        if others := [other for other in given if other != role and given[other] == name]:
+            raise DataError(
+                f"column {name} is both the {role} and the {others[0]}",
+                why="a column has one role: what is predicted (label), who holds the row (group), or what names the "
+                "row (key)",
+                fix=f"choose another column as data.{role} or data.{others[0]}, or leave data.{others[-1]} out",
+                code="one-column-two-roles",
+            )
+
+
 def _column(name: str, said: Any) -> Column:
     kind = said.get("kind") if isinstance(said, dict) else None
     if not isinstance(kind, str) or kind not in TAKES:

@@ -14,7 +14,7 @@ levels. Rows are held back for tests by their place or key alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,11 +23,10 @@ import pyarrow as pa
 
 from sordino.data.cells import Columns, Missing
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
-from sordino.data.declared_columns import declared
-from sordino.data.learned_columns import learned
+from sordino.data.declared_columns import columns_of
 from sordino.data.outcome import LabelKind
 from sordino.data.outside import Owners, misfit, remarks
-from sordino.data.schema import TableSchema
+from sordino.data.schema import TableSchema, check_roles
 from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
 from sordino.errors import DataError
@@ -62,10 +61,7 @@ def load(
         check_roles({"label": name, "group": group, "key": key})
     written = Written(separator, decimal, encoding)
     where = path if isinstance(path, list | tuple | pa.Table) else str(path)
-    if schema is None:
-        rows, found = learned(where, labels, group, key, missing, written, outcome)
-    else:
-        rows, found = declared(where, schema, labels, group, key, missing, written, outcome)
+    rows, found = columns_of(where, schema, labels, group, key, missing, written, outcome)
     if group is None and not rows.alone:
         found = _by_file(rows, found)
     x = np.hstack([feature.values for feature in found.features])
@@ -119,22 +115,6 @@ def _owners(rows: TableRows, found: Columns) -> Owners:
     if found.group is not None:
         return Owners(found.group, found.groups, found.groups_declared)
     return Owners(np.zeros(len(found.kept), np.int64), (rows.files[0].path.name,), True)
-
-
-def check_roles(roles: Mapping[str, str | None]) -> None:
-    """A key that is the group is allowed: each person is then a client, whose rows all train or all test."""
-    given = {role: name for role, name in roles.items() if name is not None}
-    if given.get("group") == given.get("key"):
-        given.pop("key", None)
-    for role, name in given.items():
-        if others := [other for other in given if other != role and given[other] == name]:
-            raise DataError(
-                f"column {name} is both the {role} and the {others[0]}",
-                why="a column has one role: what is predicted (label), who holds the row (group), or what names the "
-                "row (key)",
-                fix=f"choose another column as data.{role} or data.{others[0]}, or leave data.{others[-1]} out",
-                code="one-column-two-roles",
-            )
 
 
 def _by_file(rows: TableRows, found: Columns) -> Columns:

@@ -5,6 +5,7 @@ Two neighbouring tables give models of one shape, one scale and one split; twins
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import date
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.data import drafting, schema, tabular
+from sordino.data import inferred_columns, schema, tabular
 from tests.data.tables import DECLARED, Row, declared, refused, saved, table
 from tests.helpers.command_line import Said
 
@@ -185,6 +186,8 @@ def test_a_draft_fits_its_table_and_says_that_it_is_one(cli: Callable[..., Said]
     plain = tabular.load(file, "outcome", "clinic")
     assert np.array_equal(data.train.x, plain.train.x)
     assert np.array_equal(data.test.y, plain.test.y)
+    ends = {(said.low, said.high) for said in plain.columns.values() if said.kind == "number"}
+    assert ends == {(-math.inf, math.inf)}  # the lowest and the highest row are told to nobody
 
     out = tmp_path / "visits.schema.toml"
     said = cli(*words, "--out", out)
@@ -208,18 +211,18 @@ def test_identifiers_dates_and_gaps_are_left_to_a_person(tmp_path: Path) -> None
         }
         for i in range(80)
     ]
-    found = declared(drafting.draft(saved(tmp_path, rows), "y", key="key"))
+    found = declared(inferred_columns.draft(saved(tmp_path, rows), "y", key="key"))
     assert {name: said.kind for name, said in found.columns.items()} == {
         "id": "ignored", "day": "ignored", "gap": "number", "key": "key", "y": "label", "flag": "boolean",
     }  # fmt: skip
     nothing = saved(tmp_path, [{"y": i % 2} for i in range(9)], "n.csv")
-    assert refused(lambda: drafting.draft(nothing, "y")).code == "no-features"
+    assert refused(lambda: inferred_columns.draft(nothing, "y")).code == "no-features"
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e9))
 def test_a_drafted_range_holds_the_rows_and_is_round(low: float, width: float) -> None:
     high = low + width
-    first, last = drafting.outwards(low, high)
+    first, last = inferred_columns.outwards(low, high)
     assert first <= low <= high <= last
     assert last - first <= 3.001 * max(width, 2)  # no wider than a step at each end
     assert first < last

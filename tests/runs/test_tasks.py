@@ -134,9 +134,9 @@ def test_what_is_held_is_told_without_classes(task: str, table: Path) -> None:
 
 
 def test_a_draft_says_the_range_of_a_label_with_many_numbers(table: Path) -> None:
-    from sordino.data import drafting, schema
+    from sordino.data import inferred_columns, schema
 
-    found = schema.parsed(drafting.draft(str(table / "visits.csv"), "stay", "clinic"))
+    found = schema.parsed(inferred_columns.draft(str(table / "visits.csv"), "stay", "clinic"))
     assert (found.columns["stay"].kind, found.columns["stay"].words) == ("label", ())
     assert found.columns["stay"].low >= 0
     assert found.columns["stay"].high >= 20

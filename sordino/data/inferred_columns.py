@@ -1,0 +1,300 @@
+"""What a table's columns seem to hold, read off the rows: the draft of a schema, for a person to confirm or correct; or
+what a run without a schema learns, which may then claim nothing about a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tomli_w
+
+from sordino.data.cells import (
+    MAX_LEVELS,
+    Missing,
+    WithoutGaps,
+    gaps,
+    is_text,
+    numbers_in,
+    numbers_with_commas,
+    texts,
+    whole,
+    without_gaps,
+)
+from sordino.data.dataset import Array
+from sordino.data.schema import BOOLEANS, FEATURES, LISTS, Column, check_roles
+from sordino.data.table_files import AS_SEEN, TableRows, Written, read
+from sordino.errors import DataError
+
+AN_ACCIDENT = 10  # so many different numbers in a column of texts are not its levels
+HEAD = """\
+# A draft of a schema for {name}, for somebody to confirm who knows what its columns can hold.
+# Looked at: {rows:,} rows of {columns} columns{files}. Levels, classes and ranges were read off the rows.
+# But what follows from the rows tells of the rows: a level that one row alone has would be a feature of every model.
+# So write here what a column CAN hold, as the form or the device knows it that fills the column; then delete the line
+# `draft = true`. Until then real noise (privacy.noise = "system") does not start.
+draft = true
+
+[columns]
+"""
+
+
+def draft(
+    paths: str | Sequence[str],
+    label: str,
+    group: str | None = None,
+    key: str | None = None,
+    written: Written = AS_SEEN,
+) -> str:
+    """The text of a TOML schema, line by line as the columns come."""
+    roles = {"label": label, "group": group, "key": key}
+    check_roles(roles)
+    rows = read(paths, written=written)
+    for name in roles.values():
+        if name is not None:
+            find(rows, name)
+    said = {key: "key", group: "person" if group == key else "group", label: "label"}
+    columns = {name: rows.column(name) for name in rows.table.column_names}
+    found = {name: suggested(column, said.get(name)) for name, column in columns.items()}
+    if not any(column.kind in FEATURES for column, _ in found.values()):
+        raise no_features(rows)
+    many = len(rows.files)
+    files = "" if many == 1 else f" in {many} files"
+    own = rows.name if files else rows.files[0].path.name
+    lines = [HEAD.format(name=own, rows=rows.table.num_rows, columns=len(columns), files=files)]
+    for name, (column, confirm) in found.items():
+        empty = int(gaps(columns[name]).sum())
+        more = f"; {empty:,} rows have no value" * (empty > 0)
+        lines.append(f"{_key(name)} = {{ {_written(column, columns[name].type)} }}  # {confirm}{more}\n")
+    return "".join(lines)
+
+
+def learned(
+    path: str | Sequence[str] | pa.Table,
+    label: Sequence[str],
+    group: str | None,
+    key: str | None,
+    missing: Missing,
+    written: Written,
+    classes: bool,
+) -> tuple[WithoutGaps, dict[str, Column]]:
+    """The columns, and what a schema would say of them; no number has an end, and what a person would have to settle
+    is refused. `classes`: is the label a class?
+    """
+    if missing == "fill":
+        raise DataError(
+            'data.missing = "fill" for a table without a schema',
+            why="what is put into a gap must be declared: a mean or a most frequent value would be learned from rows",
+            fix='write a schema (`sordino data schema` drafts it) with missing = VALUE in its columns, or set "drop"',
+            code="fill-without-schema",
+        )
+    rows = read(path, () if key is None else (key,), written)
+    apart = [name for name in (*label, group, key) if name is not None]
+    for name in apart:
+        find(rows, name)
+    held = without_gaps(rows, rows.table.column_names, missing, {}, never=apart)
+    roles = {label[0]: "label"} if classes else {}
+    roles |= {} if group is None else {group: "group"}
+    said = {name: _role(held, name, role) for name, role in roles.items()}
+    features = {name: _feature(held, name) for name in held.columns if name not in apart}
+    if not features:
+        raise no_features(rows)
+    return held, features | said
+
+
+def no_features(rows: TableRows) -> DataError:
+    return DataError(
+        f"{rows.name}: no column is left as a feature",
+        fix="give a table with at least one more column",
+        why="a model needs at least one column to learn from, beside the label, group and key",
+        code="no-features",
+    )
+
+
+def find(rows: TableRows, wanted: str) -> None:
+    names = rows.table.column_names
+    if wanted in names:
+        return
+    near = difflib.get_close_matches(wanted, names, n=1)
+    dialect = rows.files[0].dialect
+    raise DataError(
+        f"{rows.name} has no column {wanted!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        why=f"its columns are: {', '.join(names)}",
+        fix="name one of these columns"
+        + (f"; or say how the file is written, which was read with {dialect}: data.separator" if dialect else ""),
+        code="unknown-column",
+    )
+
+
+def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
+    """What a schema would say of a column, and what a person must confirm of it."""
+    if role == "key":
+        return Column("key"), "names the row, and is no feature"
+    if role == "person":
+        return Column("group"), "each is a client, and is no feature"
+    present = (whole(column) if role else column).drop_null()
+    words = _words(present) if role or is_text(column.type) else ()
+    if role == "label":
+        if len(words) > MAX_LEVELS and not is_text(column.type):
+            return _number(
+                "label", present
+            ), 'confirm: the lowest and highest label, for task = {name = "regression", range = ...}'
+        return Column("label", words=words), "confirm: are these all the classes that can be?"
+    if role == "group":
+        return Column("group", words=words), "confirm: all clients, in the order in which they are numbered"
+    if is_text(column.type):
+        fits = numbers_in(present)
+        if len(words) > AN_ACCIDENT and 2 * fits.sum() >= len(fits):
+            bad, odd = present[int(np.argmin(fits))].as_py(), int((~fits).sum())
+            numbers = pc.utf8_trim_whitespace(present.filter(pa.array(fits)))
+            return _number("number", numbers), f"but {odd:,} cells are no numbers, {bad!r} is one"
+        if len(words) > MAX_LEVELS:
+            confirm = f'more than {MAX_LEVELS} different words: is it an identifier? Free text is kind = "text"'
+            return Column("ignored"), confirm
+        return Column("levels", words=words), "confirm: all levels that can be; other = one of them takes the rest"
+    if pa.types.is_boolean(column.type):
+        return Column("boolean"), "true or false"
+    if not _numeric(column.type) or not len(values := _finite(present)):
+        return Column("ignored"), f"of type {column.type}: neither number nor word"
+    if set(values.tolist()) <= set(BOOLEANS.values()):
+        return Column("boolean"), "confirm: only 0 and 1"
+    return _number("number", present), "confirm: the lowest and the highest value that can be"
+
+
+def _words(column: pa.Array) -> tuple[str, ...]:
+    """The different values in their order, as a file spells them."""
+    different = pc.unique(column)
+    return tuple(word for _, word in sorted(zip(different.to_pylist(), texts(different), strict=True)))
+
+
+def _numeric(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _number(kind: str, column: pa.Array) -> Column:
+    values = _finite(column)
+    low, high = outwards(values.min(), values.max())
+    return Column(kind, low, high)
+
+
+def _finite(column: pa.Array) -> Array:
+    values: Array = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return values[np.isfinite(values)]
+
+
+def outwards(low: float, high: float) -> Iterator[float]:
+    """Round numbers around both ends, as coarse as their distance allows."""
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
+        low, high = low - 1, high + 1
+    ends = Decimal(repr(float(low))), Decimal(repr(float(high)))
+    step = Decimal(1).scaleb((ends[1] - ends[0]).adjusted())
+    for end, how in zip(ends, (ROUND_FLOOR, ROUND_CEILING), strict=True):
+        around = (end / step).to_integral_value(how) * step
+        yield int(around) if around == int(around) else float(around)
+
+
+def _written(said: Column, kind: pa.DataType) -> str:
+    """A column of a schema as TOML; numbers and truth values of a file stand without quotes."""
+    told = f'kind = "{said.kind}"'
+    if said.words:
+        words = (
+            word if not is_text(kind) and re.fullmatch(r"true|false|-?[0-9]+", word) else _toml(word)
+            for word in said.words
+        )
+        return f"{told}, {LISTS[said.kind][0]} = [{', '.join(words)}]"
+    return told if said.low == said.high else f"{told}, range = [{said.low!r}, {said.high!r}]"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: str) -> str:
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
+
+
+# a run that learns its columns ----------------------------------------------------------------------------------------
+
+
+def _role(held: WithoutGaps, name: str, role: str) -> Column:
+    """The classes of a label, or the names of clients."""
+    column = whole(held.columns[name])
+    kind = column.type
+    number = pa.types.is_integer(kind)
+    regression = 'to predict the number, set task = {name = "regression", range = [LOWEST, HIGHEST]}; or '
+    if not (is_text(kind) or number or pa.types.is_boolean(kind)):
+        numbers = role == "label" and pa.types.is_floating(kind)
+        raise DataError(
+            f"{held.rows.name}: {role} column {name} has type {kind}",
+            why=f"a {role} must be whole numbers, strings or booleans"
+            + ("; this one holds numbers" if numbers else ""),
+            fix=regression + "put the numbers into classes (for example low, middle, high), or choose another column"
+            if numbers
+            else "convert the column, or choose another one",
+            code=f"bad-{role}-type",
+        )
+    words = _words(column)
+    if role == "label" and len(words) > MAX_LEVELS:
+        raise DataError(
+            f"{held.rows.name}: the label {name} has {len(words):,} different values, more than {MAX_LEVELS}",
+            why="each of them would be a class",
+            fix=regression * number
+            + "put them into fewer classes, choose another column, or declare all classes in a schema",
+            code="too-many-classes",
+        )
+    if role == "label" and len(words) < 2:
+        raise DataError(
+            f"{held.rows.name}: every row has the same {name}",
+            fix="choose another column as data.label",
+            why="with one class there is nothing to tell apart",
+            code="one-class",
+        )
+    return Column(role, words=words)
+
+
+def _feature(held: WithoutGaps, name: str) -> Column:
+    column = held.columns[name]
+    if _numeric(column.type):
+        return Column("number", -math.inf, math.inf)
+    said, _ = suggested(column, None)
+    if is_text(column.type) and not 0 < len(said.words) <= AN_ACCIDENT:
+        _check_are_words(held, name, column)
+    if said.kind == "ignored" and is_text(column.type):
+        raise DataError(
+            f"{held.rows.name}: column {name} has {len(_words(column))} different strings, more than {MAX_LEVELS}",
+            why="each of these strings would become a feature",
+            fix=f"set data.key = {name!r} if it names the row or its person; else write a schema (`sordino data "
+            "schema TABLE --label LABEL` drafts one), in which the number of a case, or a date, is "
+            '{ kind = "ignored" } and free text { kind = "text", buckets = 4096, length = 32 }; or merge values',
+            code="too-many-levels",
+        )
+    if said.kind == "ignored":
+        raise DataError(
+            f"{held.rows.name}: column {name} has type {column.type}, neither number nor string",
+            why="a feature must be a number or a string",
+            fix="convert or remove the column",
+            code="unsupported-column-type",
+        )
+    return said
+
+
+def _check_are_words(held: WithoutGaps, name: str, column: pa.Array) -> None:
+    """Refuses a column of numbers that a few cells make a column of texts."""
+    dialect = held.rows.files[0].dialect
+    own = "." if dialect is None else dialect.decimal
+    for decimal in (own, "," if own == "." else "."):
+        fits = numbers_in(column) if decimal == "." else numbers_with_commas(column)
+        if 2 * fits.sum() < len(fits):
+            continue
+        at = int(np.argmin(fits)) if decimal == own else 0
+        what, fix = "is no number, and most cells of its column are", "correct the cell; or empty it and set "
+        fix += 'data.missing = "drop"; or declare in a schema that the column has levels'
+        if decimal != own:
+            what, fix = "is no number as this file is written", f'set data.decimal = "{decimal}"'
+        raise held.unfit(name, column[at].as_py(), at, what, fix)
