@@ -83,7 +83,7 @@ def table(rounds: int, algorithm: str) -> dict[str, Any]:
 def prepared(place: Path, rounds: int, algorithm: str) -> Any:
     """Files, keys, certificates and an agreement, as people would make them."""
     from sordino import config
-    from sordino.runs.signature import generate, private_key, public_key
+    from sordino.receipts.signature import generate, private_key, public_key
     from sordino.sites import agreement_file as agreed
     from sordino.sites import identity
     from sordino.sites import trial_certificates as certificates
@@ -139,7 +139,7 @@ def gaps(ends: list[float]) -> list[float]:
 
 def between(place: Path) -> tuple[list[float], dict[str, float]]:
     from sordino import config
-    from sordino.runs.signature import private_key
+    from sordino.receipts.signature import private_key
     from sordino.sites.serve import Serving, serve
     from sordino.sites.trial_certificates import of_server
     from sordino.transport.sites import Patience

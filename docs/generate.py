@@ -24,6 +24,7 @@ from receipt_page import receipt
 
 import sordino
 from sordino import config
+from sordino.accounting.belief import epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import merged, sentence
 from sordino.algorithms import all_algorithms
@@ -32,7 +33,6 @@ from sordino.cli.main import app
 from sordino.config import Experiment, gates
 from sordino.config.describing import described
 from sordino.partition.schemes import SCHEMES
-from sordino.results.tables import epsilon_text
 from sordino.runs.catalogue import catalogue
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS

@@ -18,7 +18,7 @@ from house import PACKAGE, nodes, parsed
 
 ROOT = PACKAGE.parent
 WORDLESS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-VERIFY = "import sys; from sordino.runs.verify import examine; examine(__import__('pathlib').Path(sys.argv[1])); \
+VERIFY = "import sys; from sordino.receipts.verify import examine; examine(__import__('pathlib').Path(sys.argv[1])); \
 print(*(m.__file__ for n, m in list(sys.modules.items()) if n.split('.')[0] == 'sordino'), sep='\\n')"
 
 

@@ -16,13 +16,13 @@ from sordino.version import __version__
 
 if TYPE_CHECKING:
     from sordino.audit.gates import Audit
+    from sordino.receipts.verify import Verdict
     from sordino.results.audit_file import TrainedAudit
     from sordino.results.comparison import Comparison
     from sordino.results.one_run import Result
     from sordino.results.prediction import Predicted
     from sordino.runs.forecast import Compared
     from sordino.runs.play import Ended
-    from sordino.runs.verify import Verdict
 
 __all__ = [
     "__version__",
@@ -93,7 +93,7 @@ def verify(folder: str | Path, key: str | Path | None = None, code: bool = False
 
     `key` is the public key of who must have signed it. An algorithm of somebody's own is imported with `code` only.
     """
-    from sordino.runs.verify import examine
+    from sordino.receipts.verify import examine
 
     return examine(Path(folder), None if key is None else Path(key), code)
 

@@ -15,7 +15,7 @@ import pytest
 
 from sordino.errors import LedgerError, RunError, damaged, unwritten
 from sordino.ledger import files, storage
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.run import resume, start
 from tests.laws.cases import BY_NAME
 

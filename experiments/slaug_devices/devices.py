@@ -20,8 +20,8 @@ from typing import Any
 from sordino import config
 from sordino.config import Experiment
 from sordino.engine.slow_network import Emulated
+from sordino.receipts.folder import RunFolder
 from sordino.runs import processes
-from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
 from sordino.transport.carrier import Arrived, Writes
 from sordino.transport.message import peek

@@ -101,6 +101,11 @@ def percent(share: float) -> str:
     return f"{_cut(100 * share, 2, math.ceil):g} %"
 
 
+def epsilon_text(value: float) -> str:
+    """An epsilon as tables show it."""
+    return "∞" if value == math.inf else f"{value:.3g}"
+
+
 def rounded_up(epsilon: float) -> float:
     """Six digits of it, which are never less than all of them."""
     return float(f"{_cut(epsilon, 6, math.ceil):.6g}")

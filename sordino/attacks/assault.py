@@ -18,9 +18,9 @@ from sordino.config import Experiment
 from sordino.errors import Range, RunError, check_range
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Ledger, of_run
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.private import key_of_data
 from sordino.results.attack_file import UNPOISONED, UNSEEN, Assault
-from sordino.runs.folder import RunFolder
-from sordino.runs.private import key_of_data
 from sordino.runs.simulation import settle, simulated
 
 

@@ -34,7 +34,7 @@ from sordino.config import Experiment
 from sordino.errors import ConfigError, Range, check_range
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.responses import Responses
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import settle, simulated
 from sordino.types import Claim, NoiseSource

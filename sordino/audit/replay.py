@@ -28,8 +28,8 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.stages import Weigh
+from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome, one_round
-from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation, adds
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Terms

@@ -30,8 +30,8 @@ from sordino.config import Experiment
 from sordino.errors import Range, check_range
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.receipts.private import key_of_data
 from sordino.results.audit_file import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
-from sordino.runs.private import key_of_data
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 

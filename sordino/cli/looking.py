@@ -15,7 +15,7 @@ from sordino.cli.screen import Screen, say
 from sordino.later import when_used
 
 if TYPE_CHECKING:
-    from sordino.runs.folder import RunFolder
+    from sordino.receipts.folder import RunFolder
 
 
 def list_(
@@ -42,8 +42,8 @@ def list_(
 
 def show(folder: Path, as_json: Json = False) -> None:
     """The result and the guarantees of a finished run."""
+    from sordino.receipts.folder import RunFolder
     from sordino.results.tables import summary
-    from sordino.runs.folder import RunFolder
 
     run = RunFolder(folder)
     run.check()
@@ -67,7 +67,7 @@ def told(run: RunFolder) -> dict[str, object]:
 def prepared(folder: Path) -> RenderableType:
     """What came before the first round; where the data it is told from are gone, why."""
     from sordino.errors import SordinoError
-    from sordino.runs.folder import RunFolder
+    from sordino.receipts.folder import RunFolder
 
     if not RunFolder(folder).prepared():
         return ""

@@ -20,7 +20,7 @@ from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.budget.calculator import Enough
-    from sordino.runs.shapes import Spending
+    from sordino.receipts.run_files import Spending
 
 app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
 
@@ -180,7 +180,7 @@ def spent(
 
 def _recomputed(place: Path) -> Spending:
     with when_used("torch"):
-        from sordino.runs.receipt import spending
+        from sordino.receipts.receipt import spending
 
     return spending(place)
 
@@ -197,7 +197,7 @@ def verify(
 ) -> None:
     """Recompute the receipt from the ledger, without any data. Exit code 5 where they disagree."""
     with when_used("torch"):
-        from sordino.runs.verify import examine
+        from sordino.receipts.verify import examine
 
     wrong, unseen, agreed = examine(folder, key, with_code)
     if as_json:
@@ -218,7 +218,7 @@ def verify(
 @app.command()
 def schema() -> None:
     """The JSON Schema of privacy.json: every field with its type and its meaning, for programs that read receipts."""
-    from sordino.runs.receipt_schema import receipt_schema
+    from sordino.receipts.receipt_schema import receipt_schema
 
     typer.echo(json.dumps(receipt_schema(), indent=2))
 
@@ -228,6 +228,6 @@ def sign(
     folder: Path, key: Annotated[Path, typer.Option(help="The site's key, as `sordino identity new` made it.")]
 ) -> None:
     """Sign a receipt: nobody without the key can then make ledger and receipt anew together."""
-    from sordino.runs.signature import sign as signed
+    from sordino.receipts.signature import sign as signed
 
     typer.echo(str(signed(folder, key)))

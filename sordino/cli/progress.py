@@ -212,7 +212,7 @@ class LiveSpending:
 
 def spent_share(step: Step) -> float:
     """The share of its budget that the client that spent most has spent, in the currency that adds up."""
-    from sordino.runs.receipt import share_of
+    from sordino.receipts.receipt import share_of
 
     shares = [share_of(step.federation, client) for client in step.federation.spent]
     return max(shares, default=0.0)

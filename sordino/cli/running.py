@@ -166,7 +166,7 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         return
     from sordino.cli.looking import prepared, told
     from sordino.cli.progress import progress
-    from sordino.runs.folder import RunFolder
+    from sordino.receipts.folder import RunFolder
     from sordino.runs.trackers import tracked
 
     console = Console(stderr=True, quiet=quiet or as_json)

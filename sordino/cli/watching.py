@@ -29,7 +29,7 @@ def watch(
     as_json: Json = False,
 ) -> None:
     """Follow a run that goes on elsewhere until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
-    from sordino.runs.folder import RunFolder
+    from sordino.receipts.folder import RunFolder
     from sordino.runs.watched import WatchStart, beginning, look, rate
 
     folder = RunFolder(run)

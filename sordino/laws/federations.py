@@ -20,15 +20,15 @@ from sordino.errors import SordinoError
 from sordino.laws.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
+from sordino.receipts.verify import verify
 from sordino.round import one_round
-from sordino.runs.folder import RunFolder
 from sordino.runs.play import Progress
 from sordino.runs.population import Population
-from sordino.runs.receipt import opened
 from sordino.runs.run import resume
 from sordino.runs.simulation import simulated
 from sordino.runs.trace import differences, trace
-from sordino.runs.verify import verify
 from sordino.tree import Tree
 from sordino.types import Shard, Terms, Work
 

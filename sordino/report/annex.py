@@ -9,7 +9,7 @@ import math
 
 from sordino.accounting.belief import headline
 from sordino.planning.agreement import FILE as AGREEMENT
-from sordino.report.evidence import COLUMNS, FORGED, Evidence, table
+from sordino.receipts.evidence import COLUMNS, FORGED, Evidence, table
 from sordino.report.markup import Html, joined, listed, tag
 from sordino.report.markup import table as made
 from sordino.report.run_page import together

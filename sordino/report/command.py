@@ -14,7 +14,7 @@ from sordino.errors import ConfigError
 from sordino.later import when_used
 
 if TYPE_CHECKING:
-    from sordino.report.evidence import Evidence
+    from sordino.receipts.evidence import Evidence
 
 
 def report(
@@ -86,7 +86,7 @@ def export(
             code="unknown-document-kind",
         )
     with when_used("torch"):
-        from sordino.report.evidence import gather
+        from sordino.receipts.evidence import gather
 
     found = gather(folder, key, with_code, anyway)
     typer.echo(str(_written(found, as_, target)))
@@ -94,10 +94,10 @@ def export(
 
 def _written(found: Evidence, as_: Document, target: Path) -> Path:
     from sordino.ledger.files import atomic_write
+    from sordino.receipts.model_card import card
+    from sordino.receipts.registry import record
     from sordino.report.annex import page
-    from sordino.report.model_card import card
     from sordino.report.printing import as_pdf
-    from sordino.report.registry import record
 
     if target.suffix == ".pdf":
         return as_pdf(page(found), target)

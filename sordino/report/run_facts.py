@@ -20,6 +20,9 @@ from sordino.metrics.measures import warnings
 from sordino.metrics.preparation_cost import in_front
 from sordino.metrics.rows import RoundRow
 from sordino.partition.describe import summary, table
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened, some_of, spending
+from sordino.receipts.run_files import Environment, OfClient, ReceiptBudget
 from sordino.results import audit_file as audited
 from sordino.results import preparation
 from sordino.results.attack_file import Assault, told
@@ -27,11 +30,8 @@ from sordino.results.audit_file import TrainedAudit
 from sordino.results.preparation import Preparation
 from sordino.results.spending_curve import Curve, Points, curve, stops
 from sordino.results.tables import secure
-from sordino.runs.folder import RunFolder
 from sordino.runs.population import Population
-from sordino.runs.receipt import opened, some_of, spending
 from sordino.runs.setup import Whole
-from sordino.runs.shapes import Environment, OfClient, ReceiptBudget
 from sordino.runs.simulation import simulated
 
 LISTED = 10_000  # clients that a page shows: of more, so many at even distances

@@ -16,11 +16,11 @@ from sordino.accounting.facts import Fact
 from sordino.errors import LedgerError
 from sordino.ledger.files import atomic_write
 from sordino.metrics.headlines import in_words
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import bind_page
 from sordino.report import palette, still
 from sordino.report.markup import Html
 from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import bind_page
 
 STYLES = ("vendor/uPlot.min.css", "web/page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of every page

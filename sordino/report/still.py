@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from sordino.accounting.belief import epsilon_text
 from sordino.accounting.words import Described
 from sordino.metrics.headlines import HEADLINES
 from sordino.metrics.measures import headline, last_scored, scores
@@ -16,7 +17,7 @@ from sordino.metrics.rows import RoundRow
 from sordino.report import attackers, audit_section, palette
 from sordino.report.markup import Html, joined, listed, table, tag
 from sordino.report.run_facts import RunFacts
-from sordino.results.tables import bytes_text, epsilon_text
+from sordino.results.tables import bytes_text
 
 SHOWN = 24  # lines of a table; of more, so many at even distances
 POINTS = 200  # of a curve

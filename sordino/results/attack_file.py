@@ -11,13 +11,13 @@ from typing import Literal
 
 import numpy as np
 
+from sordino.accounting.belief import epsilon_text
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number, delta_text
 from sordino.ledger.files import atomic_write
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import LeftInRun
 from sordino.results.pictures import Pixels, png
-from sordino.results.tables import epsilon_text
-from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import LeftInRun
 
 Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
 SIDE = 64  # of an image in a picture, about

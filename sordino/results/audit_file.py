@@ -10,8 +10,8 @@ from typing import Literal
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
 from sordino.accounting.facts import Epsilon, Fact
 from sordino.ledger.files import atomic_write
-from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import LeftInRun
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import LeftInRun
 
 TrainedVerdict = Literal[
     "holds", "VIOLATED", "no power", "proves nothing", "not attacked", "nothing to audit: infinity is claimed"

@@ -42,14 +42,14 @@ from sordino.metrics.measures import (
 )
 from sordino.metrics.preparation_cost import before, in_front
 from sordino.planning.methods import Methods
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
 from sordino.results.comparison_table import Measured, Row, snippet
 from sordino.results.frames import frame
 from sordino.results.pace import Follow, Pace, Watch
 from sordino.results.preparation import label_of
 from sordino.results.sweeps import Composed, Notes, Setting, choosing, composed, grid
-from sordino.runs.folder import RunFolder
 from sordino.runs.play import Ended
-from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import settle
 from sordino.tasks.personalise import ways

@@ -21,10 +21,10 @@ from sordino.ledger.books import EVERYONE
 from sordino.metrics.headlines import HEADLINES, Headline
 from sordino.metrics.measures import Metrics, final, headline, last_scored, scores, warnings
 from sordino.metrics.rows import PreparedRow, RoundRow
+from sordino.receipts.folder import RunFolder, numbers
+from sordino.receipts.run_files import Receipt
 from sordino.results.frames import frame
-from sordino.runs.folder import RunFolder, numbers
 from sordino.runs.listing import promised
-from sordino.runs.shapes import Receipt
 from sordino.user_code import lent
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Result:
         """One row per client: examples, exposures used and planned, spent and granted, and its own accuracy (or
         loss).
         """
-        from sordino.runs.receipt import spending
+        from sordino.receipts.receipt import spending
 
         with lent(self.objects):
             clients = spending(self.folder).by_client
@@ -175,7 +175,7 @@ class Result:
         """Of each round the ledger's note and the largest share of its budget that a client had spent by then; clients;
         delta.
         """
-        from sordino.runs.receipt import opened
+        from sordino.receipts.receipt import opened
 
         with lent(self.objects):
             parts, federation = opened(self.folder)

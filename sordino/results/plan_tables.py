@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sordino.accounting.belief import epsilon_text
 from sordino.accounting.claims import standing
 from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Answer, Enough, PlanRow, warning, ways_out
-from sordino.results.tables import STATUS_STYLE, bytes_text, epsilon_text, guarantees
+from sordino.results.tables import STATUS_STYLE, bytes_text, guarantees
 from sordino.runs.forecast import Compared, Planned
 
 WIDE = 105  # columns of a terminal from which every fact gets a column of its own

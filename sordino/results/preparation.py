@@ -24,10 +24,10 @@ from sordino.errors import SordinoError
 from sordino.metrics.preparation_cost import Cost, Plain, Sent, charged, messages
 from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import some_of
 from sordino.results.pictures import Pixels, strip
-from sordino.runs.folder import RunFolder
 from sordino.runs.home import ServersHome, source_of
-from sordino.runs.receipt import some_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
 from sordino.types import HANDED, Formula

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sordino.accounting.belief import subject
+from sordino.accounting.belief import epsilon_text, subject
 from sordino.accounting.claims import ADVERSARIES, Adversary, Neighbours, Status, Unit
 from sordino.accounting.facts import Epsilon, Fact, delta_text
 from sordino.accounting.notes import read_notes
@@ -19,7 +19,6 @@ from sordino.accounting.statement import Guarantee, Key, statement
 from sordino.accounting.words import merged
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
-from sordino.results.tables import epsilon_text
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "\"'"
 NOT_SWEPT = {"seed": "seeds are what `--seeds N` is for", "name": "the name of a method comes from its values"}

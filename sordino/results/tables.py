@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sordino.accounting.belief import headline
+from sordino.accounting.belief import epsilon_text, headline
 from sordino.accounting.claims import Status, standing
 from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee
@@ -21,7 +21,7 @@ from sordino.metrics.headlines import HEADLINES
 from sordino.metrics.measures import last_scored, scores, warnings
 from sordino.metrics.preparation_cost import Reached
 from sordino.metrics.rows import RoundRow
-from sordino.runs.shapes import OfClient, OfPhase, Receipt, ReceiptBudget
+from sordino.receipts.run_files import OfClient, OfPhase, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
     from sordino.results.preparation import Preparation
@@ -41,10 +41,6 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
-
-
-def epsilon_text(value: float) -> str:
-    return "∞" if value == math.inf else f"{value:.3g}"
 
 
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:

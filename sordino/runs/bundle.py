@@ -23,8 +23,8 @@ from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import atomic_write
 from sordino.metrics.evaluation import taught_way
 from sordino.planning.agreement import MOST
-from sordino.runs import private, seal
-from sordino.runs.folder import RunFolder
+from sordino.receipts import private, seal
+from sordino.receipts.folder import RunFolder
 from sordino.tasks.build import Architecture
 from sordino.types import Params
 

@@ -9,9 +9,9 @@ from sordino import user_code
 from sordino.accounting.notes import SYSTEM
 from sordino.config import Engine, Experiment
 from sordino.device import CPU
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.private import DATA
 from sordino.runs.bundle import told_to_nobody
-from sordino.runs.folder import RunFolder
-from sordino.runs.private import DATA
 from sordino.runs.setup import Setup
 
 ORDERED = "it stands in [engine]"

@@ -30,10 +30,10 @@ from sordino.engine.choose_executor import cores
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
+from sordino.receipts.private import throwaway
 from sordino.runs.clients import forks_of
 from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
 from sordino.runs.population import Population
-from sordino.runs.private import throwaway
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, settle, simulated

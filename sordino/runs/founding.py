@@ -20,10 +20,10 @@ from sordino.config import Experiment, paths
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
 from sordino.planning.agreement import Agreement
-from sordino.runs import private
-from sordino.runs.folder import RunFolder
+from sordino.receipts import private
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Environment
 from sordino.runs.setup import Setup
-from sordino.runs.shapes import Environment
 from sordino.runs.witness import Witness, needed, place_of
 from sordino.version import __version__
 

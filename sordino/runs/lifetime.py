@@ -11,7 +11,7 @@ from sordino.accounting.statement import statement
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import EVERYONE, Ledger
 from sordino.ledger.op import Op
-from sordino.runs.shapes import Lifetime, OfClient, OfRun
+from sordino.receipts.run_files import Lifetime, OfClient, OfRun
 
 SQLITE = b"SQLite format 3\0"
 SIMULATED = "at least one of the runs drew its noise from a seed: no guarantee for real data"

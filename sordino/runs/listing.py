@@ -14,8 +14,8 @@ from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.errors import RunError, SordinoError
 from sordino.metrics.measures import last_scored
-from sordino.runs.folder import RunFolder, no_folder
-from sordino.runs.shapes import Receipt
+from sordino.receipts.folder import RunFolder, no_folder
+from sordino.receipts.run_files import Receipt
 
 
 class Listed(NamedTuple):

@@ -15,7 +15,7 @@ from typing import IO
 from sordino.accounting.events import Json
 from sordino.errors import damaged
 from sordino.metrics.rows import Played
-from sordino.runs.private import FOLDER
+from sordino.receipts.private import FOLDER
 
 ALWAYS = ("phase", "round", "lost", "model_norm")
 # by all who see who takes part

@@ -22,17 +22,17 @@ from sordino.engine.server import Federation
 from sordino.errors import BudgetExhausted, unwritten
 from sordino.ledger.files import append_line
 from sordino.metrics.rows import RoundCost, RoundRow
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import write_receipt
+from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
 from sordino.runs import bundle, callbacks, metrics
-from sordino.runs.folder import RunFolder
 from sordino.runs.interrupts import patience
 from sordino.runs.noise_level import drowning
 from sordino.runs.preparation import Prepared, prepare
-from sordino.runs.receipt import write_receipt
 from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup
-from sordino.runs.shapes import Receipt
 from sordino.runs.taken_over import adopt
 from sordino.runs.witness import Witness, needed
 from sordino.tree import Tree

@@ -19,9 +19,9 @@ from sordino.engine.server import Federation
 from sordino.errors import RunError
 from sordino.ledger.files import atomic_write
 from sordino.metrics.rows import RoundRow
+from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome
 from sordino.runs import metrics
-from sordino.runs.folder import RunFolder
 from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.witness import Witness

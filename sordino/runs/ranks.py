@@ -35,9 +35,9 @@ from sordino.engine.executor import Executor, Scores
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import RunError
 from sordino.privacy.uplink import Summed
+from sordino.receipts.private import secret_of
 from sordino.runs.between_ranks import Team, joined, local_rank
 from sordino.runs.interrupts import patience
-from sordino.runs.private import secret_of
 from sordino.runs.simulation import Simulation, reads_single_uploads, simulated
 from sordino.tree import Tree
 from sordino.types import Params, Terms

@@ -3,7 +3,7 @@
 experiment.toml   resolved      environment.json  where it ran          metrics.jsonl     one object per round
 ledger.sqlite     what was spent   checkpoints/   old or new, never half   privacy.json   the receipt
 model.safetensors the whole network   model.json   how it is used
-agreement.json    public numbers   private/       not to be shared (see `runs.private`)
+agreement.json    public numbers   private/       not to be shared (see `receipts.private`)
 candidates.json   how the server's own images were made, where an algorithm asks for such
 """
 
@@ -24,9 +24,9 @@ from sordino.errors import ConfigError, RunError
 from sordino.ledger.ledger import Ledger, of_run
 from sordino.planning.agreement import Agreement
 from sordino.planning.methods import Methods
-from sordino.runs import private
+from sordino.receipts import private
+from sordino.receipts.folder import RunFolder
 from sordino.runs.dry import choices
-from sordino.runs.folder import RunFolder
 from sordino.runs.founding import environment_of, found
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.setup import decided

@@ -15,7 +15,7 @@ from pathlib import Path
 from sordino.errors import LedgerError
 from sordino.ledger import storage
 from sordino.ledger.files import sync
-from sordino.runs import private
+from sordino.receipts import private
 from sordino.runs.population import Population
 from sordino.runs.simulation import Simulation
 

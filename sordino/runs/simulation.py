@@ -23,10 +23,10 @@ from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.evaluation import Evaluation, check, check_models, check_scores
 from sordino.metrics.own_metrics import metrics_named
 from sordino.planning.methods import Methods
+from sordino.receipts.private import secret_of
 from sordino.runs.clients import clients_of, forks_of, hands_of
 from sordino.runs.home import ServersHome
 from sordino.runs.population import Population
-from sordino.runs.private import secret_of
 from sordino.runs.processes import in_processes
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup, Whole

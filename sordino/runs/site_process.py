@@ -27,8 +27,8 @@ from sordino.engine.forks import ENDING
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.slow_network import Emulated
 from sordino.errors import SordinoError
-from sordino.runs.folder import RunFolder
-from sordino.runs.private import secret_of
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.private import secret_of
 from sordino.runs.simulation import simulated
 from sordino.transport.answers import Refused, said
 from sordino.transport.desk import Desk

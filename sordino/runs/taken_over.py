@@ -19,8 +19,8 @@ from sordino.errors import RunError
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Entry, State
 from sordino.ledger.op import Op
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import opened
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
 from sordino.runs.servers_half import ServersHalf
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated

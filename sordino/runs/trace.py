@@ -9,9 +9,9 @@ from typing import NamedTuple
 from sordino.engine import checkpoint
 from sordino.engine.client_states import unpacked
 from sordino.ledger.ledger import Entry
-from sordino.runs import seal
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import opened
+from sordino.receipts import seal
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
 from sordino.runs.simulation import simulated
 
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sordino.accounting.events import Json
 from sordino.accounting.notes import SYSTEM
 from sordino.errors import ConfigError
-from sordino.runs.folder import numbers
+from sordino.receipts.folder import numbers
+from sordino.receipts.run_files import Receipt
 from sordino.runs.metrics import shown
-from sordino.runs.shapes import Receipt
 
 if TYPE_CHECKING:
     from sordino.runs.play import Ended, Progress

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sordino.errors import RunError
 from sordino.ledger.ledger import Ledger
-from sordino.runs import seal
-from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import Receipt
+from sordino.receipts import seal
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Receipt
 
 
 def vouched(folder: Path) -> Receipt | None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from sordino.metrics.measures import last_scored
 from sordino.metrics.rows import RoundRow, Scores
-from sordino.runs.folder import RunFolder, rows_of
+from sordino.receipts.folder import RunFolder, rows_of
+from sordino.receipts.run_files import Receipt
 from sordino.runs.listing import promised
-from sordino.runs.shapes import Receipt
 from sordino.transport.events import Event
 
 

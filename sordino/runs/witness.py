@@ -27,7 +27,7 @@ from sordino.ledger.books import grouped
 from sordino.ledger.files import append_line, atomic_write, sync
 from sordino.ledger.ledger import Ledger, Place, State, of_run
 from sordino.planning.agreement import Agreement
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Setup
 
 WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"

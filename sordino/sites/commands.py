@@ -69,7 +69,7 @@ def announce(
 ) -> None:
     """Say what the others must know of this site's data: sizes, the shape of an example, a digest; no row."""
     from sordino import config
-    from sordino.runs.signature import private_key
+    from sordino.receipts.signature import private_key
     from sordino.sites.join import data_key
     from sordino.sites.own_data import OwnData
 
@@ -123,7 +123,7 @@ def serve(
     """Serve a run between real sites. The same command again goes on where it stopped."""
     from sordino import config
     from sordino.cli.running import show_run
-    from sordino.runs.signature import private_key
+    from sordino.receipts.signature import private_key
     from sordino.sites.serve import Serving
     from sordino.sites.serve import serve as serving
     from sordino.transport.events import ROUTINE, WARNINGS
@@ -189,8 +189,8 @@ def join(
     verbose: Verbose = False,
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
+    from sordino.receipts.signature import private_key
     from sordino.runs.interrupts import patience
-    from sordino.runs.signature import private_key
     from sordino.sites.join import Joining, proposed
     from sordino.sites.join import join as joining
     from sordino.sites.plan_table import plan
@@ -267,8 +267,8 @@ def hold_key(
     quiet: Quiet = False,
 ) -> None:
     """Hold the key of a run whose sums are encrypted: it opens sums, and has no data."""
+    from sordino.receipts.signature import private_key
     from sordino.runs.interrupts import patience
-    from sordino.runs.signature import private_key
     from sordino.sites.hold_key import KeyHolding, hold
 
     shown = Console(stderr=True, quiet=quiet)

@@ -19,7 +19,7 @@ from pathlib import Path
 from sordino.accounting.notes import SYSTEM
 from sordino.errors import SordinoError
 from sordino.ledger.files import append_line
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.sites.client_line import Says, Standing
 from sordino.transport.carrier import Carrier

@@ -20,7 +20,7 @@ DAYS = 365
 @app.command()
 def new(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub is for others.")]) -> None:
     """Make the key pair that a server or a site signs its letters with."""
-    from sordino.runs.signature import generate, public_key
+    from sordino.receipts.signature import generate, public_key
     from sordino.sites.identity import fingerprint
 
     public = generate(file)
@@ -36,7 +36,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print a public key and its fingerprint, which two people compare on the phone."""
-    from sordino.runs.signature import private_key, public_key
+    from sordino.receipts.signature import private_key, public_key
     from sordino.sites.identity import fingerprint
 
     key = public_key(file) if file.suffix == ".pub" else private_key(file).public_key()
@@ -58,7 +58,7 @@ def allow_(
     place: List,
 ) -> None:
     """Put a site on the list. Compare the fingerprint with its owner first."""
-    from sordino.runs.signature import public_key
+    from sordino.receipts.signature import public_key
     from sordino.sites.identity import allow, fingerprint
 
     public = public_key(key)

@@ -22,13 +22,13 @@ from sordino.config import Experiment
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, LedgerError, RunError, UnsoundGuarantee
 from sordino.metrics.evaluation import check_shared
-from sordino.runs import private
-from sordino.runs.folder import RunFolder
+from sordino.receipts import private
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Receipt
 from sordino.runs.founding import environment_of, found
 from sordino.runs.home import ServersHome
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Whole
-from sordino.runs.shapes import Receipt
 from sordino.runs.witness import needed, place_for
 from sordino.sites import invitation as invitations
 from sordino.sites.client_line import Says

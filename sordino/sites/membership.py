@@ -32,13 +32,13 @@ from sordino.ledger.files import append_line, atomic_write
 from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.private import secret_of
+from sordino.receipts.receipt import write_receipt
+from sordino.receipts.run_files import Receipt
 from sordino.runs import bundle
 from sordino.runs.clients import clients_of
-from sordino.runs.folder import RunFolder
-from sordino.runs.private import secret_of
-from sordino.runs.receipt import write_receipt
 from sordino.runs.setup import Setup, Whole
-from sordino.runs.shapes import Receipt
 from sordino.secagg.sealed import Public
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.key_holder import pinned

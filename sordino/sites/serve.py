@@ -17,15 +17,15 @@ from sordino.engine.choose_executor import check_between_machines
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.ledger import Ledger
 from sordino.planning.methods import Methods
-from sordino.runs import private
-from sordino.runs.folder import RunFolder
+from sordino.receipts import private
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Environment
 from sordino.runs.founding import environment_of, found
 from sordino.runs.home import ServersRows
 from sordino.runs.interrupts import patience
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.public_inputs import check_announced, declared
 from sordino.runs.setup import Whole, decided
-from sordino.runs.shapes import Environment
 from sordino.runs.simulation import settle
 from sordino.sites import invitation as invitations
 from sordino.sites.agreement_file import AgreedClient, SitesAgreement

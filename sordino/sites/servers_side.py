@@ -23,7 +23,7 @@ from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.evaluation import Evaluation, Score, check, check_models, check_scores
 from sordino.metrics.own_metrics import metrics_named
 from sordino.metrics.rows import Scores
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.home import ServersHome, ServersRows
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Whole

@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sordino.errors import COUNT, ConfigError, check_range
 from sordino.ledger.files import atomic_write
-from sordino.runs import private
+from sordino.receipts import private
 from sordino.sites.identity import check_name
 from sordino.transport.tls import SERVER, Certificates
 

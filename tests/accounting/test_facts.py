@@ -6,9 +6,6 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-import sordino.metrics.rows  # whose facts are looked at
-import sordino.runs.bundle
-import sordino.runs.shapes  # noqa: F401
 from sordino.accounting.facts import Fact
 from sordino.config import Experiment, Section
 from sordino.metrics.rows import RoundRow

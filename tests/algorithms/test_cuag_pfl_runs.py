@@ -23,10 +23,10 @@ from sordino.engine.server import Federation
 from sordino.privacy.uplink.as_published import EACH_ROUND, NOT_STEPS, ONE_OF_B, OWN_NORM, PER_LAYER
 from sordino.privacy.uplink.block_sum import runs
 from sordino.privacy.uplink.rates import rates
+from sordino.receipts.verify import verify
 from sordino.round import Outcome, one_round
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 from sordino.types import Params, Terms
 from tests.helpers.command_line import Said
 from tests.helpers.executors import Doing

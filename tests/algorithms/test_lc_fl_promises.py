@@ -27,11 +27,11 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import FLAGGED, OF_ONE_UPLOAD, UNBOUNDED, CoordinateLaplace
 from sordino.privacy.uplink.stages import Noise
+from sordino.receipts.verify import verify
 from sordino.runs import population
 from sordino.runs.play import Ended
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 from tests.algorithms.lc_fl_runs import EVERYONE, LC, POISSON, made, mean_of, rows_of, slow
 from tests.laws.traces import parts_of
 

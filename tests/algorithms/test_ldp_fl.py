@@ -20,10 +20,10 @@ from sordino.engine.shards import PreparedShards, Shards
 from sordino.errors import ConfigError, DomainError, SordinoError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.responses import Responses
-from sordino.runs.private import CLIENTS, FOLDER, secret_of
+from sordino.receipts.private import CLIENTS, FOLDER, secret_of
+from sordino.receipts.verify import verify
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 from sordino.transport import pipes
 from sordino.types import Examples, Work
 from tests.algorithms.lc_fl_runs import EVERYONE, Rounds, made, rows_of, slow

@@ -12,10 +12,10 @@ from sordino.accounting.accountants import epsilon_by
 from sordino.accounting.currency import UNIT
 from sordino.accounting.events import Gaussian, Poisson, Repeat, Together
 from sordino.accounting.pricing import CountedPhase, Renyi, best_order, budget_at, counted_phases
+from sordino.receipts.verify import verify
 from sordino.runs.forecast import Forecast
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 from tests.helpers.prepared_runs import CLIENTS, TINY, tiny
 
 # one budget -----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from sordino.cli.ending import ended as ended_by
 from sordino.cli.progress import progress
 from sordino.config import experiment
 from sordino.errors import ConfigError
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from tests.helpers.command_line import Said

@@ -20,7 +20,7 @@ from sordino.algorithms import all_algorithms
 from sordino.cli.main import app
 from sordino.config import parameters
 from sordino.errors import SordinoError
-from sordino.runs.verify import verify
+from sordino.receipts.verify import verify
 from sordino.version import __version__
 from tests.helpers.command_line import Said
 from tests.laws import warm

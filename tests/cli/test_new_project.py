@@ -12,8 +12,8 @@ import pytest
 
 from sordino.cli import new_project
 from sordino.errors import RunError
+from sordino.receipts.run_files import Promised
 from sordino.runs.listing import listed, promise
-from sordino.runs.shapes import Promised
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from sordino.accounting.statement import statement
 from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
 from sordino.metrics.rows import RoundRow, Scores
+from sordino.receipts.receipt import opened
 from sordino.runs.play import Progress
-from sordino.runs.receipt import opened
 from sordino.runs.run import start
 
 ROUNDS = 6

@@ -21,11 +21,11 @@ from sordino import config
 from sordino.cli import main, watching
 from sordino.cli.watching import connected, line
 from sordino.metrics.rows import Scores
-from sordino.runs import folder
-from sordino.runs.folder import RunFolder
+from sordino.receipts import folder
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.verify import verify
 from sordino.runs.listing import promise
 from sordino.runs.run import start
-from sordino.runs.verify import verify
 from sordino.runs.watched import Seen, SiteNow, WatchStart, beginning, look, rate
 from tests.laws import warm
 
@@ -131,7 +131,7 @@ def test_the_ledger_of_a_run_that_goes_on_is_never_opened(finished: Path, monkey
 
     monkeypatch.setattr("sordino.ledger.storage.turnstile", refused)
     monkeypatch.setattr("sordino.ledger.storage.open_database", refused)
-    monkeypatch.setattr("sordino.runs.receipt.opened", refused)
+    monkeypatch.setattr("sordino.receipts.receipt.opened", refused)
     assert look(RunFolder(finished)).state == "finished"
     monkeypatch.setattr("sqlite3.connect", refused)
     monkeypatch.setattr(RunFolder, "in_use", True)

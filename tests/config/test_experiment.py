@@ -22,7 +22,7 @@ from PIL import Image
 from sordino import config
 from sordino.config import load, validate
 from sordino.errors import ConfigError
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.run import start
 from tests.helpers.command_line import Said
 from tests.laws.cases import CASES, Case

@@ -178,7 +178,7 @@ def test_a_site_is_told_before_it_consents(
     tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sordino import config
-    from sordino.runs.signature import private_key
+    from sordino.receipts.signature import private_key
     from sordino.sites import agreement_file as agreed
     from sordino.sites.invitation import invite
 

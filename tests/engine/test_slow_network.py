@@ -18,7 +18,7 @@ import torch
 from sordino import config, tree
 from sordino.engine.slow_network import Emulated
 from sordino.errors import ConfigError
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.play import Progress
 from sordino.runs.run import start
 

@@ -13,10 +13,10 @@ from sordino.config import Experiment
 from sordino.engine.shards import Shards
 from sordino.ledger.ledger import Entry
 from sordino.planning.methods import Methods
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
 from sordino.runs.founding import environment_of, found
 from sordino.runs.play import Ended, play
-from sordino.runs.receipt import opened
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle, simulated
 from sordino.sites.agreement_file import AgreedClient, SitesAgreement, about

@@ -23,8 +23,8 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.data.dataset import Split
 from sordino.data.digits import load as digits
+from sordino.receipts.signature import generate, private_key, public_key
 from sordino.runs.run import start
-from sordino.runs.signature import generate, private_key, public_key
 from sordino.runs.simulation import simulated
 from sordino.sites import agreement_file as agreed
 from sordino.sites import identity

@@ -33,13 +33,13 @@ from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import Ledger
 from sordino.privacy.noise.sources import System
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
+from sordino.receipts.verify import verify
 from sordino.report.run_facts import gather
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trackers import TRACKERS, tracked
-from sordino.runs.verify import verify
 from sordino.sampling import draws
 from sordino.types import Terms
 from tests.laws.traces import Killed, die_after, put_back

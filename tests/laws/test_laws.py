@@ -28,7 +28,7 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.engine.site import Site
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE, State
-from sordino.runs.receipt import opened
+from sordino.receipts.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.transport import pipes
 from sordino.types import Grant, Shard, Task, Terms

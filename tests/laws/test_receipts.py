@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 from sordino.accounting.events import NonPrivate, leaves
 from sordino.accounting.notes import read_notes
 from sordino.errors import LedgerError
-from sordino.runs.receipt import opened
-from sordino.runs.receipt_schema import receipt_schema
-from sordino.runs.verify import verify
+from sordino.receipts.receipt import opened
+from sordino.receipts.receipt_schema import receipt_schema
+from sordino.receipts.verify import verify
 from tests.laws.cases import BY_NAME, CLIENTS, Case
 from tests.laws.traces import differences, trace
 from tests.laws.tried import Base, by_name

@@ -13,8 +13,9 @@ import pytest
 
 from sordino.config import Experiment, load
 from sordino.engine.server import Federation
-from sordino.runs import rounds, seal
-from sordino.runs.folder import RunFolder
+from sordino.receipts import seal
+from sordino.receipts.folder import RunFolder
+from sordino.runs import rounds
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated

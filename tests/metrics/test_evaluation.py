@@ -18,8 +18,8 @@ from sordino.errors import SordinoError
 from sordino.metrics.rows import RoundRow
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
+from sordino.receipts.folder import RunFolder
 from sordino.report import run_facts
-from sordino.runs.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.tasks.personalise import WAYS

@@ -13,7 +13,7 @@ import torch
 from sordino import config, tree
 from sordino.accounting.notes import parsed
 from sordino.engine import wire
-from sordino.runs.receipt import opened
+from sordino.receipts.receipt import opened
 from sordino.runs.simulation import simulated
 from sordino.synthesis.generators import nets
 from sordino.synthesis.slaug import prepare

@@ -178,7 +178,7 @@ DEPLOYED = [
     ),
     one(
         "scores that the server is told stand in no row",
-        "runs/receipt.py",
+        "receipts/receipt.py",
         "return beside_scores(rows, delta) if environment.shares_scores else rows",
         "return rows",
         f"{MOST}::test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client",

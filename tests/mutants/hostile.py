@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, one
 
 ADVERSARY = "tests/laws/test_adversary.py"
-BINDING = "tests/runs/test_binding.py"
+BINDING = "tests/receipts/test_binding.py"
 COVERING = "tests/accounting/test_covering.py"
 RESUME = "tests/runs/test_resume.py"
 WITNESS = "tests/runs/test_witness.py"
@@ -177,7 +177,7 @@ HOSTILE = [
     ),
     one(
         "a copy goes on",
-        "runs/private.py",
+        "receipts/private.py",
         "    if not same:",
         "    if False:",
         f"{RESUME}::test_a_copied_folder_does_not_release_a_round_again",
@@ -235,7 +235,7 @@ HOSTILE = [
     ),
     one(
         "secrets that everybody may read",
-        "runs/private.py",
+        "receipts/private.py",
         "descriptor = os.open(path, flags, 0o600)",
         "descriptor = os.open(path, flags, 0o644)",
         f"{BINDING}::test_what_is_private_is_for_its_owner_alone",
@@ -243,7 +243,7 @@ HOSTILE = [
     # what binds
     one(
         "files are not looked at",
-        "runs/seal.py",
+        "receipts/seal.py",
         "if here.get(name) != stated[name]",
         "if False",
         f"{BINDING}::test_what_was_edited_is_named",
@@ -257,7 +257,7 @@ HOSTILE = [
     ),
     one(
         "a signature of anybody",
-        "runs/signature.py",
+        "receipts/signature.py",
         "if path is not None and key.public_bytes_raw() != public_key(path).public_bytes_raw():",
         "if False:",
         f"{BINDING}::test_a_signature_is_of_one_key_and_one_receipt",

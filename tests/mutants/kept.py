@@ -10,7 +10,7 @@ SHARED = "tests/runs/test_shared_ledger.py"
 KEPT = [
     one(
         "a short key is taken for a key",
-        "runs/private.py",
+        "receipts/private.py",
         "if len(found) != size:",
         "if False:",
         f"{SHARED}::test_a_key_that_is_not_whole_is_refused",
@@ -31,28 +31,28 @@ KEPT = [
     ),
     one(
         "an edited receipt is shown",
-        "runs/seal.py",
+        "receipts/seal.py",
         "(said,)).fetchone():",
         "(said,)).fetchone() or True:",
         f"{DAMAGED}[privacy.json-smaller-show-5-its ledger has sealed another one]",
     ),
     one(
         "what was found before the training is not sealed",
-        "runs/seal.py",
+        "receipts/seal.py",
         "(*FILES, *_tables(folder))",
         "FILES",
         "tests/runs/test_phases.py::test_what_the_server_found_before_the_training_belongs_to_the_receipt",
     ),
     one(
         "a file of zeros has no rows",
-        "runs/folder.py",
+        "receipts/folder.py",
         'if cut.startswith("\\0") and not lines:',
         "if False:",
         f"{DAMAGED}[metrics.jsonl-zeros-show-6-full of zeros]",
     ),
     one(
         "a page outlives the run that it shows",
-        "runs/receipt.py",
+        "receipts/receipt.py",
         "elif mine.page_file.is_file():",
         "elif False:",
         "tests/stories/test_stopped_runs.py::test_what_was_made_of_it_does_not_outlive_it[False]",

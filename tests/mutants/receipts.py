@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import one
 
-VERIFY = "tests/runs/test_verify.py"
+VERIFY = "tests/receipts/test_verify.py"
 
 
 RECEIPTS = [
@@ -17,28 +17,28 @@ RECEIPTS = [
     ),
     one(
         "accountants that contradict each other pass",
-        "runs/verify.py",
+        "receipts/verify.py",
         "        *_contradicted(again),\n",
         "",
         f"{VERIFY}::test_a_receipt_does_not_hold_where_two_accountants_contradict_each_other",
     ),
     one(
         "an epsilon a hundredth below the ledger's passes",
-        "runs/verify.py",
+        "receipts/verify.py",
         "rel_tol=1e-9",
         "rel_tol=1e-2",
         f"{VERIFY}::test_beside_an_exact_bound_the_others_need_not_be_told_and_are_checked_where_they_are",
     ),
     one(
         "noise of a seed passes for noise of the system",
-        "runs/verify.py",
+        "receipts/verify.py",
         "elif told.noise != noise:",
         "elif False:",
         f"{VERIFY}::test_noise_that_is_not_that_of_the_experiment_is_named",
     ),
     one(
         "the releases of a preparation are not planned again",
-        "runs/verify.py",
+        "receipts/verify.py",
         "for mine in (*setup.preparation, setup):",
         "for mine in (setup,):",
         "tests/runs/test_phases.py::test_a_release_of_the_preparation_that_is_not_planned_is_named",

@@ -27,11 +27,11 @@ from sordino.metrics import preparation_cost
 from sordino.metrics.measures import at_bytes, bytes_to, curve, rounds_to, traffic
 from sordino.metrics.preparation_cost import Plain, Target, before, charged, flops_until, in_front, messages, targets
 from sordino.metrics.rows import Played
+from sordino.receipts.folder import RunFolder
 from sordino.report.run_facts import gather
 from sordino.results.pictures import FRAME, strip
 from sordino.results.preparation import Preparation
 from sordino.results.preparation import gather as prepared
-from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation, simulated
 from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.slaug.traffic import Sizes

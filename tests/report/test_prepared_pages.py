@@ -10,6 +10,7 @@ from rich.console import Console
 
 from sordino.metrics.measures import traffic
 from sordino.metrics.preparation_cost import flops_until, in_front
+from sordino.receipts.folder import RunFolder
 from sordino.report import figures
 from sordino.report.comparison_page import gather as page_of
 from sordino.report.run_facts import gather
@@ -17,7 +18,6 @@ from sordino.report.run_page import page
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, table
 from sordino.results.comparison_table import as_latex, cell, lines, snippet, text
-from sordino.runs.folder import RunFolder
 from sordino.runs.simulation import Simulation
 from sordino.synthesis.public_images.manifest import PROXY
 from tests.helpers.browser import look

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import sordino
-
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 import house  # noqa: E402
@@ -53,14 +51,6 @@ def test_docstrings_comments_and_blanks_are_no_code(tmp_path: Path) -> None:
         '"""Said."""\n\nimport os  # why\n\n\ndef f(\n    x,\n):\n    """Said."""\n    # why\n    return """two\nlines"""\n'
     )
     assert (house_size.code_lines(file), house_size.import_lines(file)) == (6, 1)
-
-
-def test_modules_that_verifying_loads_are_found(tmp_path: Path) -> None:
-    small = {"rounds": 1, "partition": {"scheme": "iid", "clients": 2}, "data": {"train": 80, "test": 40}}
-    sordino.run(small | {"algorithm": {"name": "fedavg"}, "privacy": {}}, out=tmp_path / "run")
-    loaded = house_size.verified(tmp_path / "run")
-    assert house.PACKAGE / "accounting" / "accountants.py" in loaded
-    assert house.PACKAGE / "cli" / "main.py" not in loaded
 
 
 def test_nothing_asks_a_plug_in_by_name() -> None:

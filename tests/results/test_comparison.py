@@ -37,11 +37,11 @@ from sordino.metrics.measures import (
     traffic,
 )
 from sordino.metrics.rows import RoundRow, Spread
+from sordino.receipts.folder import RunFolder
 from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, check_equal, compare, table
 from sordino.results.comparison_table import as_csv, as_latex, lines, shaped, snippet
 from sordino.results.sweeps import Notes, choosing, composed, grid, split
-from sordino.runs.folder import RunFolder
 from sordino.runs.play import Ended
 from sordino.runs.simulation import simulated
 

@@ -22,10 +22,10 @@ from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.config import Experiment
 from sordino.errors import SordinoError
 from sordino.metrics.rows import RoundRow
+from sordino.receipts.receipt import spending
 from sordino.results import one_run
 from sordino.results.one_run import Result
 from sordino.runs.listing import promise
-from sordino.runs.receipt import spending
 from sordino.runs.simulation import simulated
 
 pandas = pytest.importorskip("pandas", reason="the frames extra is not installed")

@@ -19,8 +19,8 @@ import sordino
 from sordino import keys, user_code
 from sordino.data.dataset import apart
 from sordino.errors import ConfigError, DataError, RunError, SordinoError
+from sordino.receipts.verify import examine, verify
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import examine, verify
 from tests.data.tables import DECLARED, Row, saved, table
 from tests.helpers.command_line import Said
 

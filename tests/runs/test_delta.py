@@ -14,9 +14,9 @@ from sordino.accounting.facts import delta_text
 from sordino.budget.plan import Budget
 from sordino.config import Experiment
 from sordino.errors import UnsoundGuarantee
+from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 
 CENTRAL = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "neighbours": "zero_out"}]}
 POISSON = {"cohort": {"name": "poisson", "rate": 0.5}}

@@ -18,12 +18,12 @@ import torch
 from sordino import config, keys
 from sordino.engine import checkpoint
 from sordino.engine.server import Federation
+from sordino.receipts.verify import verify
 from sordino.runs import preparation
 from sordino.runs.rounds import PlayedPhase
 from sordino.runs.run import resume, start
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 from sordino.transport import pipes
 from tests.helpers.prepared_runs import CLASSES, TINY, rows_of, tiny
 from tests.laws import warm

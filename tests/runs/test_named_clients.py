@@ -16,9 +16,9 @@ from sordino.data.table_overview import overview
 from sordino.errors import EmptyClient, InvalidBudget
 from sordino.planning.agreement import Agreed, Agreement
 from sordino.planning.refusals import check_everybody_has_data
+from sordino.receipts.receipt import spending
 from sordino.report.run_facts import gather
 from sordino.runs.population import Population
-from sordino.runs.receipt import spending
 from tests.data.tables import DECLARED, refused, saved, table
 from tests.helpers.command_line import Said
 

@@ -22,11 +22,11 @@ from sordino.planning.phase import shown_rows
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
+from sordino.receipts.verify import examine, verify
 from sordino.report import run_facts, run_page
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import examine, verify
 from sordino.types import Bound, Grant
 from tests.laws.cases import BY_NAME
 

@@ -22,13 +22,13 @@ from sordino.budget.plans_by_budget import ThresholdPlan
 from sordino.errors import ConfigError, SordinoError, UnsoundGuarantee
 from sordino.ledger.ledger import Ledger
 from sordino.privacy.noise.sources import for_client, for_round
+from sordino.receipts.receipt import opened, receipt
+from sordino.receipts.verify import verify
 from sordino.results.one_run import open_run
 from sordino.round import one_round
 from sordino.runs.founding import environment_of
-from sordino.runs.receipt import opened, receipt
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation
-from sordino.runs.verify import verify
 from sordino.types import Grant
 from tests.helpers.personal_budgets import DELTA, GROUPS, MECHANISMS, ROBIN, made
 from tests.laws.traces import differences, finished, killed_at, trace

@@ -21,11 +21,11 @@ from sordino.ledger.ledger import State
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase
 from sordino.privacy.noise.sources import for_client, for_round
-from sordino.runs import seal
-from sordino.runs.receipt import opened
+from sordino.receipts import seal
+from sordino.receipts.receipt import opened
+from sordino.receipts.verify import _replayed, verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import _replayed, verify
 from sordino.synthesis.slaug.prepare import Ask, Train
 from sordino.synthesis.slaug.training import SlaugFL
 from sordino.types import Terms

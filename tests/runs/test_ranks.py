@@ -18,10 +18,10 @@ from sordino import tree
 from sordino.engine import wire
 from sordino.errors import SordinoError
 from sordino.privacy.uplink import Uplink
+from sordino.receipts.verify import verify
 from sordino.runs import ranks
 from sordino.runs.run import start
 from sordino.runs.simulation import reads_single_uploads, simulated
-from sordino.runs.verify import verify
 from sordino.types import Grant
 from tests.laws.cases import BY_NAME, CASES
 from tests.laws.test_executors import CLOSE, apart, paid

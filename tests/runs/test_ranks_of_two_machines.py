@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.runs.verify import verify
+from sordino.receipts.verify import verify
 from tests.laws.cases import BY_NAME
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import finished, trace

@@ -27,10 +27,10 @@ from sordino.engine.server import Federation
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
 from sordino.privacy.uplink import Uplink
+from sordino.receipts.receipt import opened
+from sordino.receipts.verify import verify
 from sordino.runs.play import Progress
-from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
-from sordino.runs.verify import verify
 from tests.laws.cases import BY_NAME, CASES, Case
 from tests.laws.traces import POINTS, Killed, Trace, differences, finished, killed_at, parts_of, trace
 from tests.laws.tried import AGAIN

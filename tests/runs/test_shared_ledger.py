@@ -14,7 +14,8 @@ import pytest
 from sordino.config import Experiment
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import Ledger
-from sordino.runs import private, shared_ledger
+from sordino.receipts import private
+from sordino.runs import shared_ledger
 from sordino.runs.run import checked, resume, start
 from sordino.runs.simulation import Simulation
 from tests.budget.charged import experiment

@@ -226,7 +226,7 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
     assert [row.answered for row in first.metrics] == [2] * 4
     assert [row.answered for row in second.metrics] == [0] * 4
     assert second.receipt.budget.exposures_used.max == 0
-    from sordino.runs.verify import verify
+    from sordino.receipts.verify import verify
 
     assert verify(tmp_path / "first") == []  # what another run spends later does not unmake a receipt
     assert verify(tmp_path / "second") == []

@@ -18,11 +18,11 @@ from sordino.engine import checkpoint
 from sordino.errors import RunError
 from sordino.ledger.ledger import Ledger, State
 from sordino.planning.accounts import Accounts
+from sordino.receipts.receipt import opened
+from sordino.receipts.verify import verify
 from sordino.report.run_facts import gather
 from sordino.runs import taken_over
-from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
-from sordino.runs.verify import verify
 from sordino.synthesis.public_images.procedural import Procedural
 from tests.helpers.command_line import Said
 from tests.helpers.slaug_runs import RUN

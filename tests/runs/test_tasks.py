@@ -16,7 +16,7 @@ from sordino import config
 from sordino.algorithms import all_algorithms
 from sordino.cli.main import app
 from sordino.errors import DataError, SordinoError
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.sites.own_data import OwnData
 from sordino.tasks import nets
 from tests.helpers.between_sites import Federated, model_of

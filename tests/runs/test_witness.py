@@ -18,11 +18,11 @@ from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Ledger, State
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.verify import verify
 from sordino.runs import witness
-from sordino.runs.folder import RunFolder
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
-from sordino.runs.verify import verify
 from sordino.runs.witness import MISSING, UNWRITABLE, place_of
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import Killed, die_after, put_back

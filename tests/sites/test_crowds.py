@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.runs.verify import verify
+from sordino.receipts.verify import verify
 from sordino.sites import grpc_server as rpc
 from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME

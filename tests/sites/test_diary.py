@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sordino.errors import RunError
 from sordino.ledger.files import append_line
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.watched import events, public_events, sites
 from sordino.sites import commands as deploying
 from sordino.sites import event_log as diaries

@@ -22,7 +22,7 @@ from sordino.engine import channels
 from sordino.engine.commands import Begin, Encrypt, End, Hand, OpenSum, Publish, Round
 from sordino.engine.secure_sum import flat
 from sordino.errors import RunError, SordinoError
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import simulated

@@ -17,8 +17,8 @@ from sordino.engine.commands import Round
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import DataError
+from sordino.receipts.verify import verify
 from sordino.runs.run import start
-from sordino.runs.verify import verify
 from sordino.sites.purse import Purse
 from sordino.transport.carrier import Arrived, Writes
 from sordino.transport.events import Event

@@ -20,9 +20,9 @@ from sordino.config import Engine
 from sordino.data.dataset import Split
 from sordino.data.digits import load as digits
 from sordino.errors import ConfigError, DataError, LedgerError, RunError, SordinoError, UnsoundGuarantee
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.signature import generate, private_key
 from sordino.runs.run import resume
-from sordino.runs.signature import generate, private_key
 from sordino.sites import agreement_file as agreed
 from sordino.sites import commands as deploying
 from sordino.sites.invitation import Invitation, invite, read

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sordino.ledger.ledger import State
-from sordino.runs.receipt import opened
-from sordino.runs.verify import verify
+from sordino.receipts.receipt import opened
+from sordino.receipts.verify import verify
 from tests.helpers.between_sites import ledger_of, model_of
 from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME

@@ -15,9 +15,9 @@ from sordino.accounting.statement import SCORES
 from sordino.config import Experiment
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
-from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import Receipt
-from sordino.runs.verify import examine, verify
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Receipt
+from sordino.receipts.verify import examine, verify
 from sordino.sites.invitation import invite
 from sordino.sites.join import Joining, Proposed
 from sordino.sites.plan_table import plan

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.runs.verify import verify
+from sordino.receipts.verify import verify
 from tests.helpers.between_sites import ledger_of, model_of
 from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME

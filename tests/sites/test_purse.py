@@ -17,7 +17,7 @@ from sordino.engine.site import Site
 from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.rates import LayerByLayer
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.transport.answers import Answered, Refused
 from sordino.transport.events import Event
 from sordino.types import Bound, Grant, Terms

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sordino.runs.verify import verify
+from sordino.receipts.verify import verify
 from tests.helpers.between_sites import ledger_of, model_of
 from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME

@@ -14,8 +14,8 @@ import pytest
 from sordino.config import Experiment
 from sordino.engine.commands import Begin
 from sordino.errors import LedgerError
-from sordino.runs.folder import RunFolder
-from sordino.runs.verify import verify
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.verify import verify
 from sordino.runs.witness import MISSING, Witness
 from sordino.sites.purse import Purse
 from sordino.transport.answers import Accepted, Answered, Refused

@@ -13,7 +13,7 @@ import pytest
 
 import sordino
 from sordino.metrics.rows import RoundRow
-from sordino.runs.verify import verify
+from sordino.receipts.verify import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

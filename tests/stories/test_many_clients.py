@@ -31,12 +31,12 @@ from sordino.metrics.rows import Scores
 from sordino.partition import counts
 from sordino.partition.rows import RowNumbers
 from sordino.partition.schemes import Natural
+from sordino.receipts.receipt import _of_all, _spread, some_of
+from sordino.receipts.verify import verify
 from sordino.round import Outcome, one_round
 from sordino.runs.population import Population
-from sordino.runs.receipt import _of_all, _spread, some_of
 from sordino.runs.run import start
 from sordino.runs.simulation import Simulation
-from sordino.runs.verify import verify
 from sordino.types import Examples
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from sordino.runs.verify import verify
+from sordino.receipts.verify import verify
 from tests.helpers.real_sites import free_port
 from tests.laws import warm
 from tests.repository.following import DOCS, ROOT, Block, blocks, sordino, wrong_commands

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.verify import verify
 from sordino.runs.run import start
-from sordino.runs.verify import verify
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
 

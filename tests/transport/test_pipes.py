@@ -24,8 +24,8 @@ from sordino.engine.site import Site
 from sordino.engine.wire import Header
 from sordino.errors import OwnCodeError, RunError
 from sordino.ledger.ledger import State
+from sordino.receipts.receipt import opened
 from sordino.runs.processes import in_processes
-from sordino.runs.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
 from sordino.transport.carrier import Arrived

@@ -38,9 +38,9 @@ def dashboard(
 
     Another address than this machine's own needs --certificates and --token-file.
     """
+    from sordino.receipts.folder import RunFolder
     from sordino.report.dashboard.facts import Watched
     from sordino.report.dashboard.http_server import Dashboard, new_token, token_of
-    from sordino.runs.folder import RunFolder
     from sordino.transport.tls import of_server
 
     RunFolder(run).check()

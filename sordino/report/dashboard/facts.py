@@ -16,10 +16,10 @@ from sordino.branches import part
 from sordino.errors import SordinoError
 from sordino.metrics.rows import PreparedRow, RoundRow
 from sordino.planning.agreement import Agreement
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Spending
 from sordino.report.dashboard.spent import Spent
-from sordino.runs.folder import RunFolder
 from sordino.runs.setup import Whole
-from sordino.runs.shapes import Spending
 from sordino.runs.watched import SiteNow, events, public_events, sites, state
 from sordino.transport.events import Event
 

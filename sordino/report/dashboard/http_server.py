@@ -23,10 +23,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from sordino.errors import ConfigError
+from sordino.receipts import private
 from sordino.report.dashboard import page
 from sordino.report.dashboard.facts import EVERY, Watched
 from sordino.report.dashboard.stream import AGAIN, Cursor, Listener, cursor
-from sordino.runs import private
 from sordino.transport.tls import Certificates
 
 TOKEN = 16  # bytes

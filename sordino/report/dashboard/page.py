@@ -16,13 +16,13 @@ from sordino.metrics.evaluation import measured_by
 from sordino.metrics.headlines import in_words
 from sordino.metrics.measures import last_scored
 from sordino.metrics.rows import RoundRow
+from sordino.receipts.run_files import OfClient, Spending
 from sordino.report import palette
 from sordino.report.dashboard.facts import Now, Watched
 from sordino.report.markup import Html, joined, table, tag
 from sordino.report.run_page import SCRIPTS, STYLES, in_script, together
 from sordino.report.still import promises
 from sordino.results.tables import bytes_text
-from sordino.runs.shapes import OfClient, Spending
 from sordino.runs.watched import SiteNow
 from sordino.transport.events import OF_ROUNDS, Event
 

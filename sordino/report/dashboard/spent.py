@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sordino.errors import SordinoError
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import spending
-from sordino.runs.shapes import Spending
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import spending
+from sordino.receipts.run_files import Spending
 
 SHARE = 0.05  # of the time of a processor
 EVERY = 2.0  # seconds, at least

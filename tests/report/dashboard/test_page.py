@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import spending
 from sordino.report.dashboard import page as pages
 from sordino.report.dashboard.facts import Watched
 from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import spending
 from sordino.runs.watched import events
 from sordino.sites.event_log import Diary
 from sordino.transport.events import Event

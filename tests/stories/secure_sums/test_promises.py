@@ -33,8 +33,8 @@ from sordino.privacy.uplink.secure_stages import (
     SecureStage,
 )
 from sordino.privacy.uplink.stages import Clip, Stage, Weigh
+from sordino.receipts.verify import verify
 from sordino.runs.run import start
-from sordino.runs.verify import verify
 from sordino.secagg.layout import Layout
 from sordino.types import Grant
 from tests.stories.secure_sums.sums import CLIP, NOISE, PROBED, SHARE, SHARES, Sums, Table, Watched, made

@@ -40,7 +40,7 @@ from sordino.privacy.uplink.secure_stages import (
     SecureStage,
 )
 from sordino.privacy.uplink.stages import Clip, Weigh
-from sordino.runs.receipt import opened
+from sordino.receipts.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.secagg import paillier

@@ -29,10 +29,10 @@ from sordino.privacy.uplink.secure_stages import (
     SecureStage,
 )
 from sordino.privacy.uplink.stages import Weigh
-from sordino.runs.receipt import opened
+from sordino.receipts.receipt import opened
+from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 from sordino.secagg.layout import Layout
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import differences, finished, interrupted, trace

@@ -25,11 +25,11 @@ from sordino.engine import checkpoint
 from sordino.errors import ConfigError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import OfPhase, Promised
+from sordino.receipts.verify import verify
 from sordino.runs.run import start
-from sordino.runs.shapes import OfPhase, Promised
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import verify
 from sordino.synthesis.slaug.served import Served
 from sordino.synthesis.slaug.training import Calibrated, Moving
 from sordino.types import Grant, Received

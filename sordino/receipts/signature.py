@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
-from sordino.runs.folder import RunFolder
-from sordino.runs.private import write
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.private import write
 
 
 def generate(path: Path) -> Path:

@@ -16,8 +16,8 @@ from pathlib import Path
 from sordino.accounting.events import Json
 from sordino.errors import LedgerError
 from sordino.ledger import storage
-from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import Receipt
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Receipt
 
 _ANY = RunFolder(Path())
 PAGE = _ANY.page_file.name

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import sordino
+from sordino.receipts.evidence import gather
 from sordino.report import printing
 from sordino.report.annex import page
-from sordino.report.evidence import gather
 from tests.helpers.browser import browser
 from tests.helpers.command_line import Said
 

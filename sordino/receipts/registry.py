@@ -14,8 +14,8 @@ from sordino.accounting.events import Json
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import CHANGE, WHO, merged
 from sordino.errors import ConfigError
-from sordino.report.as_yaml import as_yaml
-from sordino.report.evidence import Evidence, line
+from sordino.receipts.as_yaml import as_yaml
+from sordino.receipts.evidence import Evidence, line
 
 BY_HAND = (
     "deployment.basic: data_curators, intended_use, data_product_region, data_product_sector, publication_date",

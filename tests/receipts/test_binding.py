@@ -22,13 +22,13 @@ from sordino.errors import LedgerError, RunError
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement
 from sordino.privacy.noise.sources import TABLE_ERROR
-from sordino.runs import seal, signature
-from sordino.runs.folder import RunFolder
+from sordino.receipts import seal, signature
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened, receipt, spending
+from sordino.receipts.verify import examine, verify
 from sordino.runs.lifetime import lifetime
-from sordino.runs.receipt import opened, receipt, spending
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
-from sordino.runs.verify import examine, verify
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import killed_at

@@ -23,9 +23,9 @@ from sordino.ledger.op import Op
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement
 from sordino.planning.phase import PlannedPhase
-from sordino.runs import seal, signature
-from sordino.runs.folder import RunFolder
-from sordino.runs.receipt import opened, receipt, stated
+from sordino.receipts import seal, signature
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened, receipt, stated
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sordino.accounting.events import KINDS, Json
 from sordino.accounting.statement import AN_EVENT
-from sordino.runs.shapes import Receipt
+from sordino.receipts.run_files import Receipt
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TITLE = "privacy.json: what a run of sordino promised and spent, to whom, under which assumptions"

@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from sordino.accounting import events
-from sordino.runs.receipt_schema import MEANING, receipt_schema
-from sordino.runs.shapes import Receipt
+from sordino.receipts.receipt_schema import MEANING, receipt_schema
+from sordino.receipts.run_files import Receipt
 from tests.helpers.command_line import Said
 
 SHAPE = Draft202012Validator(receipt_schema())

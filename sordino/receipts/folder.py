@@ -19,8 +19,8 @@ from sordino.config import Experiment, paths
 from sordino.errors import RunError, damaged
 from sordino.ledger.storage import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
-from sordino.runs.private import FOLDER
-from sordino.runs.shapes import Environment, LeftInRun, Receipt
+from sordino.receipts.private import FOLDER
+from sordino.receipts.run_files import Environment, LeftInRun, Receipt
 
 F = TypeVar("F", bound=Fact)
 AboutRun = TypeVar("AboutRun", bound=LeftInRun)
@@ -68,7 +68,7 @@ class RunFolder:
     own_ledger = _Named("ledger.sqlite")
     checkpoints = _Named("checkpoints")  # old or new, never half
     preparation = _Named("preparation")  # a folder for each phase
-    private = _Named(FOLDER)  # not to be shared (see `runs.private`)
+    private = _Named(FOLDER)  # not to be shared (see `receipts.private`)
 
     def of_phase(self, phase: str) -> RunFolder:
         """The folder of a phase before the training; the run's own for the training."""
@@ -161,7 +161,7 @@ class RunFolder:
             raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")
         found = parsed(self.receipt_file, _text(self.receipt_file, fix), Receipt, fix)
         if sealed:
-            from sordino.runs.seal import check_sealed  # which knows the files that are named here
+            from sordino.receipts.seal import check_sealed  # which knows the files that are named here
 
             check_sealed(self.path)
         return found

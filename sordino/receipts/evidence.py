@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sordino.accounting.belief import belief, percent, subject
+from sordino.accounting.belief import belief, epsilon_text, percent, subject
 from sordino.accounting.claims import standing
 from sordino.accounting.events import (
     DiscreteGaussian,
@@ -27,10 +27,9 @@ from sordino.accounting.words import CHANGE, Described, described, merged
 from sordino.config import Experiment
 from sordino.errors import LedgerError
 from sordino.planning.agreement import Agreement, PublicNumbers
-from sordino.results.tables import epsilon_text
-from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import Environment, Receipt
-from sordino.runs.verify import Verdict, examine
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import Environment, Receipt
+from sordino.receipts.verify import Verdict, examine
 
 NO_NOISE = "NOT PRIVATE: no noise was drawn. This run protects nobody."
 STAMP = "SIMULATION: the noise came from a seed and can be repeated. This run protects nobody."

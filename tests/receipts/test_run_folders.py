@@ -12,7 +12,7 @@ import pytest
 
 from sordino import run
 from sordino.errors import LedgerError, RunError
-from sordino.runs.folder import RunFolder
+from sordino.receipts.folder import RunFolder
 from sordino.runs.run import resume, start
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME

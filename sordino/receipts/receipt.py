@@ -1,4 +1,4 @@
-"""privacy.json: what this run promised and spent, to whom, under which assumptions. `runs.verify` believes none of
+"""privacy.json: what this run promised and spent, to whom, under which assumptions. `receipts.verify` believes none of
 it."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sordino.ledger.storage import missing
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement
 from sordino.planning.phase import PlannedPhase, PlannedRun
-from sordino.runs import seal
-from sordino.runs.folder import RunFolder
-from sordino.runs.shapes import (
+from sordino.receipts import seal
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.run_files import (
     Between,
     Environment,
     Group,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 
 from sordino.accounting.belief import headline
-from sordino.report.as_yaml import as_yaml
-from sordino.report.evidence import COLUMNS, FORGED, Evidence, table
+from sordino.receipts.as_yaml import as_yaml
+from sordino.receipts.evidence import COLUMNS, FORGED, Evidence, table
 
 TASKS = {"image": "image-classification", "table": "tabular-classification"}
 BY_HAND = "*No file of the run knows this: write it here.*"

@@ -13,13 +13,13 @@ import pytest
 from sordino.accounting import accountants, covering
 from sordino.ledger import storage
 from sordino.planning.accounts import Accounts
+from sordino.receipts import verify as verification
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import bind_page, opened, receipt
+from sordino.receipts.verify import examine, verify
 from sordino.runs import listing
-from sordino.runs import verify as verification
-from sordino.runs.folder import RunFolder
 from sordino.runs.play import Progress
-from sordino.runs.receipt import bind_page, opened, receipt
 from sordino.runs.run import resume, start
-from sordino.runs.verify import examine, verify
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import killed_at

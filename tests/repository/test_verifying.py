@@ -1,0 +1,92 @@
+"""A receipt stands alone: verifying it loads what declares and prices, and nothing that trains, reads data or serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import sordino
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+import house  # noqa: E402
+import house_size  # noqa: E402
+
+ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "privacy", "receipts", "sampling"}
+# of other rooms: words that all share, what a task and a label declare, rows of metrics.jsonl, widths of secure sums
+FILES = {
+    "data/outcome.py",
+    *(f"fast/{name}.py" for name in ("factored", "for_all", "processor", "products")),
+    *(f"metrics/{name}.py" for name in ("headlines", "rows")),
+    *(f"secagg/{name}.py" for name in ("extras", "layout")),
+    *(f"tasks/{name}.py" for name in ("own_loss", "personalise", "problems")),
+}
+SHARED = ["branches", "device", "errors", "keys", "later", "tree", "types", "user_code", "version"]
+MOST = 12_000  # lines of code
+HEAVY = "torch", "pyarrow", "PIL", "grpc", "matplotlib", "tenseal"
+# the command, as it is given; then all that is loaded when it is done
+COMMAND = """
+import sys
+from sordino.cli.main import main
+sys.argv = ["sordino", "privacy", "verify", sys.argv[1]]
+try:
+    main()
+except SystemExit as ended:
+    print(*sys.modules, sep="\\n")
+    raise
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    small = {"rounds": 1, "partition": {"scheme": "iid", "clients": 2}, "data": {"train": 80, "test": 40}}
+    private = {"algorithm": {"name": "gaussian_gdp", "clip": 1.0}, "privacy": {"epsilon": 8.0, "delta": 1e-3}}
+    folder = tmp_path_factory.mktemp("verified") / "run"
+    sordino.run(small | private, out=folder)
+    return folder
+
+
+def strangers(files: Iterable[Path]) -> list[str]:
+    """Files of the package that a reader of a receipt has no use for."""
+    names = (file.relative_to(house.PACKAGE) for file in files)
+    return sorted(
+        name.as_posix()
+        for name in names
+        if name.parts[0] not in ROOMS
+        and name.as_posix() not in FILES
+        and not (len(name.parts) == 1 and name.stem in (*SHARED, "__init__"))
+        and name.name not in ("__init__.py", "branch.py")
+    )
+
+
+def test_verifying_loads_what_declares_and_prices(run: Path) -> None:
+    loaded = house_size.verified(run)
+    assert house.PACKAGE / "accounting" / "accountants.py" in loaded
+    assert strangers(loaded) == []
+    assert sum(map(house_size.code_lines, loaded)) <= MOST
+
+
+def test_one_algorithm_is_loaded_by_its_name(run: Path) -> None:
+    loaded = {file.stem for file in house_size.verified(run) if file.parent.name == "algorithms"}
+    assert "client_noise" in loaded
+    assert not loaded & {"scaffold", "moon", "pfl_dyn", "ditto", "udp"}
+
+
+@pytest.mark.parametrize("name", ["engine/server.py", "data/images.py", "sites/serve.py", "tasks/nets.py", "round.py"])
+def test_what_trains_reads_or_serves_is_noticed(name: str) -> None:
+    """The negative control."""
+    assert (house.PACKAGE / name).is_file()
+    assert strangers([house.PACKAGE / name]) == [name]
+
+
+def test_the_command_loads_no_library_that_trains_or_draws(run: Path) -> None:
+    asked = [sys.executable, "-c", COMMAND, str(run)]
+    ended = subprocess.run(asked, check=True, capture_output=True, text=True)
+    assert "The receipt holds" in ended.stdout
+    loaded = set(ended.stdout.splitlines())
+    assert "numpy" in loaded
+    assert loaded.isdisjoint(HEAVY)
