@@ -29,13 +29,13 @@ import numpy as np  # noqa: E402
 
 from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.engine.channels import Channel, channel  # noqa: E402
+from sordino.privacy.uplink.layout import Ints, Layout  # noqa: E402
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage  # noqa: E402
 from sordino.secagg import (  # noqa: E402
     lattice,
     paillier,
     secagg,
 )
-from sordino.secagg.layout import Ints, Layout  # noqa: E402
 
 LAYOUT = Layout(bits=24, headroom=8)
 DROPPED = 3

@@ -41,8 +41,8 @@ def part(kind: str, name: str) -> Any:
     if place is None:
         lacking = [branch for branch in BRANCHES if branch not in present()]
         raise ConfigError(
-            f"this installation has no {name!r} ({kind})",
-            why=f"its branches {', '.join(lacking)} are missing" if lacking else "no branch adds it",
+            f"this installation has no {name!r} among its {kind.replace('_', ' ')}",
+            why=f"it lacks {', '.join(lacking)}" if lacking else "no branch adds it",
             fix="install sordino whole",
             code="no-branch",
         )

@@ -27,12 +27,12 @@ from sordino.privacy.uplink.block_sum import BlockSum
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
 from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.privacy.uplink.robust import CoordinateMedian, Krum, NearestMixing, NormBound, TrimmedMean
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare
 from sordino.privacy.uplink.sensing import Sensing
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
-from sordino.secagg.layout import Layout
 from sordino.types import Neighbours, Reader
 
 Law = Literal["gaussian", "gaussian_classic", "laplace"]

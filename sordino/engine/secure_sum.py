@@ -11,7 +11,7 @@ import torch
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.device import here
-from sordino.engine.channels import Ciphertexts, SumAtSites, channel
+from sordino.engine.channels import SumAtSites, channel
 from sordino.engine.mail import Mail
 from sordino.errors import RangeSaturation, UnsoundGuarantee
 from sordino.privacy.uplink import Summed, Uplink
@@ -51,10 +51,10 @@ class SecureSum:
         if noise is not None and (used := noise.multiplier or multiplier) is not None:
             if isinstance(noise, NoiseShare):
                 check_room(self._grid.layout, len(cohort), noise.room(bound, used))
-            elif private(uplink.server) and isinstance(self._channel, Ciphertexts):
+            elif private(uplink.server) and isinstance(self._secure, Encrypted):
                 own = flat(noise.release(like, bound, used, source))
         published = uplink.per_coordinate
-        if published is not None and not published.flagged and cohort and isinstance(self._channel, Ciphertexts):
+        if published is not None and not published.flagged and cohort and isinstance(self._secure, Encrypted):
             drawn = published.release(like, [weights[k] for k in cohort], [], self._grid.scale, source)
             own = flat(tree.map(lambda leaf: leaf.round().long(), drawn))  # rounding a sum of integers and noise
         if isinstance(uploads, SumAtSites):

@@ -32,9 +32,9 @@ from sordino.errors import (
     NoSecretKey,
     ServerHoldsKey,
 )
+from sordino.privacy.uplink.layout import Ints, Layout, no_sum
 from sordino.secagg import rings
 from sordino.secagg.extras import Foreign
-from sordino.secagg.layout import Ints, Layout, no_sum
 from sordino.secagg.rings import SLOTS, Ring
 from sordino.secagg.sealed import Sealed, SealedHeader, joined
 

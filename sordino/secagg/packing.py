@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.secagg.layout import Ints, Layout, no_sum
+from sordino.privacy.uplink.layout import Ints, Layout, no_sum
 
 Words = NDArray[np.uint64]  # one integer a row, one slot a column
 

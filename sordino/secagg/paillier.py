@@ -24,8 +24,8 @@ from functools import cached_property, partial
 from typing import Final
 
 from sordino.errors import MalformedCiphertext, SecureError, WeakKey
+from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.secagg.extras import gmpy2 as gmp
-from sordino.secagg.layout import Ints, Layout
 from sordino.secagg.packing import integers, pack, slots, unpack
 from sordino.secagg.residues import FixedBase, chinese, is_prime, powers, random_prime, short_exponents
 from sordino.secagg.sealed import Sealed, SealedHeader, joined

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
+from sordino.engine.channels import PublicKey
 from sordino.errors import ConfigError, KeyMismatch, LayoutMismatch, MalformedCiphertext, RoundMismatch
-from sordino.secagg.layout import Ints, Layout
+from sordino.privacy.uplink.layout import Ints, Layout
 
 MAGIC: Final = b"SRDE"
 VERSION: Final = 1
@@ -108,16 +109,14 @@ def _agree(found: SealedHeader, expected: SealedHeader) -> None:
         )
 
 
-class Public(Protocol):
-    """The half of a key that everybody may hold."""
+class Public(PublicKey, Protocol):
+    """A public key in full: it adds, too."""
 
     @property
     def id(self) -> bytes: ...
     def header(self, round: int, size: int, layout: Layout) -> SealedHeader: ...
-    def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed: ...  # signed integers of a Layout
-    def check(self, layout: Layout, count: int) -> None: ...  # so many messages can be added
+    def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed: ...
     def add(self, messages: Iterable[Sealed]) -> Sealed: ...
-    def pack(self) -> bytes: ...
 
 
 @runtime_checkable

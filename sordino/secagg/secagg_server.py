@@ -37,15 +37,15 @@ class Aggregator:
         self._request: list[tuple[int, bool]] = []
         self._answers: dict[int, shamir.Row] = {}
 
+    def sender(self, data: bytes) -> int:
+        """The client that a message of this step names as its sender."""
+        return self._read(data)[1]
+
     def receive(self, data: bytes) -> None:
-        if self._due is None:
-            raise abort(
-                "the round is over", "a message came after the end of the round", fix=IGNORE, code="secagg-over"
-            )
-        sender, records = self._session.unpack(data, self._due)
+        due, sender, records = self._read(data)
         if sender in self._heard:
             raise abort(
-                f"client {sender} sends its {self._due.name.lower()} twice",
+                f"client {sender} sends its {due.name.lower()} twice",
                 "only the first one counts",
                 fix=IGNORE,
                 code="secagg-twice",
@@ -63,8 +63,15 @@ class Aggregator:
             MessageKind.MASKED: self._masked,
             MessageKind.ANSWER: self._answer,
         }
-        take[self._due](sender, records)
+        take[due](sender, records)
         self._heard.add(sender)
+
+    def _read(self, data: bytes) -> tuple[MessageKind, int, list[Record]]:
+        if self._due is None:
+            raise abort(
+                "the round is over", "a message came after the end of the round", fix=IGNORE, code="secagg-over"
+            )
+        return (self._due, *self._session.unpack(data, self._due))
 
     def roster(self) -> bytes:
         """Ends the adverts, and gives the message to all who sent one."""

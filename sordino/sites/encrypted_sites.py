@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.engine.channels import Adder, Opened, SumAtSites, pieces, public_key, stopwatch, too_few
+from sordino.engine.channels import Opened, SumAtSites, stopwatch
 from sordino.engine.commands import Begin, Command, Encrypt, OpenSum, Publish
 from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
+from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Encrypted
-from sordino.secagg.layout import Ints
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.events import Event
 from sordino.transport.message import Letter
@@ -96,9 +96,10 @@ class EncryptedSum(SumAtSites):
 
     def open(self, noise: Ints | None) -> Opened:
         seconds, watch = stopwatch()
-        own = [] if noise is None else pieces(noise, self._layout)
-        public = public_key(self._stage, self._sites.key)
-        server, expected = Adder(public), public.header(self._t, self._size, self._layout)
+        sums = self._stage.sums
+        own = [] if noise is None else sums.pieces(noise, self._layout)
+        public = sums.public_key(self._stage, self._sites.key)
+        server, expected = sums.Adder(public), public.header(self._t, self._size, self._layout)
         server.check(self._layout, len(self._terms) + len(own))
         who, sizes = list[int](), [0]
         for k, message in self._sites.collected(self._t, self._down, self._terms):
@@ -112,7 +113,7 @@ class EncryptedSum(SumAtSites):
                 who.append(k)
                 sizes.append(len(message))
         nothing = Opened(np.zeros(self._size, np.int64), [], sum(sizes), sizes[-1], seconds, None)
-        if why := too_few(self._stage, len(who), len(self._terms)):
+        if why := sums.too_few(self._stage, len(who), len(self._terms)):
             return nothing._replace(aborted=why)
         with watch("encrypt"):
             for piece in own:

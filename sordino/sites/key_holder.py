@@ -17,16 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from sordino.engine.channels import GENERATE, secret_key
 from sordino.engine.commands import Begin, End, OpenSum, Publish, understood
 from sordino.engine.secure_sum import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
+from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Whole
 from sordino.runs.witness import state
-from sordino.secagg.sealed import Secret, unpack
 from sordino.sites.encrypted_sites import HOLDER, INTEGERS
 from sordino.transport.answers import Accepted, Answer, Done, Refused, said
 from sordino.transport.message import Letter, Letterhead, digest_of
@@ -112,7 +112,7 @@ class KeyHolder:
         algorithm, grid = setup.algorithm, setup.algorithm.uplink.grid
         assert grid is not None
         size = words_of(algorithm, setup.task, command.t, algorithm.broadcast(setup.state("server")))
-        total = unpack(bytes(letter.bodies[0]), self._secret.public.header(command.t, size, grid.layout))
+        total = secure.sums.unpack(bytes(letter.bodies[0]), self._secret.public.header(command.t, size, grid.layout))
         if (least := secure.least(0)) > command.clients or command.clients > total.header.count:
             raise UnsoundGuarantee(
                 f"the sum of {command.clients} uploads, in a message of {total.header.count}",
@@ -121,7 +121,8 @@ class KeyHolder:
                 code="sum-of-too-few",
             )
         self._once(f"{stage}/{command.t}", digest_of(letter.bodies))
-        return self._secret.open(total).astype(INTEGERS).tobytes()
+        opened: Ints = self._secret.open(total)
+        return opened.astype(INTEGERS).tobytes()
 
     def _once(self, name: str, digest: str) -> None:
         """One sum a round: the difference of two would be the upload of somebody. Durable before it is opened, beside
@@ -139,13 +140,13 @@ class KeyHolder:
             atomic_write(log, json.dumps(self._opened).encode(), private=True)
 
     @cached_property
-    def _secret(self) -> Secret:
+    def _secret(self) -> Any:
         """Generated once; afterwards the key of the run."""
         stage = next(s for s in (held(self.whole, i) for i in range(len(self.whole.phases))) if s is not None)
         file = self.folder / "secret.key"
         if not file.exists():
-            atomic_write(file, GENERATE[stage.scheme](stage).pack(), private=True)
-        return secret_key(stage, file.read_bytes())
+            atomic_write(file, stage.sums.GENERATE[stage.scheme](stage).pack(), private=True)
+        return stage.sums.secret_key(stage, file.read_bytes())
 
     @property
     def was_over(self) -> bool:

@@ -3,7 +3,7 @@ open, and opens the sum of those who stayed. Who is silent at a step has dropped
 
 What a site holds against the server: each client binds its keys to the digest of the broadcast that this site received,
 and to the whole list of members, so clients that were sent other models or other lists cannot even read each other.
-`secure.secagg` has the protocol and what it promises against which server.
+`secagg.secagg` has the protocol and what it promises against which server.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import numpy as np
 
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.engine import wire
-from sordino.engine.channels import MaskedWords, Opened, SumAtSites
+from sordino.engine.channels import Opened, SumAtSites
 from sordino.engine.commands import Command, Mask, Round
 from sordino.engine.secure_sum import check_one_broadcast, words_of
 from sordino.errors import SecureError, SordinoError, WireError
+from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated
-from sordino.secagg.layout import Ints
-from sordino.secagg.secagg_server import Aggregator
-from sordino.secagg.session import MessageKind
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.answers import Answered, heard
 from sordino.transport.events import Event
@@ -57,7 +55,7 @@ class MaskedSum(SumAtSites):
         assert isinstance(uplink.secure, Aggregated)
         assert uplink.grid is not None
         self._sites, self._t, self._terms = sites, t, terms
-        self._masked = MaskedWords(uplink.secure, uplink.grid.layout, len(terms))
+        self._masked = uplink.secure.sums.MaskedWords(uplink.secure, uplink.grid.layout, len(terms))
         self._size = words_of(sites.algorithm, sites.task, t, down)
         self._message = wire.encode(sites.header(t), down)
         self._there: dict[str, list[int]] = {}  # who has taken every step until now, by site
@@ -69,8 +67,7 @@ class MaskedSum(SumAtSites):
         if self._masked.too_few:
             return self._nothing(self._masked.too_few)
         model = hashlib.sha256(self._message).digest()
-        self._session = self._masked.session(self._sites.header(self._t).run, self._t, self._size, model)
-        self._server = Aggregator(self._session)
+        self._server = self._masked.server(self._sites.header(self._t).run, self._t, self._size, model)
         try:
             self._play()
             begin = time.process_time()
@@ -87,13 +84,13 @@ class MaskedSum(SumAtSites):
         self._there = sites.asked(terms)
         sites.have_been_asked(t, self._there)
         first = self._first_letters(self._there)
-        self._take(MessageKind.ADVERT, sites.exchange(first, self._enough, others=self._latecomers))
+        self._take(sites.exchange(first, self._enough, others=self._latecomers))
         roster = server.roster()
-        self._ask(Mask(t, "roster", []), MessageKind.SHARES, lambda who: [roster])
+        self._ask(Mask(t, "roster", []), lambda who: [roster])
         boxes = server.inboxes()
-        self._ask(Mask(t, "inbox", []), MessageKind.MASKED, lambda who: [boxes[k] for k in who])
+        self._ask(Mask(t, "inbox", []), lambda who: [boxes[k] for k in who])
         request = server.request()
-        self._ask(Mask(t, "request", []), MessageKind.ANSWER, lambda who: [request])
+        self._ask(Mask(t, "request", []), lambda who: [request])
 
     def _first_letters(self, there: Mapping[str, Sequence[int]]) -> dict[str, tuple[Command, Sequence[bytes]]]:
         return {
@@ -108,13 +105,13 @@ class MaskedSum(SumAtSites):
             self._sites.have_been_asked(self._t, found)
         return self._first_letters(found)
 
-    def _ask(self, step: Mask, kind: MessageKind, messages: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
+    def _ask(self, step: Mask, messages: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
         letters: dict[str, tuple[Command, Sequence[bytes]]] = {
             peer: (Mask(step.t, step.step, who), messages(who)) for peer, who in self._there.items()
         }
-        self._take(kind, self._sites.exchange(letters))
+        self._take(self._sites.exchange(letters))
 
-    def _take(self, kind: MessageKind, answers: Answers) -> None:
+    def _take(self, answers: Answers) -> None:
         """Hands what came to the server's half; whoever sent nothing that counts is no longer there."""
         there: dict[str, list[int]] = {}
         for peer, letter in answers.items():
@@ -122,7 +119,7 @@ class MaskedSum(SumAtSites):
             clients = answer.clients if isinstance(answer, Answered) else []
             for k, body in zip(clients, letter.bodies, strict=False):
                 try:
-                    self._receive(kind, k if k in self._there[peer] else None, bytes(body))
+                    self._receive(k if k in self._there[peer] else None, bytes(body))
                 except SordinoError as error:
                     why = f"client {self._sites.called(k)} of {peer} drops out: {error.what}"
                     self._sites.note(Event(event="dropped", site=peer, round=self._t + 1, why=why))
@@ -130,8 +127,8 @@ class MaskedSum(SumAtSites):
                     there.setdefault(peer, []).append(k)
         self._there = there
 
-    def _receive(self, kind: MessageKind, client: int | None, message: bytes) -> None:
-        if client is None or self._session.unpack(message, kind)[0] != client:
+    def _receive(self, client: int | None, message: bytes) -> None:
+        if client is None or self._server.sender(message) != client:
             raise WireError("a message of somebody else", fix="ignore it", code="other-sender")
         self._sent[client] += len(message)
         self._server.receive(message)

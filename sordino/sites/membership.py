@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from sordino.accounting.notes import SYSTEM
 from sordino.data.schema import TableSchema
 from sordino.engine import checkpoint, wire
-from sordino.engine.channels import public_key
+from sordino.engine.channels import PublicKey
 from sordino.engine.client_states import shape_of
 from sordino.engine.commands import Begin, Encrypt, End, Hand, Round
 from sordino.engine.site import Site
@@ -39,7 +39,6 @@ from sordino.receipts.run_files import Receipt
 from sordino.runs import bundle
 from sordino.runs.clients import clients_of
 from sordino.runs.setup import Setup, Whole
-from sordino.secagg.sealed import Public
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse
@@ -140,10 +139,11 @@ class Membership(Porter):
         phases = self.whole.phases
         return phases[stage].algorithm.uplink.secure if 0 <= stage < len(phases) else None
 
-    def key(self, stage: int) -> Public:
+    def key(self, stage: int) -> PublicKey:
         secure = self.secure(stage)
         assert isinstance(secure, Encrypted)
-        return public_key(secure, pinned(self._key_file.read_bytes(), self.key_digest))
+        found: PublicKey = secure.sums.public_key(secure, pinned(self._key_file.read_bytes(), self.key_digest))
+        return found
 
     @property
     def was_over(self) -> bool:

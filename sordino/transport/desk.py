@@ -10,19 +10,21 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from sordino import user_code
+from sordino import branches, user_code
+from sordino.engine.channels import PublicKey
 from sordino.engine.commands import Command, Mask, Round, understood
 from sordino.engine.secure_sum import flat
 from sordino.engine.site import Site
 from sordino.errors import KeyMismatch, LedgerError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
-from sordino.secagg.sealed import Public
 from sordino.transport.answers import Answer, Answered, Done, Refused, said
-from sordino.transport.masked_desk import MaskedRound
 from sordino.transport.message import Heading, Letter, Letterhead, digest_of, peek
 from sordino.transport.shelf import Shelf
+
+Given = tuple[Answered, list[bytes]]
+Keep = Callable[[Sequence[bytes]], None]  # makes durable that these bodies leave
 
 
 class Operation(NamedTuple):
@@ -81,7 +83,7 @@ class Porter:
         """What adds the uploads of this phase, where nobody may read a single one."""
         return None
 
-    def key(self, stage: int) -> Public:
+    def key(self, stage: int) -> PublicKey:
         """The key under which the uploads of this phase are encrypted."""
         raise KeyMismatch(
             "there is no key to encrypt uploads with",
@@ -101,6 +103,18 @@ class Porter:
         """This answer to an operation is durable, and may leave."""
 
 
+class MaskedSteps(Protocol):
+    """The clients of this place in one masked round."""
+
+    asked: Operation
+
+    @property
+    def place(self) -> tuple[int, int]: ...
+    def first(self, asked: Operation) -> Given: ...
+    def given(self, asked: Operation, command: Mask) -> Given | None: ...
+    def step(self, asked: Operation, command: Mask, keep: Keep) -> Given: ...
+
+
 class Desk:
     """Answers the letters of one server, one after another."""
 
@@ -116,7 +130,7 @@ class Desk:
         self._porter = porter or Porter()
         self._stage = -1
         self._site: Site | None = None
-        self._masked: MaskedRound | None = None  # the masked round that this site takes part in
+        self._masked: MaskedSteps | None = None  # the masked round that this site takes part in
 
     def answer(self, data: bytes | memoryview) -> bytes:
         """The answer to a letter; a refusal, where that is the answer."""
@@ -156,7 +170,7 @@ class Desk:
             bodies = list(self._site_of(asked.stage).obey(asked.command, asked.messages))
         return self._written(head, Done(), bodies)
 
-    def _round(self, asked: Operation, command: Round) -> tuple[Answered, list[bytes]]:
+    def _round(self, asked: Operation, command: Round) -> Given:
         if (before := self._kept(asked)) is not None:
             self._porter.release(asked, before[1])  # a crash may have come between the two
             return before
@@ -180,17 +194,17 @@ class Desk:
         for _, upload in site.uploads(command, asked.messages):
             yield key.encrypt(flat(upload), command.t, grid.layout).pack()
 
-    def _begin_masked(self, asked: Operation, command: Round) -> tuple[Answered, list[bytes]]:
+    def _begin_masked(self, asked: Operation, command: Round) -> Given:
         """The first step of a masked round, where it is not too late for it."""
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None
             if (before := self._kept(asked)) is not None:
                 return before  # nobody: what masked the words that have left is lost
             paid = self._porter.pay(asked, command)
-            self._masked = MaskedRound(asked, paid, self._site_of(asked.stage))
+            self._masked = branches.part("secure_sums", "masked round")(asked, paid, self._site_of(asked.stage))
         return self._masked.first(asked)
 
-    def _mask(self, asked: Operation, command: Mask) -> tuple[Answered, list[bytes]]:
+    def _mask(self, asked: Operation, command: Mask) -> Given:
         """A later step, which its round has paid for."""
         masked = self._masked
         if masked is None or masked.place != (asked.stage, command.t):
@@ -226,7 +240,7 @@ class Desk:
                 raise self._porter.failed(error) from error
             raise
 
-    def _kept(self, asked: Operation) -> tuple[Answered, list[bytes]] | None:
+    def _kept(self, asked: Operation) -> Given | None:
         """The answer to a round that is on the shelf; a round before all of these is not played any more."""
         if self._shelf is None:
             return None

@@ -304,7 +304,7 @@ DEPLOYED = [
     ),
     one(
         "masked words leave before the shelf knows it",
-        "transport/masked_desk.py",
+        "secagg/masked_round.py",
         "        keep(given[1])\n",
         "",
         f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
@@ -318,7 +318,7 @@ DEPLOYED = [
     ),
     one(
         "two answers to one step of a masked sum",
-        "transport/masked_desk.py",
+        "secagg/masked_round.py",
         "if before[0] != asked.digest:",
         "if False:",
         f"{MASKED}::test_a_letter_that_comes_again_gets_the_same_bytes",
@@ -347,7 +347,7 @@ DEPLOYED = [
     one(
         "a message of one client taken for another's",
         "sites/masked_sites.py",
-        "if client is None or self._session.unpack(message, kind)[0] != client:",
+        "if client is None or self._server.sender(message) != client:",
         "if client is None:",
         f"{MASKED}::test_no_site_speaks_for_the_clients_of_another",
     ),

@@ -42,12 +42,12 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import OwnNorm, UserLevel
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.one_direction import OneDirection
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.runs.simulation import simulated
 from sordino.sampling.stragglers import Stragglers
-from sordino.secagg.layout import Layout
 from sordino.types import Bound, Work
 from tests.privacy.doubles import linear
 from tests.privacy.unsafe_parts import (

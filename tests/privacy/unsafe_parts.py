@@ -17,10 +17,10 @@ from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare
 from sordino.privacy.uplink.stages import Clip
 from sordino.runs.simulation import simulated
-from sordino.secagg.layout import Layout
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic

@@ -10,11 +10,11 @@ import pytest
 from sordino.errors import (
     SordinoError,
 )
+from sordino.privacy.uplink.layout import Layout
 from sordino.secagg.lattice import (
     LatticeSecret,
     generate,
 )
-from sordino.secagg.layout import Layout
 
 LAYOUT = Layout()
 

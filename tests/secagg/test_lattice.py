@@ -18,6 +18,7 @@ from sordino.errors import (
     NoSecretKey,
     ServerHoldsKey,
 )
+from sordino.privacy.uplink.layout import Layout
 from sordino.secagg import rings
 from sordino.secagg.lattice import (
     CKKS_ERROR,
@@ -27,7 +28,6 @@ from sordino.secagg.lattice import (
     read_public,
     read_secret,
 )
-from sordino.secagg.layout import Layout
 from sordino.secagg.sealed import Sealed, unpack
 from tests.secagg.lattice_keys import BOTH, LAYOUT, WIDE, refused, secret
 

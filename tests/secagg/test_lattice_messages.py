@@ -20,12 +20,12 @@ from sordino.errors import (
     RoundMismatch,
     WeakKey,
 )
+from sordino.privacy.uplink.layout import Layout
 from sordino.secagg import rings
 from sordino.secagg.lattice import (
     read_public,
     read_secret,
 )
-from sordino.secagg.layout import Layout
 from sordino.secagg.sealed import Sealed
 from tests.secagg.lattice_keys import BOTH, LAYOUT, WIDE, refused, secret
 

@@ -22,7 +22,7 @@ from sordino.errors import (
     RoundMismatch,
     SecureError,
 )
-from sordino.secagg.layout import Layout
+from sordino.privacy.uplink.layout import Layout
 from sordino.secagg.packing import integers, pack, slots, unpack
 from sordino.secagg.sealed import Sealed, SealedHeader, joined
 from sordino.secagg.sealed import unpack as read

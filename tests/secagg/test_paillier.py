@@ -21,8 +21,8 @@ from sordino.errors import (
     RoundMismatch,
     SecureError,
 )
+from sordino.privacy.uplink.layout import Layout
 from sordino.secagg import paillier, residues
-from sordino.secagg.layout import Layout
 from sordino.secagg.paillier import PaillierPublic, PaillierSecret, read_public
 from sordino.secagg.sealed import Sealed, unpack
 from tests.secagg.paillier_keys import real, tiny

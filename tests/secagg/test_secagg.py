@@ -27,8 +27,8 @@ from sordino.errors import (
     SecureError,
     SordinoError,
 )
+from sordino.privacy.uplink.layout import Layout
 from sordino.secagg import masks, shamir
-from sordino.secagg.layout import Layout
 from sordino.secagg.secagg import Aggregator, Participant, Session, run_round, two_thirds
 from sordino.secagg.session import SERVER, MessageKind
 from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, words

@@ -18,16 +18,15 @@ import numpy as np
 import pytest
 
 from sordino.config import Experiment
-from sordino.engine import channels
 from sordino.engine.commands import Begin, Encrypt, End, Hand, OpenSum, Publish, Round
 from sordino.engine.secure_sum import flat
 from sordino.errors import RunError, SordinoError
+from sordino.privacy.uplink.layout import Layout
 from sordino.receipts.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import simulated
-from sordino.secagg import lattice
-from sordino.secagg.layout import Layout
+from sordino.secagg import encrypted, lattice
 from sordino.secagg.sealed import Secret
 from sordino.sites import membership
 from sordino.sites.encrypted_sites import HOLDER
@@ -70,8 +69,8 @@ def lattice_key() -> Secret:
 def one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are made once for all of these tests, each of which is on a machine that has opened nothing yet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setitem(channels.GENERATE, "bfv", lambda stage: lattice_key())
-    monkeypatch.setitem(channels.GENERATE, "paillier", lambda stage: key_for_tests())
+    monkeypatch.setitem(encrypted.GENERATE, "bfv", lambda stage: lattice_key())
+    monkeypatch.setitem(encrypted.GENERATE, "paillier", lambda stage: key_for_tests())
 
 
 class Played(NamedTuple):
@@ -83,7 +82,7 @@ class Played(NamedTuple):
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """A run of one round, over and asked again by many tests."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(channels.GENERATE, "bfv", lambda stage: lattice_key())
+        patched.setitem(encrypted.GENERATE, "bfv", lambda stage: lattice_key())
         play = Play(one_round(), tmp_path_factory.mktemp("played") / "between", patched)
         integers = written_down(patched)
         play.play()
@@ -209,7 +208,7 @@ def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(
     uploads = [
         played.play.between.letterhead(SERVER).read(played.play.first(site, Round).answer).bodies[0] for site in FIVE
     ]
-    public, adder = lattice_key().public, channels.Adder(lattice_key().public)
+    public, adder = lattice_key().public, encrypted.Adder(lattice_key().public)
     for upload in uploads[1:]:
         adder.take(bytes(upload), public.header(0, 650, Layout()))
     other, folder = adder.total().pack(), tmp_path / "copy"

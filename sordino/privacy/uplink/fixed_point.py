@@ -14,8 +14,8 @@ import torch
 
 from sordino import tree
 from sordino.device import here
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.stages import Stage
-from sordino.secagg.layout import Layout
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
+from sordino import branches
 from sordino.accounting.events import Event, NonPrivate, Nothing
 from sordino.errors import SEVERAL, ConfigError, UnsoundGuarantee, WeakKey, check_range
 from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.stages import Noise, Stage
-from sordino.secagg import extras
-from sordino.secagg.layout import Layout
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
 
@@ -59,6 +59,15 @@ SPREAD = 4.0
 class SecureStage(Stage, ABC):
     """A way to add uploads that the server cannot read."""
 
+    way: ClassVar[str]  # the implementation's name among the parts of branches
+
+    @property
+    def sums(self) -> Any:
+        """The implementation. It `needs` packages, makes the `channel` of a simulation, and has the halves that sites
+        play.
+        """
+        return branches.part("secure_sums", self.way)
+
     @property
     def mode(self) -> str:
         """Whether every upload is really protected ("full"), or one of a round ("probe")."""
@@ -74,6 +83,7 @@ class SecureStage(Stage, ABC):
 
     def needs(self) -> None:
         """Refuses where a package that it uses is missing."""
+        self.sums.needs(self)
 
     @abstractmethod
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
@@ -95,6 +105,7 @@ class Encrypted(SecureStage):
     costs; it hides nothing.
     """
 
+    way = "encrypted"
     scheme: Literal["paillier", "bfv", "ckks"] = "paillier"
     key_bits: int = 3072  # of Paillier
     keys: Literal["shared", "authority"] = "shared"
@@ -124,9 +135,6 @@ class Encrypted(SecureStage):
             "at_least", self.at_least, SEVERAL, "authority-opens-one", why="the sum of a single upload is that upload"
         )
 
-    def needs(self) -> None:
-        (extras.gmpy2 if self.scheme == "paillier" else extras.tenseal)()
-
     def least(self, cohort: int) -> int:
         return self.at_least if self.keys == "authority" else 1
 
@@ -148,6 +156,7 @@ class Aggregated(SecureStage):
     than two thirds of those who began it.
     """
 
+    way = "masked"
     threshold: int | None = None
 
     def __post_init__(self) -> None:
@@ -233,10 +242,8 @@ class NoiseShare(Noise):
 
 def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
     """So many clients, the most that a round can have, can be added and are enough to open a sum."""
-    if isinstance(stage, Encrypted) and stage.scheme != "paillier":
-        from sordino.secagg import lattice
-
-        {"bfv": lattice.BfvPublic, "ckks": lattice.CkksPublic}[stage.scheme](b"", None).check(layout, clients)
+    if isinstance(stage, Encrypted):
+        stage.sums.check(stage, layout, clients)
     layout.check(clients)
     if clients < stage.least(clients):
         raise ConfigError(

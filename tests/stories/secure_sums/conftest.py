@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sordino.engine import channels
+from sordino.secagg import encrypted
 from tests.stories.secure_sums.sums import key_for_tests
 
-FRESH = dict(channels.GENERATE)
+FRESH = dict(encrypted.GENERATE)
 
 
 @cache
@@ -25,6 +25,6 @@ def one_test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     def paillier(stage: Any) -> Any:
         return key_for_tests() if stage.testing else FRESH["paillier"](stage)
 
-    monkeypatch.setitem(channels.GENERATE, "paillier", paillier)
+    monkeypatch.setitem(encrypted.GENERATE, "paillier", paillier)
     for scheme in ("bfv", "ckks"):
-        monkeypatch.setitem(channels.GENERATE, scheme, lambda _, scheme=scheme: lattice_key(scheme))
+        monkeypatch.setitem(encrypted.GENERATE, scheme, lambda _, scheme=scheme: lattice_key(scheme))

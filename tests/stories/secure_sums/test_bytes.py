@@ -10,17 +10,18 @@ import pytest
 
 from sordino import config
 from sordino.engine import wire
-from sordino.engine.channels import Adder, Ciphertexts, Masks
 from sordino.errors import (
     EmptyClient,
 )
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.secure_stages import (
     Aggregated,
     Encrypted,
 )
 from sordino.runs.run import start
 from sordino.secagg import secagg
-from sordino.secagg.layout import Layout
+from sordino.secagg.encrypted import Adder, Ciphertexts
+from sordino.secagg.masked import Masks
 from tests.stories.secure_sums.sums import CLIENTS, TEST_KEY, Watched, made
 
 

@@ -20,6 +20,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
 from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.rules import RAW, ROSTER
 from sordino.privacy.uplink.secure_stages import (
     COUNTED,
@@ -35,7 +36,6 @@ from sordino.privacy.uplink.secure_stages import (
 from sordino.privacy.uplink.stages import Clip, Stage, Weigh
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
-from sordino.secagg.layout import Layout
 from sordino.types import Grant
 from tests.stories.secure_sums.sums import CLIP, NOISE, PROBED, SHARE, SHARES, Sums, Table, Watched, made
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from sordino import tree
 from sordino.algorithms.fedavg import FedAvg
 from sordino.engine import channels, checkpoint
-from sordino.engine.channels import Adder, Ciphertexts
 from sordino.errors import (
     BackendUnavailable,
     EmptyRound,
@@ -33,6 +32,7 @@ from sordino.ledger.ledger import State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.secure_stages import (
     Aggregated,
     Encrypted,
@@ -43,8 +43,8 @@ from sordino.privacy.uplink.stages import Clip, Weigh
 from sordino.receipts.receipt import opened
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.secagg import paillier
-from sordino.secagg.layout import Layout
+from sordino.secagg import encrypted, paillier
+from sordino.secagg.encrypted import Adder, Ciphertexts
 from sordino.types import Grant, Received
 from tests.stories.secure_sums.sums import (
     CLEAR,
@@ -299,7 +299,7 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
         sums.mean({0: {"w": torch.zeros(3)}, 1: {"w": torch.zeros(3)}}, {0: 1, 1: 1})
     assert refusal.value.code == "no-room-for-noise"
     with pytest.raises(UnsoundGuarantee) as refusal:
-        channels.pieces(np.array([1 << 40]), Layout(8, 4))
+        encrypted.pieces(np.array([1 << 40]), Layout(8, 4))
     assert refusal.value.code == "no-room-for-noise"
     narrow = NoiseShare(neighbours="zero_out", multiplier=1.0, survivors=4)
     with pytest.raises(UnsoundGuarantee) as refusal:
@@ -313,6 +313,6 @@ def test_noise_that_does_not_fit_is_refused_before_anything_is_masked() -> None:
 @given(st.lists(st.integers(-(2**12), 2**12), min_size=1, max_size=9), st.integers(6, 12))
 def test_noise_larger_than_an_upload_travels_in_pieces(noise: list[int], bits: int) -> None:
     layout = Layout(bits, 16)
-    found = channels.pieces(np.array(noise), layout)
+    found = encrypted.pieces(np.array(noise), layout)
     assert np.array_equal(np.sum(found, axis=0), noise)
     assert all(np.abs(piece).max() < layout.offset for piece in found)

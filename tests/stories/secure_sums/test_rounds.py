@@ -23,6 +23,7 @@ from sordino.ledger.ledger import State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.fixed_point import Quantise
+from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.secure_stages import (
     Aggregated,
     Encrypted,
@@ -33,7 +34,6 @@ from sordino.receipts.receipt import opened
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.secagg.layout import Layout
 from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import differences, finished, interrupted, trace
 from tests.runs.test_ranks import torchrun

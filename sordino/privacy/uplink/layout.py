@@ -62,6 +62,10 @@ class Layout:
                 code="headroom-exceeded",
             )
 
+    def at_the_end(self, values: Ints) -> int:
+        """The number of values at the end of the range, or beyond it."""
+        return int(np.count_nonzero(np.abs(values) >= self.offset - 1))
+
     def check_values(self, values: Ints, code: str, why: str) -> None:
         """Refuses integers that have more bits than the layout."""
         beyond = np.flatnonzero((values >= self.offset) | (values <= -self.offset))

@@ -14,25 +14,19 @@ nothing is opened twice. The list of members that names the old keys is refused 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sordino.engine import wire
-from sordino.engine.channels import MaskedWords
 from sordino.engine.commands import Mask, Round
 from sordino.engine.secure_sum import check_one_broadcast, flat, words_of
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, SecureError, WireError
 from sordino.privacy.uplink.secure_stages import Aggregated
+from sordino.secagg.masked import MaskedWords
 from sordino.secagg.secagg_client import Participant
 from sordino.transport.answers import Answered
-
-if TYPE_CHECKING:
-    from sordino.transport.desk import Operation
-
-Given = tuple[Answered, list[bytes]]
-Keep = Callable[[Sequence[bytes]], None]
+from sordino.transport.desk import Given, Keep, Operation
 
 
 class MaskedRound:
