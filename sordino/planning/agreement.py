@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, StrictInt, TypeAdapter, ValidationInfo, model_validator
 
-from sordino.accounting.facts import FORMAT, Fact, Format, parsed
+from sordino.accounting.facts import Fact, Format, parsed
 from sordino.errors import damaged
 from sordino.ledger.files import atomic_write
 
@@ -29,24 +27,67 @@ PUT_BACK = "it is written when a run begins: put it back from a copy"
 MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 
 
-@dataclass(frozen=True)
-class PublicNumbers:
-    """What everybody may know of the clients' data: rules, plans and models follow from it. No row is in it."""
+class AboutData(Fact, extra="forbid"):
+    """What everybody may know of one example."""
 
     kind: Literal["image", "table"]
-    shape: tuple[int, ...]
-    classes: int  # of the data
-    named: int  # as the clients call them
-    sizes: Sequence[int]  # training examples of each client; ones, where these are nobody's business
-    mean: tuple[float, ...] = ()  # what inputs are scaled by: needed where a model is, and in no file
-    std: tuple[float, ...] = ()
+    shape: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] = Field(min_length=1)
+    classes: int = Field(ge=0, le=MOST)  # of the data
+    named: int = Field(ge=0, le=MOST)  # as the clients call them
+    names: tuple[str, ...] = ()  # of the classes
     assumed: tuple[str, ...] = ()  # what the numbers rest on, because of how the data were read
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """These values alone, by their names."""
+        return {name: getattr(self, name) for name in AboutData.model_fields}
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if math.prod(self.shape) > MOST:
+            raise ValueError(f"shape is {list(self.shape)}")
+        return self
+
+
+def _packed(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """As (size, how many in a row): a million equal clients are one pair."""
+    return [(size, sum(1 for _ in alike)) for size, alike in groupby(sizes)]
+
+
+def _unpacked(told: Any, info: ValidationInfo) -> Sequence[int]:
+    if info.mode != "json":
+        return cast(Sequence[int], told)
+    pairs = _PAIRS.validate_python(told)
+    if not all(1 <= size <= MOST and many >= 1 for size, many in pairs):
+        raise ValueError("sizes are no pairs of a size and how many clients have it")
+    if not 1 <= sum(many for _, many in pairs) <= MOST_CLIENTS:
+        raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
+    return tuple(size for size, many in pairs for _ in range(many))
+
+
+_PAIRS: TypeAdapter[list[tuple[StrictInt, StrictInt]]] = TypeAdapter(list[tuple[StrictInt, StrictInt]])
+
+
+class PublicNumbers(AboutData):
+    """What everybody may know of the clients' data: rules, plans and models follow from it. No row is in it."""
+
+    # training examples of each client; ones, where these are nobody's business
+    sizes: Annotated[Sequence[int], PlainValidator(_unpacked), PlainSerializer(_packed)]
+    mean: tuple[float, ...] = Field(default=(), exclude=True)  # what inputs are scaled by: in no file
+    std: tuple[float, ...] = Field(default=(), exclude=True)
     note: str = ""  # said beside every result
-    names: tuple[str, ...] = ()  # of the classes
     clients: tuple[str, ...] = ()  # the names of the clients, where they have names that may be told
 
-    @cached_property
+    @model_validator(mode="after")
+    def _sound(self, info: ValidationInfo) -> Self:
+        if info.mode == "json" and (self.mean or self.std):
+            raise ValueError("what inputs are scaled by is told in no file")
+        if self.clients and not len(set(self.clients)) == len(self.clients) == len(self.sizes):
+            raise ValueError("there is not one name for each client")
+        return self
+
+    @property
     def largest(self) -> int:
         """The size of the largest client."""
         return max(self.sizes)
@@ -66,72 +107,20 @@ class PublicNumbers:
         return self.class_names if self.named == self.classes else tuple(map(str, range(self.named)))
 
 
-class Agreed(Fact):
-    """agreement.json"""
-
-    format: Format
-    dataset: str
-    kind: Literal["image", "table"]
-    shape: tuple[int, ...]
-    classes: int
-    named: int
-    sizes: tuple[tuple[int, int], ...]
-    coordinates: Mapping[str, int]
-    assumed: tuple[str, ...]
-    void: tuple[str, ...]
-    note: str
-    names: tuple[str, ...]
-    clients: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _possible(self) -> Agreed:
-        if not self.shape or min(self.shape) < 1 or math.prod(self.shape) > MOST:
-            raise ValueError(f"shape is {list(self.shape)}")
-        if not all(1 <= size <= MOST and many >= 1 for size, many in self.sizes):
-            raise ValueError("sizes are no pairs of a size and how many clients have it")
-        if not 1 <= sum(many for _, many in self.sizes) <= MOST_CLIENTS:
-            raise ValueError(f"sizes are of no client, or of more than {MOST_CLIENTS:,}")
-        if not all(0 <= many <= MOST for many in (self.classes, self.named, *self.coordinates.values())):
-            raise ValueError("a count is negative, or it is too large")
-        if self.clients and len(set(self.clients)) != sum(many for _, many in self.sizes):
-            raise ValueError("there is not one name for each client")
-        return self
-
-
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(Fact, extra="forbid"):
     """The public numbers of a run, as they stand in its folder."""
 
+    format: Format
     dataset: str  # keyed digest
     public: PublicNumbers
-    coordinates: Mapping[str, int]  # of an upload, by phase; the training's name is ""
-
-    @property
-    def told(self) -> Agreed:
-        """What the file says."""
-        known = self.public
-        return Agreed(
-            format=FORMAT,
-            dataset=self.dataset,
-            kind=known.kind,
-            shape=known.shape,
-            classes=known.classes,
-            named=known.named,
-            sizes=tuple(_packed(known.sizes)),
-            coordinates=self.coordinates,
-            assumed=known.assumed,
-            void=known.void,
-            note=known.note,
-            names=known.names,
-            clients=known.clients,
-        )
+    coordinates: Mapping[str, Annotated[int, Field(ge=0, le=MOST)]]  # of an upload, by phase; the training's is ""
 
     def write(self, folder: Path) -> None:
-        atomic_write(folder / FILE, json.dumps(self.told.to_json()).encode())
+        atomic_write(folder / FILE, json.dumps(self.to_json()).encode())
 
     def says(self, other: Agreement) -> bool:
         """Are both the same in all that a file holds, but for the digest of the data?"""
-        return replace(self, dataset="").told == replace(other, dataset="").told
+        return self.beside(dataset="").to_json() == other.beside(dataset="").to_json()
 
     @classmethod
     def read(cls, folder: Path) -> Agreement:
@@ -140,25 +129,11 @@ class Agreement:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise damaged(path, error, PUT_BACK) from None
-        told = parsed(path, text, Agreed, PUT_BACK)
+        told = parsed(path, text, Agreement, PUT_BACK)
         # what inputs are scaled by is not told: a model that stands here only for its shape is given constants
-        wide = told.shape[-1]
-        mean, std = ((0.5,) * wide, (0.5,) * wide) if told.kind == "image" else ((0.0,) * wide, (1.0,) * wide)
-        public = PublicNumbers(
-            kind=told.kind,
-            shape=told.shape,
-            classes=told.classes,
-            named=told.named,
-            sizes=_unpacked(told.sizes),
-            mean=mean,
-            std=std,
-            assumed=told.assumed,
-            void=told.void,
-            note=told.note,
-            names=told.names,
-            clients=told.clients,
-        )
-        return cls(told.dataset, public, told.coordinates)
+        wide, image = told.public.shape[-1], told.public.kind == "image"
+        mean, std = ((0.5,) * wide, (0.5,) * wide) if image else ((0.0,) * wide, (1.0,) * wide)
+        return told.beside(public=told.public.beside(mean=mean, std=std))
 
 
 def of_an_upload(coordinates: Mapping[str, int], phase: str) -> int:
@@ -166,12 +141,3 @@ def of_an_upload(coordinates: Mapping[str, int], phase: str) -> int:
     if phase not in coordinates:
         raise damaged(Path(FILE), f"it has no number of coordinates for the phase {phase!r}", PUT_BACK)
     return coordinates[phase]
-
-
-def _packed(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """As (size, how many in a row): a million equal clients are one pair."""
-    return ((size, sum(1 for _ in alike)) for size, alike in groupby(sizes))
-
-
-def _unpacked(packed: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(size for size, count in packed for _ in range(count))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from sordino import keys, user_code
+from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Pricing
 from sordino.algorithms.algorithm import AnyAlgorithm, Known
 from sordino.algorithms.learning import adapting
@@ -72,7 +73,8 @@ class PlannedRun:
 
     def agreement(self, dataset: str) -> Agreement:
         """What is public of all this; `dataset`: the digest that stands for the data."""
-        return Agreement(dataset, self.public, {phase.phase: phase.coordinates for phase in self.phases})
+        coordinates = {phase.phase: phase.coordinates for phase in self.phases}
+        return Agreement(format=FORMAT, dataset=dataset, public=self.public, coordinates=coordinates)
 
     @cached_property
     def parts(self) -> dict[int, tuple[float, Pricing | None]]:

@@ -23,7 +23,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -32,22 +32,15 @@ from sordino.accounting.facts import Fact, Format
 from sordino.config import Experiment
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
-from sordino.planning.agreement import MOST, PublicNumbers
+from sordino.planning.agreement import MOST, AboutData, PublicNumbers
 from sordino.runs.public_inputs import declared_scale
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
-class AboutData(Fact, extra="forbid"):
-    """What everybody may know of one example."""
+class Announced(AboutData):
+    """What everybody may know of one example, as sites tell it: there is no place for a number that rows decide."""
 
-    kind: Literal["image", "table"]
-    shape: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] = Field(min_length=1)
-    classes: int = Field(ge=0, le=MOST)
-    named: int = Field(ge=0, le=MOST)
-    names: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
-    void: tuple[str, ...] = ()
     declared: str = ""  # digest of a table's schema
     reach: tuple[float, float] | None = None  # of values of a source of somebody's own, as its class declares it
 
@@ -66,7 +59,7 @@ class SitesAgreement(Fact, extra="forbid"):
     """The whole file."""
 
     format: Format
-    data: AboutData
+    data: Announced
     clients: tuple[AgreedClient, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -93,36 +86,15 @@ class SitesAgreement(Fact, extra="forbid"):
         data = self.data
         mean, std = declared_scale(experiment.data, data.kind, data.shape, schema, data.reach)
         return PublicNumbers(
-            kind=data.kind,
-            shape=data.shape,
-            classes=data.classes,
-            named=data.named,
+            **data.about,
             sizes=tuple(client.examples for client in self.clients),
             mean=mean,
             std=std,
-            assumed=data.assumed,
-            void=data.void,
-            names=data.names,
             clients=tuple(client.name for client in self.clients),
         )
 
     def toml(self) -> str:
         return tomli_w.dumps(self.to_json())
-
-
-def about(public: PublicNumbers, declared: str = "", reach: tuple[float, float] | None = None) -> AboutData:
-    """The part of an agreement that is the same for all clients. It has no place for a number that rows decide."""
-    return AboutData(
-        kind=public.kind,
-        shape=tuple(public.shape),
-        classes=public.classes,
-        named=public.named,
-        names=tuple(public.names),
-        assumed=public.assumed,
-        void=public.void,
-        declared=declared,
-        reach=reach,
-    )
 
 
 def merged(parts: Sequence[SitesAgreement]) -> SitesAgreement:

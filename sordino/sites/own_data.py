@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from sordino.errors import DataError
 from sordino.runs.home import ServersRows
 from sordino.runs.population import Population
 from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
-from sordino.sites.agreement_file import AgreedClient, SitesAgreement, about
+from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.types import Examples
 
 
@@ -58,7 +58,8 @@ class OwnData:
         public, own = held.public, held.own
         # all rows here are one client's, so nobody deals them out
         assumed = tuple(said for said in public.assumed if said not in (DEALT, PARTITION))
-        told = about(replace(public, assumed=assumed), self.declared, None if own is None else own.reach)
+        reach = None if own is None else own.reach
+        told = Announced(**public.about | {"assumed": assumed}, declared=self.declared, reach=reach)
         return SitesAgreement(format=FORMAT, data=told, clients=(client,))
 
     @property

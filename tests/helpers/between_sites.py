@@ -19,7 +19,7 @@ from sordino.runs.founding import environment_of, found
 from sordino.runs.play import Ended, play
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle, simulated
-from sordino.sites.agreement_file import AgreedClient, SitesAgreement, about
+from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.membership import Membership
@@ -65,7 +65,7 @@ class Federated:
             AgreedClient(name=f"c{k}", site=f"site-{k // self.per_site}", examples=n, tested=len(tested[k]))
             for k, n in enumerate(population.sizes)
         )
-        self.agreed = SitesAgreement(format=1, data=about(population.public), clients=clients)
+        self.agreed = SitesAgreement(format=1, data=Announced(**population.public.about), clients=clients)
         self.environment = environment_of(self.experiment)
         whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.declared))
         peers = peers_of(whole, self.agreed)

@@ -21,12 +21,12 @@ from sordino.config import Experiment
 from sordino.data import folders
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError, DataError, UnsoundGuarantee
-from sordino.planning.agreement import PublicNumbers
+from sordino.planning.agreement import AboutData, PublicNumbers
 from sordino.runs import public_inputs
 from sordino.runs.population import Population
 from sordino.sites import agreement_file as agreed
 from sordino.sites import own_data
-from sordino.sites.agreement_file import AboutData, SitesAgreement, about
+from sordino.sites.agreement_file import Announced, SitesAgreement
 from sordino.sites.own_data import OwnData
 from sordino.sites.serve import settled
 from tests.laws.adversary import Seen, play, tells_apart
@@ -198,15 +198,15 @@ def test_a_declared_class_without_images_moves_nobody(tmp_path: Path) -> None:
 
 
 # what is announced ----------------------------------------------------------------------------------------------------
-class Telling(AboutData):
+class Telling(Announced):
     """An announcement as it was: with what inputs are scaled by."""
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
 
-def telling(public: PublicNumbers, *more: Any) -> AboutData:
-    return Telling(**dict(about(public, *more)), mean=public.mean, std=public.std)
+def telling(public: PublicNumbers) -> dict[str, Any]:
+    return {name: getattr(public, name) for name in (*AboutData.model_fields, "mean", "std")}
 
 
 def announced(made: Experiment, path: Path) -> SitesAgreement:
@@ -235,7 +235,8 @@ def test_two_announcements_give_no_row_back(tmp_path: Path, monkeypatch: pytest.
     assert the_row_between(*files) == []
     assert files[0].data == files[1].data
     monkeypatch.setattr(own_data, "check_announced", lambda *_: None)
-    monkeypatch.setattr(own_data, "about", telling)
+    monkeypatch.setattr(own_data, "Announced", Telling)
+    monkeypatch.setattr(PublicNumbers, "about", property(telling))
     last = [float(cell) for cell in long.read_text().splitlines()[-1].split(",")[:2]]
     assert the_row_between(announced(made, long), announced(made, short)) == pytest.approx(last, abs=1e-6)
 
@@ -260,8 +261,8 @@ def test_no_server_and_no_site_plays_what_rows_decide(name: str) -> None:
 
 
 def test_an_agreement_has_no_place_for_statistics() -> None:
-    assert not {"mean", "std", "note"} & AboutData.model_fields.keys()
-    floats = [name for name, field in AboutData.model_fields.items() if "float" in str(field.annotation)]
+    assert not {"mean", "std", "note"} & Announced.model_fields.keys()
+    floats = [name for name, field in Announced.model_fields.items() if "float" in str(field.annotation)]
     assert floats == ["reach"]  # which the class of a source declares
 
 

@@ -83,6 +83,20 @@ def test_a_file_of_another_format_is_refused(
         assert (said.code, code in said.err) == (6, True), (verb, said)
 
 
+@pytest.mark.parametrize("place", [(), ("public",)])
+def test_an_agreement_that_says_more_is_refused(place: tuple[str, ...], tmp_path: Path) -> None:
+    """Whatever is not compared when a run goes on would be sealed with it."""
+    run = start(BY_NAME["fedavg"].experiment(), tmp_path / "run").folder
+    told = whole = json.loads((run / "agreement.json").read_text())
+    for key in place:
+        told = told[key]
+    told["mean"] = [0.5]
+    (run / "agreement.json").write_text(json.dumps(whole))
+    with pytest.raises(RunError) as refusal:
+        resume(run)
+    assert refusal.value.code == "run-file-damaged"
+
+
 def test_a_key_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     key = start(BY_NAME["fedavg"].experiment(), tmp_path / "run").folder / "data.key"
     key.unlink()

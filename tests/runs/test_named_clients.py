@@ -14,7 +14,7 @@ from sordino import config, keys
 from sordino.budget import client_budgets
 from sordino.data.table_overview import overview
 from sordino.errors import EmptyClient, InvalidBudget
-from sordino.planning.agreement import Agreed, Agreement
+from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.refusals import check_everybody_has_data
 from sordino.receipts.receipt import spending
 from sordino.report.run_facts import gather
@@ -157,14 +157,11 @@ def test_budgets_take_names_and_numbers_that_cannot_be_mistaken() -> None:
 def test_errors_name_a_client_and_names_are_one_for_each(tmp_path: Path) -> None:
     with pytest.raises(EmptyClient, match="client Süd has no training examples"):
         check_everybody_has_data([3, 0, 1], NAMES)
-    agreed: dict[str, Any] = {
-        "format": 1, "dataset": "", "kind": "table", "shape": (2,), "classes": 2, "named": 2, "sizes": ((3, 2),),
-        "coordinates": {}, "assumed": (), "void": (), "note": "", "names": (),
-    }  # fmt: skip
-    assert Agreed(**agreed, clients=("a", "b")).clients == ("a", "b")
+    agreed: dict[str, Any] = {"kind": "table", "shape": (2,), "classes": 2, "named": 2, "sizes": (3, 3)}
+    assert PublicNumbers(**agreed, clients=("a", "b")).clients == ("a", "b")
     for wrong in (("a",), ("a", "a"), ("a", "b", "c")):
         with pytest.raises(ValueError, match="one name for each"):
-            Agreed(**agreed, clients=wrong)
+            PublicNumbers(**agreed, clients=wrong)
 
 
 def test_a_group_or_several_files_are_natural_clients_unless_somebody_says_otherwise() -> None:
