@@ -31,9 +31,9 @@ from sordino.algorithms import all_algorithms
 from sordino.budget.schedules import SCHEDULES
 from sordino.cli.main import app
 from sordino.config import Experiment, gates
-from sordino.config.describing import described
 from sordino.partition.schemes import SCHEMES
 from sordino.runs.catalogue import catalogue
+from sordino.runs.editor import described
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 

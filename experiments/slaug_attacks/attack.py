@@ -23,10 +23,10 @@ from world import CLASSES, DEVICES, EACH, KEY, TRAIN, Eye, World, trained, world
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.attacks import inversion
-from sordino.attacks.labels import inferred
 from sordino.attacks.likeness import psnr, ranks, ssim
 from sordino.attacks.losses import losses
 from sordino.attacks.prototypes import SCORES, PrototypeRelease, mean, play, reference
+from sordino.attacks.shares import inferred
 from sordino.audit.noise_sources import Weak
 from sordino.audit.separation import Separation, separation
 from sordino.audit.sums import pair, played

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from sordino import tree
 from sordino.algorithms.algorithm import Home
@@ -16,7 +17,6 @@ from sordino.engine.channels import SumAtSites
 from sordino.engine.inbox import Inbox
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
-from sordino.engine.weights import Weights
 from sordino.planning.accounts import Accounts
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
@@ -166,3 +166,20 @@ class Federation(Accounts):
     def _weight(self) -> float:
         """Of all clients together."""
         return math.fsum(self.weights)
+
+
+@dataclass(frozen=True)
+class Weights(Sequence[float]):
+    """The weight of every client, by its size: sizes are fewer than clients."""
+
+    sizes: Sequence[int]
+    of: Mapping[int, float]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self.of[self.sizes[client]]
+
+    def __iter__(self) -> Iterator[float]:
+        return map(self.of.__getitem__, self.sizes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 from sordino.accounting.events import Json
 from sordino.config import Experiment, Section
-from sordino.config.describing import described
 from sordino.runs.catalogue import KEYS, catalogue
 
 DIALECT = "http://json-schema.org/draft-07/schema#"  # the one that TOML editors read
@@ -80,3 +81,14 @@ def _inlined(made: Json) -> Json:
 
     found: Json = put(made)
     return found
+
+
+def described(section: type[Section]) -> dict[str, str]:
+    """The meaning of each key of a section: the comment beside it, or above it."""
+    source = inspect.getsource(section)
+    comments = re.findall(r"((?:^    # .*\n)+)    (\w+):", source, re.MULTILINE)
+    above = [(" ".join(line.strip("# ") for line in lines.splitlines()), name) for lines, name in comments]
+    beside = re.findall(r"^    (\w+):.*?  #\s(?!type:)(.*)$", source, re.MULTILINE)
+    behind = re.findall(r"^    (\w+):.*?#\stype: ignore\S+\s+#\s(.*)$", source, re.MULTILINE)
+    said = {name: words for words, name in above} | dict(beside) | dict(behind)
+    return {name: said.get(name, "") for name in section.model_fields}

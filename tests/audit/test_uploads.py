@@ -9,8 +9,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from sordino import keys
-from sordino.attacks.labels import inferred, shares, spearman
 from sordino.attacks.losses import by_loss, confidence, losses, ratio
+from sordino.attacks.shares import inferred, shares, spearman
 from sordino.audit.separation import separation
 from sordino.errors import DataError
 from sordino.privacy.readers.beside_public import taken

@@ -10,9 +10,8 @@ import pytest
 
 from sordino.cli.new_project import EXPERIMENT
 from sordino.config import CHOOSERS, Experiment, Privacy, Section, validate
-from sordino.config.describing import described
 from sordino.runs import catalogue as written
-from sordino.runs.editor import schema
+from sordino.runs.editor import described, schema
 from tests.repository.following import ROOT
 
 jsonschema = pytest.importorskip("jsonschema")
