@@ -21,7 +21,7 @@ from sordino.algorithms import fedavg
 from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.errors import ConfigError, PrivacyError
 from sordino.keys import Key
-from sordino.tasks.personalise import plain
+from sordino.tasks.personalise import OwnModels, plain
 from sordino.types import Params, Scorer, Shard, Task
 
 if TYPE_CHECKING:
@@ -34,10 +34,9 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg, name="ditto", takes_mean=True):
+class Ditto(FedAvg, OwnModels, name="ditto", takes_mean=True):
     pull: float = 1.0  # lambda
     personal_lr: float = 0.1
-    personalises = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

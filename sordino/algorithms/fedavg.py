@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from sordino import tree
-from sordino.algorithms.algorithm import Home
 from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.optional import Home
 from sordino.keys import Key
 from sordino.types import Params, Received, S, Shard, Task
 

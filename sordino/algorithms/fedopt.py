@@ -17,8 +17,8 @@ import torch
 
 from sordino import tree
 from sordino.algorithms import fedavg
-from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import FedAvgClients, Up
+from sordino.algorithms.optional import Home
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.types import Params, Received, Task

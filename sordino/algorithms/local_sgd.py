@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import torch
 
 from sordino import tree
 from sordino.algorithms.algorithm import Algorithm
+from sordino.algorithms.optional import Estimates
 from sordino.errors import ConfigError
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
@@ -79,7 +80,7 @@ def _either(live: Tensor, new: Params, old: Params) -> Params:
 
 
 @dataclass(frozen=True)
-class LocalSgd(Algorithm[S, C, D, U], ABC):
+class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
     lr: float = 0.1  # eta
     local_epochs: int | None = None  # E; 1 where neither epochs nor steps are given
     local_steps: int | None = None  # instead of epochs
@@ -126,7 +127,7 @@ class LocalSgd(Algorithm[S, C, D, U], ABC):
     def having(self, **settings: Any) -> Self:
         """The same method with other settings; who sets steps or epochs leaves the other one, and None sets neither."""
         given = {name: value for name, value in settings.items() if value is not None or name not in WORK}
-        return super().having(**(dict.fromkeys(WORK) | given if given.keys() & WORK else given))
+        return replace(self, **(dict.fromkeys(WORK) | given if given.keys() & WORK else given))
 
     @property
     def work(self) -> Work:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from sordino import tree
-from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import Server, Up
 from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.optional import Home, OwnLoss
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.tasks.contrast import model_contrast
@@ -34,7 +34,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moon(LocalSgd[Server, Client, Server, Up], name="moon", takes_mean=True, carries_statistics=True):
+class Moon(LocalSgd[Server, Client, Server, Up], OwnLoss, name="moon", takes_mean=True, carries_statistics=True):
     mu: float = 1.0
     temperature: float = 0.5
     head: bool = True
@@ -47,10 +47,6 @@ class Moon(LocalSgd[Server, Client, Server, Up], name="moon", takes_mean=True, c
                 why="mu must be a finite number, at least 0; temperature must be a finite number above 0",
                 code="not-positive",
             )
-
-    @property
-    def sets_loss(self) -> bool:
-        return True
 
     @property
     def projection(self) -> int:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from sordino import tree
-from sordino.algorithms.algorithm import Home
 from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.optional import ChecksServer, Home, OtherReads, OwnLoss
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
-from sordino.tasks.personalise import episode_loss
+from sordino.tasks.personalise import OwnModels, episode_loss
 from sordino.types import Params, Received, Shard, Task
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
+class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], OwnModels, OwnLoss, OtherReads, ChecksServer, name="pfl_dyn"):
     batch_size: int | Literal["full"] = 50  # of the support, and of the query
     local_steps: int | None = 25
     alpha: float = 0.1
@@ -76,10 +76,8 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], name="pfl_dyn"):
     most_grad: float | None = 10.0
     lr_decay: float = 0.997
     uplink: Uplink = Uplink(client=())  # uniform weights
-    personalises = True
     own_way = "proto"
     wants = "episodes"
-    sets_loss = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

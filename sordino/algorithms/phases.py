@@ -7,17 +7,22 @@ behind; the training begins with fresh clients. A phase has rounds of its own, m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm
+from sordino.algorithms.optional import ChecksServer, FitsData, FollowsPhase, Home
 from sordino.errors import ConfigError
+from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.types import C, D, Formula, Reader, S, Task, U
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Table = Sequence[Mapping[str, object]]
 
 
 class DeviceSkill(NamedTuple):
@@ -76,7 +81,7 @@ class FeatureMean(Protocol):
     def looks(self, x: Tensor) -> Tensor: ...  # features of images in 0..1 [n, c, h, w], differentiable in them
 
 
-class Phase(Algorithm[S, C, D, U], ABC):
+class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
     """An algorithm that prepares a training: it has a name of its own, and an end."""
 
     @property
@@ -93,6 +98,9 @@ class Phase(Algorithm[S, C, D, U], ABC):
     def over(self, s: S) -> bool:
         """Has it found what it prepares?"""
 
+    def begin(self, task: Task, key: Key, before: Any, home: Home) -> S:
+        return self.init(task, key)
+
     def result(self, s: S) -> Any:
         """What the next phase, or the training, begins from."""
         return s
@@ -100,6 +108,10 @@ class Phase(Algorithm[S, C, D, U], ABC):
     def means(self, s: S, task: Task) -> Sequence[FeatureMean]:
         """The means of features of single clients that the server was told; none where none are."""
         return []
+
+    def tables(self, s: S) -> Mapping[str, Table]:
+        """Tables of what the server found, by name: for people to read."""
+        return {}
 
     # what a report says of it -----------------------------------------------------------------------------------------
 

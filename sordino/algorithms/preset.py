@@ -18,10 +18,11 @@ from dataclasses import fields
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_type_hints
 
 from sordino.algorithms.algorithm import NAMES, AnyAlgorithm
+from sordino.algorithms.local_sgd import AnyLocalSgd
 from sordino.algorithms.phases import Phased
 from sordino.errors import ConfigError
 
-B = TypeVar("B", bound=AnyAlgorithm)
+B = TypeVar("B", bound=AnyLocalSgd)
 K = TypeVar("K", bound=AnyAlgorithm)
 M = TypeVar("M", bound=AnyAlgorithm | Phased)
 P = ParamSpec("P")
@@ -36,7 +37,7 @@ class Preset(Generic[M]):
     __signature__: inspect.Signature
 
     def __init__(
-        self, made: Callable[..., M], base: AnyAlgorithm, fixed: tuple[str, ...], others: Mapping[str, AnyAlgorithm]
+        self, made: Callable[..., M], base: AnyLocalSgd, fixed: tuple[str, ...], others: Mapping[str, AnyLocalSgd]
     ) -> None:
         functools.update_wrapper(self, made)
         self._made, self._bases, self._fixed = made, {"default": base, **others}, fixed

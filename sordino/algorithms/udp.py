@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sordino import tree
-from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.algorithms.optional import Home
 from sordino.algorithms.preset import preset, recast
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink

@@ -19,6 +19,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.accounting.claims import Adversary
 from sordino.accounting.statement import Guarantee, statement
+from sordino.algorithms.optional import Estimates, OtherReads
 from sordino.attacks.poisoned import Lies, Poisoned
 from sordino.audit.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
 from sordino.errors import ConfigError
@@ -179,9 +180,10 @@ class AttackedRun:
         for client in self.clients:
             own = every[client]
             order = keys.permutation(keys.fold(self.key, "rows", client), len(own.y))
-            if self.setup.algorithm.wants == "episodes":
+            episodes = OtherReads.of(self.setup.algorithm).wants == "episodes"
+            if episodes:
                 order = of_two_classes(order, own.y)
-            few = max(self.asked.images, EPISODE) if self.setup.algorithm.wants == "episodes" else self.asked.images
+            few = max(self.asked.images, EPISODE) if episodes else self.asked.images
             found[client] = taken(own, order[:few]) if few and self.asked.images else own
         return found
 
@@ -340,7 +342,7 @@ class AttackedRun:
     def _distance(self, images: int) -> float:
         """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""
         algorithm = self.setup.algorithm
-        return (algorithm.step_size or 1.0) * algorithm.work.count(images)
+        return (Estimates.of(algorithm).step_size or 1.0) * algorithm.work.count(images)
 
 
 def _agreeing(rounds: Rounds) -> Rounds:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import Estimates
 from sordino.audit.replay import BEGINNING, Change, PhaseStart, Replay
 from sordino.engine.executor import Clients
 from sordino.engine.site import Site
@@ -62,7 +63,7 @@ class Poisoned(Replay):
     def _told(self, t: int, client: int, upload: Tree, down: Tree, here: Mapping[int, Terms]) -> Tree:
         weights, uplink = self.federation.weights, self.algorithm.uplink.at(t, down)
         boost = math.fsum(weights[k] for k in here) / math.fsum(weights[k] for k in here if k in self._who)
-        moment = LiarsView(self.model(), self.algorithm.change, boost, weights[client])
+        moment = LiarsView(self.model(), Estimates.of(self.algorithm).change, boost, weights[client])
         return _within(uplink, self._lies.sent(tree.formed(upload), moment))
 
 

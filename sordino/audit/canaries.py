@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import Estimates
 from sordino.audit.pairs import FAR
 from sordino.audit.planted import PlantedReader, PlantedSums, PlantedUplink, Through
 from sordino.keys import Key
@@ -161,7 +162,7 @@ class CanaryExamples(Canaries):
     def unfit(self) -> str:
         if type(self.gates.read) is not NoisyGradient:
             return "canaries cannot be placed behind this reader"
-        change = self.gates.change(self.zero)
+        change = Estimates.of(self.gates).change(self.zero)
         if change is None or tree.size(change) != self.numbers:
             return "what its clients send does not tell the change of all of the model"
         if not self.each and (self.gates.uplink.secure is not None or self.gates.uplink.robust):
@@ -208,7 +209,7 @@ class CanaryExamples(Canaries):
         return self.gates.behind(read=PlantedReader.of(self._reader, planted, through, sure))
 
     def seen(self, upload: Tree) -> Tensor | None:
-        change = self.gates.change(upload)
+        change = Estimates.of(self.gates).change(upload)
         return None if change is None else tree.flat(change).double()
 
     def worth(self, terms: Terms) -> float:

@@ -24,7 +24,7 @@ from sordino.accounting.events import Event, Gaussian, Json, NonPrivate, Poisson
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import SYSTEM, parsed
 from sordino.algorithms import all_algorithms
-from sordino.algorithms.algorithm import Home
+from sordino.algorithms.optional import Home
 from sordino.audit import clients, images, records
 from sordino.audit.lower_bounds import Found, mu_lost, tuned
 from sordino.audit.noise_sources import Weak

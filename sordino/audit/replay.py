@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 from sordino import keys
 from sordino.accounting.notes import SYSTEM
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import ChecksServer, Estimates, PublicTensors, first_state
 from sordino.algorithms.phases import FeatureMean, Phase
 from sordino.config import Experiment
 from sordino.engine.executor import Clients
@@ -118,7 +119,7 @@ class Rounds(ABC):
         run = setup.experiment.digest()[:16]
         prepares = setup.prepares
         states = setup.states().restore(start.states if prepares else {})
-        handed = None if prepares else self.algorithm.handed(start.result, simulation.home)
+        handed = None if prepares else PublicTensors.of(self.algorithm).public_tensors(start.result, simulation.home)
         federation, site = simulation.federation(MEMORY, run), simulation.site(run, states=states, handed=handed)
         site.adds = adds(setup)
         site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
@@ -126,7 +127,7 @@ class Rounds(ABC):
             federation, site = replace(federation, key=key), replace(site, key=key)
         self.federation: Federation = federation
         self.site = site
-        self.server: Tree = self.algorithm.begin(setup.task, setup.key, start.result, simulation.home)
+        self.server: Tree = first_state(self.algorithm, setup.task, setup.key, start.result, simulation.home)
         self.t = 0
 
     @abstractmethod
@@ -165,7 +166,7 @@ class Rounds(ABC):
         usual = uplink.weight(run.sizes[client], run.largest)
         weight = self._weights[client] * uplink.weight(held, run.largest) / usual
         zero = self.algorithm.zero(self.simulation.setup.task, down)
-        return self.algorithm.change(uplink.opened(upload, zero, weight))
+        return Estimates.of(self.algorithm).change(uplink.opened(upload, zero, weight))
 
     @property
     def _weights(self) -> Sequence[float]:
@@ -209,7 +210,7 @@ class Replay(Rounds):
             before,
             self.model(),
             self._each(t, clients.answers, clients.down),
-            None if received is None else self.algorithm.change(received.mean),
+            None if received is None else Estimates.of(self.algorithm).change(received.mean),
             outcome.answered,
             clients.down,
             clients.terms,
@@ -261,7 +262,7 @@ class Bare(Rounds):
             answers, self.algorithm.zero(task, down), weights, expected, None, Counter(0), self.algorithm.reads_each
         )
         self.server, self.t = self.algorithm.update(self.server, received, self.simulation.home), t + 1
-        each, together = self._each(t, answers, down), self.algorithm.change(received.mean)
+        each, together = self._each(t, answers, down), Estimates.of(self.algorithm).change(received.mean)
         return Heard(before, self.model(), each, together, [*terms], down, terms)
 
 
@@ -274,7 +275,7 @@ class PlayedPreparation(NamedTuple):
 
 def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
     for mine in (*simulation.preparation, simulation):
-        mine.setup.algorithm.check(mine.home)  # has the server what it asks for?
+        ChecksServer.of(mine.setup.algorithm).check(mine.home)  # has the server what it asks for?
     start, means = BEGINNING, list[FeatureMean]()
     for mine in simulation.preparation:
         rounds: Rounds = (Bare if bare else Replay)(mine, start=start)

@@ -12,6 +12,7 @@ import torch
 
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
@@ -40,8 +41,8 @@ class Inbox:
     def bytes_down(self, t: int, down: Tree, clients: Sequence[int]) -> int:
         # from the second round on, those who hold a key open the sum of the round before
         held = self.secure_sum.broadcast if t and self.secure_sum is not None else 0
-        if self.algorithm.tells_each:
-            return sum(wire.size(self.header(t, -1), wire.schema(self.algorithm.told(down, k))) for k in clients)
+        if isinstance(own := self.algorithm, PerClientMessages):
+            return sum(wire.size(self.header(t, -1), wire.schema(own.per_client_message(down, k))) for k in clients)
         return len(clients) * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
     def open(

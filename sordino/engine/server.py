@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from sordino import tree
-from sordino.algorithms.algorithm import Home
+from sordino.algorithms.optional import Estimates, Home
 from sordino.budget.noise_level import in_mean, of_reader, of_uplink
 from sordino.budget.plan import Price
 from sordino.budget.schedules import Adaptive
@@ -124,7 +124,7 @@ class Federation(Accounts):
         assert self.plan.offer is not None
         if self.plan.offer.unit != "client":
             read = of_reader(self.algorithm.read, self.algorithm.work, multiplier, size)
-            step = self.algorithm.step_size  # of a method that does not say, nothing is known
+            step = Estimates.of(self.algorithm).step_size  # of a method that does not say, nothing is known
             return float(step * read.std) if read and step is not None else 0.0
         return of_uplink(self.algorithm.uplink, multiplier, self._coordinates).std
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import PerClientMessages, PublicTensors
 from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
@@ -39,7 +40,7 @@ from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed
 from sordino.tasks.hands import Hands, heavy
-from sordino.tasks.personalise import WAYS
+from sordino.tasks.personalise import PLAIN, WAYS, OwnModels
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 
@@ -180,7 +181,7 @@ class Site(Executor):
         """Are there stacks? Those in one have one broadcast and one set of public examples: not where clients are told,
         or hold, something of their own.
         """
-        return self.executor == "stack" and self.handed is None and not self.algorithm.tells_each
+        return self.executor == "stack" and self.handed is None and not isinstance(self.algorithm, PerClientMessages)
 
     @property
     def _ordered(self) -> bool:
@@ -266,14 +267,18 @@ class Site(Executor):
             return WAYS["plain"](task, params, shard)
         if way in WAYS:
             return WAYS[way](task, params, shard)
-        return self.algorithm.personal(task, params, self.state(k), shard)
+        if isinstance(self.algorithm, OwnModels):
+            return self.algorithm.personal(task, params, self.state(k), shard)
+        return WAYS[PLAIN](task, params, shard)
 
     def public(self, k: int, size: int) -> Examples | None:
         """What the client has beside its own examples: made of what was handed to everybody, once."""
         if self.handed is None:
             return None
         if k not in self._made:
-            self._made[k] = self.algorithm.equip(self.task, self.handed, size, keys.fold(self.key, "equip", k))
+            self._made[k] = PublicTensors.of(self.algorithm).public_examples(
+                self.task, self.handed, size, keys.fold(self.key, "equip", k)
+            )
         return self._made[k]
 
     def state(self, k: int) -> Any:
@@ -299,7 +304,7 @@ class Site(Executor):
             reader = self.algorithm.read
             grant = replace(member.grant, reads=reader.reads(self.algorithm.work, member.grant.size))
             shard = reader.open(member.examples, grant, task)
-            mine = down if apart else self.algorithm.told(down, member.client)
+            mine = down if apart else PerClientMessages.of(self.algorithm).per_client_message(down, member.client)
             upload, state = self.algorithm.local(task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
             yield (tree.formed(upload) if self.executor == "loop" else upload), state
@@ -316,7 +321,7 @@ def told(
     whole = algorithm.broadcast(algorithm.init(task, 0))
     each = sorted(command.terms) if command.apart else [None]
     for k, message in zip(each, messages, strict=True):
-        template = whole if k is None else algorithm.told(whole, k)
+        template = whole if k is None else PerClientMessages.of(algorithm).per_client_message(whole, k)
         yield k, wire.decode(message, header(command.t, -1), template)[1]
 
 

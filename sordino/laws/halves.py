@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from sordino import keys, tree
+from sordino.algorithms.optional import Estimates
 from sordino.engine import checkpoint, wire
 from sordino.laws.trial import Broken, Canned, Moment, Scene, SealedShard, Trial, require
 from sordino.privacy.readers.beside_public import taken
@@ -216,13 +217,16 @@ def statistics(trial: Trial) -> None:
         upload = scene.upload(down)
         touched = changed(down, given)
         require(not touched, f"a pass of local moves {touched.partition('/')[2]} that everybody was given", fix)
-        change = a.change(upload)
+        change = Estimates.of(a).change(upload)
         for name in task.statistics:
             require(
                 change is not None and bool(change[name].any()), f"local does not send what passes did to {name}", fix
             )
         received = scene.received([upload, scene.upload(down, 1)], down)
-        after, mean = next(iter(a.models(a.update(server, received, scene.home)).values())), a.change(received.mean)
+        after, mean = (
+            next(iter(a.models(a.update(server, received, scene.home)).values())),
+            Estimates.of(a).change(received.mean),
+        )
         for name in task.statistics:
             is_mean = mean is not None and bool(torch.allclose(after[name], before[name] + mean[name]))
             require(is_mean, f"the server's {name} is not the mean of the clients'", fix)

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from sordino import config, keys
-from sordino.algorithms.algorithm import Algorithm, Home
+from sordino.algorithms.algorithm import Algorithm
+from sordino.algorithms.optional import Home
 from sordino.config import Experiment
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter

@@ -13,7 +13,7 @@ from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.headlines import MEASURED, Way, measured
 from sordino.metrics.measures import Metrics, last_scored
 from sordino.metrics.rows import Scores
-from sordino.tasks.personalise import OWN, PLAIN, WAYS, ways
+from sordino.tasks.personalise import OWN, PLAIN, WAYS, OwnModels, ways
 from sordino.tree import Tree
 from sordino.types import Params, Task
 
@@ -24,10 +24,6 @@ Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[f
 class Modelled(Protocol):
     """What is asked of an algorithm here."""
 
-    @property
-    def personalises(self) -> bool: ...
-    @property
-    def own_way(self) -> str | None: ...
     def models(self, s: Any) -> Mapping[str, Params]: ...
 
 
@@ -53,7 +49,7 @@ class Evaluation:
     @property
     def personal(self) -> tuple[str, ...]:
         """The ways in which clients make a model their own; none where all use the same."""
-        return ways(self.algorithm.personalises, self.ways)
+        return ways(self.algorithm, self.ways)
 
     def _scored(self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score) -> dict[str, Scores]:
         each, count = score(t, [held[name] for name in names], self.personal), len(self.evaluator.task.metrics)
@@ -79,7 +75,8 @@ def check_shared(ways: Sequence[str]) -> None:
 def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
     """The model behind the headline: the method's own way may be to leave the global one as it is."""
     first = next(iter(ways), "global")
-    effective = (algorithm.own_way or (OWN if algorithm.personalises else PLAIN)) if first == OWN else first
+    own = (algorithm.own_way or OWN) if isinstance(algorithm, OwnModels) else PLAIN
+    effective = own if first == OWN else first
     return next(way for way in MEASURED if way == effective)
 
 
@@ -96,7 +93,8 @@ def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str], models: 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
     """The first of those ways that takes a client's examples and nothing that it keeps; None where none does."""
-    each = (algorithm.own_way if way == OWN else way for way in ways(algorithm.personalises, asked))
+    own = algorithm.own_way if isinstance(algorithm, OwnModels) else None
+    each = (own if way == OWN else way for way in ways(algorithm, asked))
     return next((way for way in each if way not in (None, PLAIN)), None)
 
 

@@ -17,6 +17,7 @@ from sordino import keys, user_code
 from sordino.accounting.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
 from sordino.accounting.notes import SYSTEM, named, note, parsed
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import RequestsClients
 from sordino.budget.plan import Plan, Price
 from sordino.errors import BudgetExhausted, LedgerError
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
@@ -123,8 +124,8 @@ class Accounts:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
         preparation asks.
         """
-        if self.algorithm.names_clients:
-            return sorted(self.algorithm.asks(server))
+        if isinstance(self.algorithm, RequestsClients):
+            return sorted(self.algorithm.requested_clients(server))
         self.rated(t)
         if isinstance(self.cohort, Tossed):
             # what nobody may know is not drawn from a seed that stands in the experiment

@@ -9,6 +9,7 @@ from functools import cached_property
 from sordino import user_code
 from sordino.algorithms import algorithm_named, all_algorithms
 from sordino.algorithms.algorithm import AnyAlgorithm, own_algorithm
+from sordino.algorithms.optional import OwnLoss
 from sordino.algorithms.phases import Phased
 from sordino.config import Experiment, build
 from sordino.errors import ConfigError
@@ -116,7 +117,7 @@ OTHER_DATA = 'choose a table (data.source = "tabular") or data of your own, or l
 
 def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyAlgorithm]) -> None:
     """Refuses methods that would ignore the task."""
-    if (needed := problem.needs_task_loss) and any(phase.sets_loss for phase in phases):
+    if (needed := problem.needs_task_loss) and any(isinstance(phase, OwnLoss) for phase in phases):
         raise ConfigError(
             f"{needed} with algorithm = {experiment.algorithm.get('name')!r}",
             why="this algorithm computes plain cross-entropy from labels by itself, so the task would change nothing, "

@@ -13,8 +13,9 @@ from typing import TypeAlias, TypeVar
 from sordino import keys, user_code
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.pricing import Pricing
-from sordino.algorithms.algorithm import AnyAlgorithm, Known
+from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.learning import adapting
+from sordino.algorithms.optional import FitsData, Known
 from sordino.algorithms.phases import Phase
 from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
@@ -150,7 +151,8 @@ class PlannedPhase:
             fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(public.sizes)))
             least = fewest * min(public.sizes) / public.largest
             algorithm = algorithm.behind(uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))
-        return algorithm.fitted(Known(public.shape, public.named, public.sizes, self.key))
+        known = Known(public.shape, public.named, public.sizes, self.key)
+        return algorithm.fitted(known) if isinstance(algorithm, FitsData) else algorithm
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
@@ -160,7 +162,7 @@ class PlannedPhase:
     @property
     def ways(self) -> tuple[str, ...]:
         """The ways in which clients make a model their own; none where all use the same."""
-        return ways(self.algorithm.personalises, self.experiment.evaluation.personal)
+        return ways(self.algorithm, self.experiment.evaluation.personal)
 
     @property
     def cohort(self) -> Cohort:

@@ -16,6 +16,7 @@ from sordino.accounting.pricing import Pricing
 from sordino.accounting.published_sampling import nominal_multiplier
 from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import OtherReads
 from sordino.budget.plan import Budget, Plan, draft, shared_currency
 from sordino.budget.plans_by_budget import draft_personal
 from sordino.budget.schedules import Adaptive
@@ -152,7 +153,7 @@ def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: flo
 
 def check_reads(algorithm: AnyAlgorithm) -> None:
     """The reader gives what the algorithm wants to read."""
-    asked = algorithm.wants
+    asked = OtherReads.of(algorithm).wants
     if (gives := algorithm.read.gives or asked) != asked:
         raise UnsoundGuarantee(
             f"the algorithm asks for {asked}, but the reader gives {gives}",

@@ -16,6 +16,7 @@ from sordino import user_code
 from sordino.accounting.accountants import EXACT, UPPER
 from sordino.accounting.events import Json
 from sordino.accounting.notes import parsed
+from sordino.algorithms.optional import RequestsClients
 from sordino.config import Experiment
 from sordino.errors import RunError
 from sordino.ledger.ledger import Entry, Ledger, of_run
@@ -175,7 +176,7 @@ def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], betwee
 def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
     """Whom a round asks, where the experiment alone says so: a phase may ask by what it was told, and who was silent in
     time is replaced."""
-    if setup.algorithm.names_clients or setup.experiment.engine.network.timeout_s is not None:
+    if isinstance(setup.algorithm, RequestsClients) or setup.experiment.engine.network.timeout_s is not None:
         return None
     if setup.cohort.hidden:
         return []

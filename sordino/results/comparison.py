@@ -298,7 +298,7 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
 
 def _ways(experiment: Experiment) -> tuple[str, ...]:
     """In which ways clients make the model their own: as asked, else as the method does."""
-    return ways(Methods(experiment).training.personalises, experiment.evaluation.personal)
+    return ways(Methods(experiment).training, experiment.evaluation.personal)
 
 
 def _unasked(experiment: Experiment) -> object:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sordino import keys, tree
 from sordino.accounting.facts import Fact
+from sordino.algorithms.optional import PublicTensors
 from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
 from sordino.config import Experiment
 from sordino.data.candidates import Candidates
@@ -285,5 +286,7 @@ def _drawn(run: RunFolder, setup: Setup, count: int) -> tuple[Pixels, NDArray[np
     if not run.handed_file.exists():
         return nothing
     handed = checkpoint.tensors(run.handed_file)
-    made = setup.algorithm.equip(setup.task, handed, count, keys.fold(setup.key, "pictures of a report"))
+    made = PublicTensors.of(setup.algorithm).public_examples(
+        setup.task, handed, count, keys.fold(setup.key, "pictures of a report")
+    )
     return nothing if made is None else (made.x.cpu().numpy(), made.y.cpu().numpy())

@@ -23,6 +23,7 @@ from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
 from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, Key, unspent
+from sordino.algorithms.optional import Estimates, PublicTensors
 from sordino.budget.calculator import Enough, PlanRow
 from sordino.config import Experiment
 from sordino.engine import wire
@@ -175,7 +176,7 @@ def _cohort(experiment: Experiment, factor: int, population: int, size_only: boo
 def _other_gates(setup: Setup) -> Iterator[tuple[str, list[str]]]:
     experiment, offer, algorithm = setup.experiment, setup.plan.offer, setup.algorithm
     assert offer is not None
-    lr, population = algorithm.step_size or LIKELY_STEP, len(setup.public.sizes)
+    lr, population = Estimates.of(algorithm).step_size or LIKELY_STEP, len(setup.public.sizes)
     records = offer.unit != "client"
     clip = (algorithm.read.cut or 1.0) if records else algorithm.uplink.bound(setup.coordinates).l2
     opened = ["read={name='open'}"] if experiment.read is not None else []
@@ -343,7 +344,8 @@ def _time(simulation: Simulation, run: Federation) -> Seconds:
     setup = simulation.setup
     server = setup.state("server")
     algorithm, last = setup.algorithm, setup.preparation[-1] if setup.preparation else None
-    handed = algorithm.handed(last.result(last.state("server")) if last is not None else None, simulation.home)
+    before = last.result(last.state("server")) if last is not None else None
+    handed = PublicTensors.of(algorithm).public_tensors(before, simulation.home)
     clients, down, evaluate = (
         simulation.site(run.run, secret=throwaway(), handed=handed),
         algorithm.broadcast(server),

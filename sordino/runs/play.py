@@ -15,6 +15,7 @@ import torch
 
 from sordino import tree, user_code
 from sordino.accounting.notes import SYSTEM
+from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment, Network, session
 from sordino.engine import checkpoint
 from sordino.engine.memory import keep_freed_memory
@@ -115,7 +116,7 @@ def play(
             *silent,
         ]
         for phase in setup.preparation:
-            notes += phase.algorithm.warns(half.home)
+            notes += ChecksServer.of(phase.algorithm).warnings(half.home)
         warned = (*half.remarks, *notes)
         evaluate, interrupted, told = half.evaluation(), False, callbacks.named(experiment.callbacks)
         if not begun.done:

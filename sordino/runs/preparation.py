@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino.accounting.notes import SYSTEM
+from sordino.algorithms.optional import PublicTensors, first_state
+from sordino.algorithms.phases import Phase
 from sordino.engine import checkpoint, wire
 from sordino.engine.server import Federation
 from sordino.errors import RunError
@@ -54,7 +56,7 @@ def prepare(
         loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         begun = Begun(place, loaded) if loaded is not None else begun
         first = (
-            mine.setup.algorithm.begin(mine.setup.task, mine.setup.key, before, mine.home)
+            first_state(mine.setup.algorithm, mine.setup.task, mine.setup.key, before, mine.home)
             if loaded is None
             else loaded.trees["server"]
         )
@@ -73,8 +75,8 @@ def prepare(
         _write_tables(mine, place, server)
         before = mine.setup.result(server)
     algorithm = half.setup.algorithm
-    server = algorithm.begin(half.setup.task, half.setup.key, before, half.home)
-    handed = algorithm.handed(before, half.home)
+    server = first_state(algorithm, half.setup.task, half.setup.key, before, half.home)
+    handed = PublicTensors.of(algorithm).public_tensors(before, half.home)
     if handed is not None:
         _hand(half, folder, handed, begun)
     return Prepared(server, handed)
@@ -128,8 +130,8 @@ def _play(
 
 def _write_tables(mine: ServersHalf, place: Path, server: Tree) -> None:
     """What the server found. From its state alone: written again, they say the same."""
-    found = mine.setup.algorithm.tables(server)
-    for name, rows in found.items():
+    assert isinstance(mine.setup.algorithm, Phase)
+    for name, rows in mine.setup.algorithm.tables(server).items():
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 

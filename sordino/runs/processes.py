@@ -10,6 +10,7 @@ import math
 import sys
 from pathlib import Path
 
+from sordino.algorithms.optional import PerClientMessages
 from sordino.config import Network
 from sordino.engine import wire
 from sordino.runs.setup import Setup
@@ -34,7 +35,7 @@ def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
         setup.stage,
         {str(i): range(i, len(setup.public.sizes), workers) for i in range(workers)},
         lambda t: header(t, -1),
-        algorithm.told if algorithm.tells_each else None,
+        algorithm.per_client_message if isinstance(algorithm, PerClientMessages) else None,
         Patience(network.timeout_s or math.inf, 0, engine.deadline_s or math.inf),
         # a slow network is one of each client alone
         1 if network != Network() else max(1, min(MANY, ROOM // max(1, upload))),

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, statement
-from sordino.algorithms.algorithm import Home
+from sordino.algorithms.optional import Home
 from sordino.engine.server import Federation
 from sordino.ledger.ledger import MEMORY
 from sordino.runs.setup import Setup

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino import tree
+from sordino.algorithms.optional import Estimates
 from sordino.engine import checkpoint
 from sordino.engine.executor import Clients, Executor
 from sordino.engine.server import Federation
@@ -144,7 +145,8 @@ def computed(setup: Setup, outcome: Outcome) -> float | None:
     """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's
     own does not tell.
     """
-    if not setup.task.flops or not setup.experiment.privacy.public_sizes or setup.algorithm.passes(1) is None:
+    estimates = Estimates.of(setup.algorithm)
+    if not setup.task.flops or not setup.experiment.privacy.public_sizes or estimates.passes(1) is None:
         return None
-    passes = [setup.algorithm.passes(setup.public.sizes[k]) for k in outcome.answered]
+    passes = [estimates.passes(setup.public.sizes[k]) for k in outcome.answered]
     return setup.task.flops * sum(told for told in passes if told is not None)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sordino import user_code
 from sordino.accounting.notes import SYSTEM, parsed
+from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.device import on
 from sordino.engine.choose_executor import device_of
@@ -105,7 +106,8 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     if prepared is not None:
         check_source(setup, prepared)
     for phase in (*(setup.preparation if prepared is None else ()), setup):
-        phase.algorithm.check(simulation.home)  # last, because it may draw candidates, which can take hours
+        # last, because it may draw candidates, which can take hours
+        ChecksServer.of(phase.algorithm).check(simulation.home)
     shared = experiment.privacy.ledger
     return joined(simulation, Path(os.path.abspath(shared)), dry) if shared else simulation
 

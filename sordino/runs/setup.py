@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from sordino import keys, tree, user_code
-from sordino.algorithms.algorithm import AnyAlgorithm, Home
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import Home, OwnLoss
 from sordino.algorithms.phases import Phase
 from sordino.config import Engine, filled
 from sordino.device import CPU
@@ -76,7 +77,7 @@ class Whole(PlannedRun):
         table = self.experiment.loss
         if table is None:
             return None
-        if any(phase.sets_loss for phase in self.methods.phases):
+        if any(isinstance(phase, OwnLoss) for phase in self.methods.phases):
             raise ConfigError(
                 f"loss = {table.get('name')!r} with algorithm = {self.experiment.algorithm.get('name')!r}",
                 why="this algorithm trains with a loss of its own, so yours would change nothing, or half of it",
@@ -111,8 +112,8 @@ class Whole(PlannedRun):
             name,
             {key: value for key, value in table.items() if key not in ("name", "options", "reset")} | own,
             (shape[-1], *shape[:-1]) if image else shape,
-            self.methods.problem.outputs(public.named) * training.heads,
-            training.projection,
+            self.methods.problem.outputs(public.named) * OwnLoss.of(training).heads,
+            OwnLoss.of(training).projection,
         )
 
 

@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.engine.commands import Mask, Round
 from sordino.engine.secure_sum import check_one_broadcast, flat, words_of
@@ -37,7 +38,7 @@ class MaskedRound:
         uplink, header = algorithm.uplink, site.header(command.t, -1)
         assert isinstance(uplink.secure, Aggregated)
         assert uplink.grid is not None
-        check_one_broadcast(algorithm.tells_each)
+        check_one_broadcast(isinstance(algorithm, PerClientMessages))
         if command.among < len(command.terms):
             raise WireError(
                 f"a round of {command.among} clients, of which {len(command.terms)} are here",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.engine.channels import Opened, SumAtSites
 from sordino.engine.commands import Command, Mask, Round
@@ -41,7 +42,7 @@ class MaskedSites(RemoteSites):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_broadcast(self.algorithm.tells_each)
+        check_one_broadcast(isinstance(self.algorithm, PerClientMessages))
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> SumAtSites:
         return MaskedSum(self, t, down, terms)

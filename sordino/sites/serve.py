@@ -11,6 +11,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.accounting.notes import SYSTEM
+from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.engine import checkpoint, wire
 from sordino.engine.choose_executor import check_between_machines
@@ -100,7 +101,7 @@ def serve(
     post = PostOffice(carrier, letterhead, asked.patience, diary)
     side = ServersSide.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
-        phase.algorithm.check(side.home)
+        ChecksServer.of(phase.algorithm).check(side.home)
     if not asked.folder.exists():
         more = {AGREEMENT: agreed.toml(), INVITATION: invitation.toml()}
         found(asked.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)

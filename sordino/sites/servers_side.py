@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from sordino.algorithms.optional import PerClientMessages
 from sordino.data.schema import Column, TableSchema
 from sordino.engine import wire
 from sordino.engine.commands import Begin, Command, Hand
@@ -110,7 +111,7 @@ class ServersSide(ServersHalf):
             setup.stage,
             self.agreed.sites,
             lambda t: header(t, -1),
-            setup.algorithm.told if setup.algorithm.tells_each else None,
+            own.per_client_message if isinstance(own := setup.algorithm, PerClientMessages) else None,
             post.patience,
             secure=setup.algorithm.uplink.secure,
             repeats=setup.algorithm.uplink.secure is None and by_name,
@@ -146,12 +147,12 @@ class SitesEvaluation:
 
     def __call__(self, t: int, server: Tree, score: Score) -> Scores:
         task, algorithm, test = self.side.setup.task, self.side.setup.algorithm, self.side.home.kept.tested
-        if test is not None and not ways(algorithm.personalises, self.ways):
+        if test is not None and not ways(algorithm, self.ways):
             examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
             given = self.side.setup.experiment.evaluation
             evaluator = Evaluator(task, examples, [], tuple(given.scores), metrics_named(given.metrics))
             return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
-        held, asked = algorithm.models(server), ways(algorithm.personalises, self.ways) or (PLAIN,)
+        held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
         if {*asked} != {PLAIN}:  # no site tells how well a model does that it has made its own
             return Scores()
         names = self.models or tuple(held)[:1]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sordino.algorithms.algorithm import Home
+from sordino.algorithms.optional import ChecksServer, Home
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedAvgPrototypes(SlaugFL, name="fedavg_prototypes", carries_statistics=True):
+class FedAvgPrototypes(SlaugFL, ChecksServer, name="fedavg_prototypes", carries_statistics=True):
     prototypes_of: Literal["candidates", "local"] = "candidates"
     synthetic: float = 0.0
 
@@ -44,13 +44,13 @@ class FedAvgPrototypes(SlaugFL, name="fedavg_prototypes", carries_statistics=Tru
                 code="no-candidates",
             )
 
-    def handed(self, before: Any, home: Home) -> Params:
+    def public_tensors(self, before: Any, home: Home) -> Params:
         found = home.candidates
         assert found is not None, "checked before the run"
         return {"x": found.x, "y": found.y}
 
-    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
-        return pictures(handed["x"], handed["y"])
+    def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples:
+        return pictures(tensors["x"], tensors["y"])
 
     def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
         if self.prototypes_of == "local":

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Home
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.optional import Home, OwnLoss
 from sordino.keys import Key
 from sordino.synthesis.generators import features
 from sordino.types import Params, Received, Shard, Task
@@ -39,7 +39,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen", carries_statistics=True):
+class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, name="fedgen", carries_statistics=True):
     strength: float = 10.0  # of both terms in round 0; 0: FedAvg
     decay: float = 0.98  # of it, per round
     least: float = 1e-4
@@ -50,10 +50,6 @@ class FedGen(LocalSgd[Server, Client, Server, Up], name="fedgen", carries_statis
     generator_decay: float = 1e-2  # of its weights
     generator_batch: int = 32
     reads_each = True
-
-    @property
-    def sets_loss(self) -> bool:
-        return True
 
     def init(self, task: Task, key: Key) -> Server:
         made = features.init(task.labels, self.noise, task.width, keys.fold(key, "generator"), self.hidden)

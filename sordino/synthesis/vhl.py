@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
+from sordino.algorithms.optional import FitsData, Home, Known, OwnLoss, PublicTensors
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.synthesis.drawn import noise_examples
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VHL(FedAvg, name="vhl", takes_mean=True, carries_statistics=True):
+class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True, carries_statistics=True):
     noise_batch: int = 64  # noise images in every step
     per_class: int = 2000
     source: Source = "stylegan"
@@ -41,10 +41,6 @@ class VHL(FedAvg, name="vhl", takes_mean=True, carries_statistics=True):
     pull_epochs: int = 5  # of a round: later ones learn without pulling
     temperature: float = 0.07
     _shape: tuple[int, ...] = ()
-
-    @property
-    def sets_loss(self) -> bool:
-        return True
 
     @property
     def heads(self) -> int:
@@ -61,12 +57,12 @@ class VHL(FedAvg, name="vhl", takes_mean=True, carries_statistics=True):
             )
         return replace(self, _shape=(*shape, known.classes))
 
-    def handed(self, before: Any, home: Home) -> Params:
+    def public_tensors(self, before: Any, home: Home) -> Params:
         return {"seed": torch.tensor(keys.signed(keys.word(keys.fold(home.key, "vhl"))))}
 
-    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
+    def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples:
         side, _, channels, classes = self._shape
-        seed = int(handed["seed"]) % (1 << 64)
+        seed = int(tensors["seed"]) % (1 << 64)
         return noise_examples(classes, self.per_class, side, channels, seed, self.source, self.width)
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:

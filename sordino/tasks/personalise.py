@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sordino import keys, tree
-from sordino.types import Examples, Params, Shard, Task, Work
+from sordino.types import Examples, Params, Scorer, Shard, Task, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,9 +97,19 @@ WAYS: dict[str, Callable[[Task, Params, Shard], Shared | NearestMean]] = {
 }
 
 
-def ways(personalises: bool, asked: Sequence[str]) -> tuple[str, ...]:
+class OwnModels:
+    """A method whose clients keep models of their own, by which it is judged."""
+
+    own_way: str | None = None  # how they make one from their examples alone; None: it takes what a client keeps
+
+    def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:
+        """The model that a client makes of the server's, from its own examples and state."""
+        return WAYS[self.own_way or PLAIN](task, params, shard)
+
+
+def ways(algorithm: object, asked: Sequence[str]) -> tuple[str, ...]:
     """Those asked for, else the algorithm's own, where it has one."""
-    return tuple(asked) or ((OWN,) if personalises else ())
+    return tuple(asked) or ((OWN,) if isinstance(algorithm, OwnModels) else ())
 
 
 def distances(z: Tensor, means: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Known
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.moon import Moon
+from sordino.algorithms.optional import Known
 from sordino.privacy.readers.open import OpenShard
 from sordino.synthesis.fedgen import FedGen
 from sordino.synthesis.generators import features
@@ -137,14 +137,14 @@ def test_vhl_pulls_in_its_first_epochs_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_everybody_holds_the_same_noise_images() -> None:
     vhl = VHL(per_class=2, source="random_conv", width=4).fitted(Known((8, 8, 1), 3, (5,), 9))
-    handed = vhl.handed(None, World(task()))
+    handed = vhl.public_tensors(None, World(task()))
     assert handed is not None
     assert tree.size(handed) == 1  # a seed goes down, not a set
-    one, other = (vhl.equip(task(), handed, size, key) for size, key in ((5, 1), (50, 2)))
+    one, other = (vhl.public_examples(task(), handed, size, key) for size, key in ((5, 1), (50, 2)))
     assert torch.equal(one.x, other.x)
     assert torch.bincount(one.y).tolist() == [2, 2, 2]
-    another = vhl.handed(None, World(task(), key=10))
-    assert not torch.equal(vhl.equip(task(), another, 5, 1).x, one.x)  # a run's own
+    another = vhl.public_tensors(None, World(task(), key=10))
+    assert not torch.equal(vhl.public_examples(task(), another, 5, 1).x, one.x)  # a run's own
 
 
 def fedgen(heads: int = 1) -> tuple[FedGen, Classification, features.GeneratorState]:

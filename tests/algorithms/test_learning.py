@@ -10,11 +10,18 @@ import pytest
 
 from sordino import config
 from sordino.algorithms.algorithm import Algorithm
-from sordino.algorithms.learning import Adapting, AdaptingPhase
+from sordino.algorithms.ditto import Ditto
+from sordino.algorithms.fedavg import FedAvg
+from sordino.algorithms.learning import Adapting, adapting
+from sordino.algorithms.optional import FollowsPhase, PerClientMessages, RequestsClients, Side
 from sordino.algorithms.phases import Phase
 from sordino.config import Experiment
+from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.block_sum import BlockSum
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
+from sordino.synthesis.slaug.prepare import Ask, Train
+from sordino.tasks.personalise import OwnModels
 from tests.helpers.prepared_runs import TINY, tiny
 from tests.laws.traces import differences, trace
 
@@ -44,17 +51,27 @@ def test_hooks_of_an_algorithm_are_asked_behind_an_uplink_that_learns(name: str,
     assert differences(trace(tmp_path / "whole"), trace(tmp_path / "stopped")) == []
 
 
-@pytest.mark.parametrize(("wrapper", "interface"), [(Adapting, Algorithm), (AdaptingPhase, Phase)])
-def test_every_hook_is_passed_on(wrapper: type, interface: type) -> None:
-    """A hook that is declared and not passed on would answer for the wrapper, and never be asked of the algorithm."""
-    hooks = {name for base in (Algorithm, interface) for name in vars(base) if not name.startswith("_")}
-    own = {name for base in (wrapper, Adapting) for name in vars(base)}
-    hooks -= {"takes_mean", "carries_statistics"}  # promises of the method itself, which a plan asks
-    assert hooks <= own
-    for name in hooks:
-        assert "own." in inspect.getsource(member(wrapper, name)), name
+SIDES: list[type] = [Algorithm, Phase, PerClientMessages, RequestsClients, FollowsPhase]
 
 
-def member(of: type, name: str) -> Any:
-    found = next(vars(base)[name] for base in of.__mro__ if name in vars(base))
-    return found.fget if isinstance(found, property) else found
+def test_whatever_takes_a_state_of_the_server_or_a_broadcast_is_asked_of_the_algorithm_itself() -> None:
+    """It would be given the algorithm's state with what was learnt around it."""
+    asked = {
+        name
+        for side in (*SIDES, *Side.__subclasses__())
+        for name, value in vars(side).items()
+        if inspect.isfunction(value) and {"s", "down", "before"} & inspect.signature(value).parameters.keys()
+    }
+    assert {"update", "broadcast", "over", "per_client_message", "requested_clients"} < asked
+    # public tensors follow from the result of a phase, which is no state with anything around it
+    assert asked - {"public_tensors"} <= vars(Adapting).keys()
+
+
+def test_the_sides_of_an_algorithm_stay_behind_an_uplink_that_learns() -> None:
+    for own in (Ask(), Train(), Ditto(), FedAvg()):
+        wrapped = adapting(own.behind(uplink=Uplink(client=(BlockSum("dynamic"),))))
+        assert isinstance(wrapped, Adapting)
+        assert wrapped.takes_mean == own.takes_mean
+        for side in (*Side.__subclasses__(), OwnModels, Phase):
+            assert isinstance(wrapped, side) == isinstance(own, side), side
+        assert isinstance(wrapped.behind(uplink=Uplink()), Adapting)

@@ -19,6 +19,7 @@ from sordino.algorithms.dp_scaffold import dp_scaffold
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.fedprox import FedProx
 from sordino.algorithms.lc_fl import lc_fl
+from sordino.algorithms.optional import RequestsClients
 from sordino.algorithms.phases import Phased
 from sordino.algorithms.preset import Preset, preset
 from sordino.algorithms.udp import WholeModel, udp
@@ -282,25 +283,18 @@ def test_promises_about_uploads_are_not_inherited(settings: list[str], code: str
     assert refusal.value.code == code
 
 
-def test_naming_clients_and_asking_them_come_together() -> None:
-    with pytest.raises(TypeError, match="belong together"):
+def test_an_optional_method_needs_its_side() -> None:
+    """Without the base the engine would never ask it, and a method would quietly be another one."""
 
-        class Half(FedAvg):
-            names_clients = True
+    def requested(self: Any, s: Any) -> list[int]:
+        return [0]
 
-    with pytest.raises(TypeError, match="belong together"):
-
-        class Other(FedAvg):
-            def asks(self, s: Any) -> list[int]:
-                return [0]
-
-    class Both(FedAvg):
-        names_clients = True
-
-        def asks(self, s: Any) -> list[int]:
-            return [0]
-
-    assert Both().asks(None) == [0]
+    with pytest.raises(TypeError, match="RequestsClients is not among its bases"):
+        type("Half", (FedAvg,), {"requested_clients": requested})
+    with pytest.raises(TypeError, match="OwnModels is not among its bases"):
+        type("Half", (FedAvg,), {"personal": requested})
+    made = type("Both", (FedAvg, RequestsClients), {"requested_clients": requested})
+    assert RequestsClients.of(made()).requested_clients(None) == [0]
 
 
 @pytest.mark.parametrize("file", sorted(Path("experiments").glob("*.toml")), ids=lambda file: file.stem)

@@ -12,6 +12,7 @@ import torch
 
 from sordino import config, tree
 from sordino.accounting.notes import parsed
+from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.receipts.receipt import opened
 from sordino.runs.simulation import simulated
@@ -136,7 +137,7 @@ def _envelopes(folder: Path) -> int:
             algorithm = mine.algorithm
             down = algorithm.broadcast(mine.state("server"))
             for k in (k for group in parsed(entry.note).releases for k in group["clients"]):
-                told = algorithm.told(down, k)
+                told = PerClientMessages.of(algorithm).per_client_message(down, k)
                 if name.endswith("ask"):
                     told = type(told)(torch.zeros(1, dtype=torch.int64))
                 total += envelope(name, int(t), -1, wire.schema(told))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from sordino.algorithms.optional import PerClientMessages
 from sordino.config import Experiment
 from sordino.engine.commands import Command, Mask, Round
 from sordino.errors import UnsoundGuarantee
@@ -357,7 +358,7 @@ def test_server_and_sites_that_all_die_open_no_round_twice(point: str, tmp_path:
 def test_masks_need_one_broadcast_for_all(played: Played) -> None:
     """Where every client is told something of its own, no digest says that all were told the same."""
     setup = simulated(BY_NAME["slaug_fl"].experiment()).setup.preparation[0]
-    assert setup.algorithm.tells_each
+    assert isinstance(setup.algorithm, PerClientMessages)
     with pytest.raises(UnsoundGuarantee) as refusal:
         MaskedSites(
             played.play.road,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sordino import keys, tree
+from sordino.algorithms.optional import Estimates
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.poisoned import LiarsView
 from sordino.attacks.poisoning import NO_SINGLE, Poisoning
@@ -24,7 +25,7 @@ class ModelReplacement(Poisoning, name="model_replacement"):
     def unfit(self, run: AttackedRun) -> str:
         algorithm, task = run.setup.algorithm, run.setup.task
         zero = algorithm.zero(task, algorithm.broadcast(algorithm.init(task, 0)))
-        told = algorithm.change(zero) is not None
+        told = Estimates.of(algorithm).change(zero) is not None
         encoded = [leaf.shape for leaf in tree.leaves(algorithm.uplink.shape(zero))]
         same = encoded == [leaf.shape for leaf in tree.leaves(zero)]
         return super().unfit(run) or ("" if told and same else NO_SINGLE)

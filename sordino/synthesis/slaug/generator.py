@@ -13,7 +13,7 @@ import torch
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.algorithms.algorithm import Home, Known
+from sordino.algorithms.optional import Home, Known
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -145,7 +145,7 @@ class Recipe:
                 code="no-candidates",
             )
 
-    def warns(self, story: Json | None) -> list[str]:
+    def warnings(self, story: Json | None) -> list[str]:
         """Notes about classes with fewer candidates than are to be kept."""
         few = [n for n in story["counts"].values() if n < self.keep] if story and self.scenario == 1 else []
         if not few:

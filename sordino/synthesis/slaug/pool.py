@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 
 from sordino import keys
-from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.optional import Home, Known, OtherReads
 from sordino.algorithms.phases import Facts, Phase, Said
 from sordino.errors import ConfigError
 from sordino.keys import Key
@@ -58,7 +58,9 @@ class Sums(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums], carries_statistics=True):
+class Pool(
+    LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums], OtherReads, carries_statistics=True
+):
     """No model of a device leaves it, and no labelled examples are needed: sums of features through a network that was
     trained on candidates, or stored.
     """
@@ -75,8 +77,8 @@ class Pool(LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Tol
     def fitted(self, known: Known) -> Pool:
         return replace(self, recipe=self.recipe.fitted(known), known=known)
 
-    def warns(self, home: Home) -> list[str]:
-        return self.recipe.warns(home.story)
+    def warnings(self, home: Home) -> list[str]:
+        return self.recipe.warnings(home.story)
 
     def check(self, home: Home) -> None:
         self.recipe.check(home)

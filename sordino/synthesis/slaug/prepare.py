@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Algorithm, Home, Known
+from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.local_sgd import LocalSgd
+from sordino.algorithms.optional import Home, Known, OtherReads, PerClientMessages, RequestsClients
 from sordino.algorithms.phases import DeviceSkill, Facts, Phase, RunNumbers, Said
 from sordino.errors import ConfigError, RunError
 from sordino.keys import Key
@@ -65,7 +66,9 @@ FEWEST = 4  # examples that can be split
 
 
 @dataclass(frozen=True)
-class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], carries_statistics=True):
+class Train(
+    LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], PerClientMessages, carries_statistics=True
+):
     """Devices alone, with early stopping on what they hold back."""
 
     uplink: Uplink = PLAIN
@@ -78,7 +81,6 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], car
     name: ClassVar[str] = "train"
     rounds: ClassVar[int] = 1
     reads_each = True
-    tells_each = True
 
     def fitted(self, known: Known) -> Train:
         return replace(self, clients=len(known.sizes))
@@ -113,7 +115,7 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], car
     def broadcast(self, s: Ranked) -> Told:
         return Told(s.x)
 
-    def told(self, down: Told, client: int) -> Start:
+    def per_client_message(self, down: Told, client: int) -> Start:
         return Start(down.x, torch.tensor(client))
 
     def zero(self, task: Task, down: Told) -> Up:
@@ -185,7 +187,14 @@ class Train(LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], car
 
 
 @dataclass(frozen=True)
-class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Prototype], carries_statistics=True):
+class Ask(
+    LocalSgd[Asking, Owner, Any, Prototype],
+    Phase[Asking, Owner, Any, Prototype],
+    OtherReads,
+    PerClientMessages,
+    RequestsClients,
+    carries_statistics=True,
+):
     uplink: Uplink = PLAIN
     recipe: Recipe = Recipe()
     least: float = 1  # images that a prototype needs
@@ -196,8 +205,6 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
     name: ClassVar[str] = "ask"
     wants = "sums"
     reads_each = True
-    tells_each = True
-    names_clients = True
 
     @property
     def rounds(self) -> int:
@@ -219,12 +226,12 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
     def matrix(self, task: Task) -> Tensor | None:
         return projected_by(self, task) if self.project else None
 
-    def warns(self, home: Home) -> list[str]:
+    def warnings(self, home: Home) -> list[str]:
         random = (
             "no client has 4 images, and fewer are not split: "
             "nobody has a prototype, and candidates are taken at random"
         )
-        return self.recipe.warns(home.story) + ([] if self._answers(home) else [random])
+        return self.recipe.warnings(home.story) + ([] if self._answers(home) else [random])
 
     def check(self, home: Home) -> None:
         self.recipe.check(home)
@@ -258,7 +265,7 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
     def init_client(self, task: Task) -> Owner:
         return Owner(task.init(0))
 
-    def asks(self, s: Asking) -> Sequence[int]:
+    def requested_clients(self, s: Asking) -> Sequence[int]:
         wishes = self.broadcast(s)
         return wishes.device[wishes.device >= 0].tolist()
 
@@ -277,7 +284,7 @@ class Ask(LocalSgd[Asking, Owner, Any, Prototype], Phase[Asking, Owner, Any, Pro
                 named.add(label)
         return Wishes(device, s.slots)
 
-    def told(self, down: Wishes, client: int) -> Wish:
+    def per_client_message(self, down: Wishes, client: int) -> Wish:
         mine = down.label[down.device == client][:1]
         return Wish(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape, whoever gets it
 

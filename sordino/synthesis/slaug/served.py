@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Home
+from sordino.algorithms.optional import Home, PerClientMessages
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.class_sums import class_sums
@@ -52,9 +52,8 @@ class Model(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served(Calibrated[Holding, Any, Model], carries_statistics=True):
+class Served(Calibrated[Holding, Any, Model], PerClientMessages, carries_statistics=True):
     reads_each = True
-    tells_each = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +79,7 @@ class Served(Calibrated[Holding, Any, Model], carries_statistics=True):
     def broadcast(self, s: Holding) -> Server:
         return Server(*s[:4])
 
-    def told(self, down: Server, client: int) -> Told:
+    def per_client_message(self, down: Server, client: int) -> Told:
         return Told(*down, torch.tensor(float(client)))
 
     def zero(self, task: Task, down: Server) -> Model:
@@ -91,14 +90,14 @@ class Served(Calibrated[Holding, Any, Model], carries_statistics=True):
         return Model(tree.sub(y, down.x), down.device), after
 
     def update(self, s: Holding, r: Received[Model], home: Home) -> Holding:
-        task, handed = home.task, self.handed(s, home)
+        task, handed = home.task, self.public_tensors(s, home)
         sums, counts = s.prototypes.new_zeros(s.prototypes.shape).double(), torch.zeros(len(s.known)).double()
         sizes = home.sizes
         for up in r.each:
             if not (tree.finite(up) and 0 <= (k := round(float(up.device))) < len(sizes)):
                 continue  # nobody's model
             model = tree.add(s.x, up.delta)
-            images = self.equip(task, handed, sizes[k], keys.fold(home.key, "equip", k))
+            images = self.public_examples(task, handed, sizes[k], keys.fold(home.key, "equip", k))
             mine, many = class_sums(partial(self._features, task, model), images, task.labels)
             sums, counts = sums + mine, counts + many
         after = self.advanced(s, Up(r.mean.delta, sums.float(), counts.float()))

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Type
 import torch
 
 from sordino import keys, tree
-from sordino.algorithms.algorithm import Home, Known
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd, Walk
+from sordino.algorithms.optional import FitsData, FollowsPhase, Home, Known, OwnLoss, PublicTensors
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
@@ -80,7 +80,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Calibrated(LocalSgd[S, State, D, U], ABC):
+class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, FollowsPhase, ABC):
     """A client's training with drawn images: where they come from, and what it does with them.
 
     What it sends is for others to say.
@@ -126,10 +126,6 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
         return self._shape
 
     @property
-    def sets_loss(self) -> bool:
-        return True
-
-    @property
     def heads(self) -> int:
         """Outputs of the network per class."""
         return 2 if self.label_mode == "shifted" else 1
@@ -143,12 +139,12 @@ class Calibrated(LocalSgd[S, State, D, U], ABC):
             x, torch.zeros(task.labels, task.width), torch.zeros(task.labels, dtype=torch.uint8), torch.tensor(0)
         )
 
-    def handed(self, before: Any, home: Home) -> Params:
+    def public_tensors(self, before: Any, home: Home) -> Params:
         return {**before.generator, CLASSES: torch.nonzero(before.learned).flatten()}
 
-    def equip(self, task: Task, handed: Mapping[str, Tensor], size: int, key: Key) -> Examples:
+    def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples:
         """Drawn once: as many images as the client has examples, all classes alike."""
-        classes, state = handed[CLASSES], {name: value for name, value in handed.items() if name != CLASSES}
+        classes, state = tensors[CLASSES], {name: value for name, value in tensors.items() if name != CLASSES}
         labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
         return generated(self._shape, state, labels, keys.fold(key, "noise"), self.rescale)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import config, keys, tree
-from sordino.algorithms.algorithm import Known
+from sordino.algorithms.optional import Known
 from sordino.errors import SordinoError
 from sordino.runs.run import resume, start
 from sordino.synthesis.generators import nets
@@ -97,8 +97,8 @@ def asking(prototypes: int | None = None) -> tuple[Ask, Asking]:
 def answered(ask: Ask, s: Asking, declines: set[int] = frozenset(), silent: set[int] = frozenset()) -> Asking:  # type: ignore[assignment]
     """A round in which these devices decline and those say nothing. An answer's mean has the device in every place."""
     ups = []
-    for k in ask.asks(s):
-        label = ask.told(ask.broadcast(s), k).label
+    for k in ask.requested_clients(s):
+        label = ask.per_client_message(ask.broadcast(s), k).label
         assert label.shape == (1,)
         width = s.prototypes.shape[1]
         images_ = 0.0 if k in declines else 3.0
@@ -110,8 +110,8 @@ def answered(ask: Ask, s: Asking, declines: set[int] = frozenset(), silent: set[
 def asked(ask: Ask, s: Asking) -> dict[int, int]:
     """Which class is asked of which device."""
     down = ask.broadcast(s)
-    found = {k: int(ask.told(down, k).label) for k in ask.asks(s)}
-    assert len(found) == len(ask.asks(s))  # nobody twice
+    found = {k: int(ask.per_client_message(down, k).label) for k in ask.requested_clients(s)}
+    assert len(found) == len(ask.requested_clients(s))  # nobody twice
     return found
 
 
@@ -128,7 +128,7 @@ def test_who_declines_or_is_silent_is_followed_by_the_next() -> None:
     assert not ask.over(s)
     s = answered(ask, s)
     assert ask.over(s)
-    assert ask.asks(s) == []
+    assert ask.requested_clients(s) == []
     assert s.state.tolist() == [2, 1, 1, 1]
     (anchors,) = ANCHORS
     assert [(a.label, float(a.mean[0])) for a in anchors] == [(1, 0.0), (2, 1.0), (3, 0.0)]

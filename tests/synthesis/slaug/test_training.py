@@ -273,7 +273,7 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_without_drawn_images_it_is_fedavg(fedavg: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: the same first model, cohorts and order of data, whatever the preparation drew."""
     nothing = Examples(torch.zeros(0, 8, 8, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-    monkeypatch.setattr(SlaugFL, "equip", lambda *given: nothing)
+    monkeypatch.setattr(SlaugFL, "public_examples", lambda *given: nothing)
     folder = run(tmp_path / "none", {**SLAUG, "synthetic": 0.0, "separation": 0.0})
     assert (folder / "model.safetensors").read_bytes() == fedavg
     also = run(tmp_path / "also", SLAUG)  # nothing drawn: no prototypes either
@@ -318,7 +318,7 @@ def test_drawn_labels_are_balanced(n: int, classes: int) -> None:
 @pytest.mark.slow
 def test_a_client_draws_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, Any, Examples]] = []
-    real = SlaugFL.equip
+    real = SlaugFL.public_examples
 
     def counted(self: SlaugFL, made: Any, handed: Any, size: int, key: Any) -> Examples:
         found = real(self, made, handed, size, key)
@@ -333,7 +333,7 @@ def test_a_client_draws_once_in_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
             served.update(list(terms))
         return called(self, t, down, terms)
 
-    monkeypatch.setattr(SlaugFL, "equip", counted)
+    monkeypatch.setattr(SlaugFL, "public_examples", counted)
     monkeypatch.setattr(Site, "__call__", serving)
     folder = run(tmp_path / "run", SLAUG, rounds=4)
     assert max(served.values()) > 1
