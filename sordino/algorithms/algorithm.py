@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias
 
 from sordino import user_code
-from sordino.algorithms.optional import Home, Side
+from sordino.algorithms.optional import Home, OptionalSide
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
@@ -55,7 +55,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         cls, name: str = "", takes_mean: bool = False, carries_statistics: bool = False, **others: object
     ) -> None:
         super().__init_subclass__(**others)
-        for side in (*Side.__subclasses__(), OwnModels):
+        for side in (*OptionalSide.__subclasses__(), OwnModels):
             if not issubclass(cls, side) and (found := _asked(side) & _asked(cls)):
                 raise TypeError(f"{cls.__name__} has {min(found)}, and {side.__name__} is not among its bases")
         cls.takes_mean, cls.carries_statistics = takes_mean, carries_statistics

@@ -1,7 +1,7 @@
 """Optional sides of an algorithm, one mixin for each concern: `class Mine(FedAvg, PerClientMessages)`. A method that
 needs none of them never meets them.
 
-The engine asks `Side.of(algorithm)`, which answers for every algorithm: a side's own methods are the plain answers.
+The engine asks a side `of(algorithm)`, which answers for every algorithm: a side's own methods are the plain answers.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Home(Protocol):
         """How the candidates were made, where this process made them."""
 
 
-class Side:
+class OptionalSide:
     @classmethod
     def of(cls, algorithm: object) -> Self:
         """This side of an algorithm; the plain answers where it has none of its own."""
         return algorithm if isinstance(algorithm, cls) else cls()
 
 
-class FitsData(Side):
+class FitsData(OptionalSide):
     """A method that must know the data, or refuses some."""
 
     def fitted(self, known: Known) -> Self:
@@ -78,7 +78,7 @@ class FitsData(Side):
         return self
 
 
-class OwnLoss(Side):
+class OwnLoss(OptionalSide):
     """A method that computes a loss from labels by itself, beside the task's or in its place."""
 
     @property
@@ -92,13 +92,13 @@ class OwnLoss(Side):
         return 0
 
 
-class OtherReads(Side):
+class OtherReads(OptionalSide):
     """A method whose `local` asks its shard for something else than batches."""
 
     wants: Asked = "batches"
 
 
-class PerClientMessages(Side):
+class PerClientMessages(OptionalSide):
     """A method that sends every client a message of its own."""
 
     def per_client_message(self, down: Any, client: int) -> Any:
@@ -106,7 +106,7 @@ class PerClientMessages(Side):
         return down
 
 
-class RequestsClients(Side):
+class RequestsClients(OptionalSide):
     """A method that chooses the clients of a round by itself."""
 
     def requested_clients(self, s: Any) -> Sequence[int]:
@@ -114,7 +114,7 @@ class RequestsClients(Side):
         raise NotImplementedError
 
 
-class PublicTensors(Side):
+class PublicTensors(OptionalSide):
     """A method that gives everybody the same tensors once, before the first round."""
 
     def public_tensors(self, before: Any, home: Home) -> Params | None:
@@ -126,7 +126,7 @@ class PublicTensors(Side):
         return None
 
 
-class FollowsPhase(Side):
+class FollowsPhase(OptionalSide):
     """A method that starts from what the phase before it has left."""
 
     def begin(self, task: Task, key: Key, before: Any, home: Home) -> Any:
@@ -134,7 +134,7 @@ class FollowsPhase(Side):
         raise NotImplementedError
 
 
-class ChecksServer(Side):
+class ChecksServer(OptionalSide):
     """A method that needs something of the server's own data."""
 
     def check(self, home: Home) -> None:
@@ -145,7 +145,7 @@ class ChecksServer(Side):
         return []
 
 
-class Estimates(Side):
+class Estimates(OptionalSide):
     """Public figures of a method, for forecasts and for attacks. Plain answers say that nothing is known."""
 
     @property

@@ -13,7 +13,7 @@ from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.ditto import Ditto
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.learning import Adapting, adapting
-from sordino.algorithms.optional import FollowsPhase, PerClientMessages, RequestsClients, Side
+from sordino.algorithms.optional import FollowsPhase, OptionalSide, PerClientMessages, RequestsClients
 from sordino.algorithms.phases import Phase
 from sordino.config import Experiment
 from sordino.privacy.uplink import Uplink
@@ -58,7 +58,7 @@ def test_whatever_takes_a_state_of_the_server_or_a_broadcast_is_asked_of_the_alg
     """It would be given the algorithm's state with what was learnt around it."""
     asked = {
         name
-        for side in (*SIDES, *Side.__subclasses__())
+        for side in (*SIDES, *OptionalSide.__subclasses__())
         for name, value in vars(side).items()
         if inspect.isfunction(value) and {"s", "down", "before"} & inspect.signature(value).parameters.keys()
     }
@@ -72,6 +72,6 @@ def test_the_sides_of_an_algorithm_stay_behind_an_uplink_that_learns() -> None:
         wrapped = adapting(own.behind(uplink=Uplink(client=(BlockSum("dynamic"),))))
         assert isinstance(wrapped, Adapting)
         assert wrapped.takes_mean == own.takes_mean
-        for side in (*Side.__subclasses__(), OwnModels, Phase):
+        for side in (*OptionalSide.__subclasses__(), OwnModels, Phase):
             assert isinstance(wrapped, side) == isinstance(own, side), side
         assert isinstance(wrapped.behind(uplink=Uplink()), Adapting)
