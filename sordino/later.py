@@ -1,5 +1,6 @@
-"""A heavy library, loaded when something of it is first used: a verb that only computes with public numbers never pays
-for it.
+"""Heavy libraries, loaded when something of them is first used.
+
+A verb that only computes with public numbers never pays for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,1 @@
-"""Runs: from settings to a plan, the rounds, the folder and the receipt.
-
-What may be shown, what is private, and how others check it.
-"""
+"""Runs: rows, phases and rounds that are played into a folder, and resumed from it."""
