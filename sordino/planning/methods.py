@@ -67,6 +67,12 @@ class Methods:
     def training(self) -> AnyAlgorithm:
         return self.phases[-1]
 
+    def needs(self) -> None:
+        """Refuses where this installation lacks what a secure sum uses."""
+        for algorithm in self.phases:
+            if algorithm.uplink.secure is not None:
+                algorithm.uplink.secure.needs()
+
     @property
     def portions(self) -> tuple[float, ...]:
         """The part of the budget that each phase asks for."""

@@ -81,7 +81,8 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
         )
     device_of(experiment.engine.device)
     given = settle(experiment)
-    engine = decided(given.engine, Methods(given).training)
+    methods = Methods(given)
+    engine = decided(given.engine, methods.training)
     experiment = given.model_copy(update={"engine": engine})
     _check_lent(experiment)
     for line in choices(given.engine, engine, experiment):
@@ -92,8 +93,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     _ = setup.plan, simulation.evaluation()
     for phase in setup.preparation:
         _ = phase.plan
-    if (secure := setup.algorithm.uplink.secure) is not None:
-        secure.needs()
+    methods.needs()
     if folder.exists():
         known = RunFolder(folder).exists
         raise RunError(

@@ -142,7 +142,9 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
             code="shared-ledger-between-sites",
         )
     check_between_machines(experiment.engine.device)
-    engine = decided(experiment.engine, Methods(experiment).training)
+    methods = Methods(experiment)
+    methods.needs()
+    engine = decided(experiment.engine, methods.training)
     # a site keeps its last answers: a server that went further back than these would be refused
     return experiment.model_copy(update={"engine": engine.model_copy(update={"checkpoint_every": 1})})
 

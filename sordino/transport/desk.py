@@ -200,8 +200,8 @@ class Desk:
             self._masked = None
             if (before := self._kept(asked)) is not None:
                 return before  # nobody: what masked the words that have left is lost
-            paid = self._porter.pay(asked, command)
-            self._masked = branches.part("secure_sums", "masked round")(asked, paid, self._site_of(asked.stage))
+            begun: Callable[..., MaskedSteps] = branches.part("secure_sums", "masked round")
+            self._masked = begun(asked, self._porter.pay(asked, command), self._site_of(asked.stage))
         return self._masked.first(asked)
 
     def _mask(self, asked: Operation, command: Mask) -> Given:

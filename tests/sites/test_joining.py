@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,19 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from sordino import config
+from sordino import branches, config
 from sordino.config import Engine
 from sordino.data.dataset import Split
 from sordino.data.digits import load as digits
-from sordino.errors import ConfigError, DataError, LedgerError, RunError, SordinoError, UnsoundGuarantee
+from sordino.errors import (
+    BackendUnavailable,
+    ConfigError,
+    DataError,
+    LedgerError,
+    RunError,
+    SordinoError,
+    UnsoundGuarantee,
+)
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.signature import generate, private_key
 from sordino.runs.run import resume
@@ -132,6 +141,23 @@ def test_what_protects_nobody_is_not_played_between_sites(trial: Trial, tmp_path
         with pytest.raises(SordinoError) as caught:
             settled(config.load(None, settings=change), rehearsal=False)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize("stage", ["secagg", "bfv"])
+def test_a_place_that_cannot_play_the_sums_is_refused_before_it_pays(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server, site and key holder alike; without a package, and without the branch."""
+    experiment = config.load(None, settings={"uplink": ["weigh", stage]})
+    settled(experiment, rehearsal=True)
+    monkeypatch.setitem(sys.modules, "tenseal", None)
+    if stage == "bfv":
+        with pytest.raises(BackendUnavailable):
+            settled(experiment, rehearsal=True)
+    monkeypatch.setattr(branches, "parts", lambda kind: {})
+    with pytest.raises(ConfigError) as refused:
+        settled(experiment, rehearsal=True)
+    assert refused.value.code == "no-branch"
 
 
 def test_other_data_than_were_announced_are_refused(trial: Trial, tmp_path: Path) -> None:

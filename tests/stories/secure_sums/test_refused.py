@@ -236,10 +236,10 @@ def test_a_round_with_such_an_upload_leaves_the_model(
     monkeypatch.setattr(FedAvg, "local", broken)
     with pytest.raises(NonFiniteUpdate, match=r"client 0 .*index 0"):
         start(experiment, tmp_path / "run")
-    setup, federation = opened(tmp_path / "run")
+    _, federation = opened(tmp_path / "run")
     with federation.ledger as ledger:
         assert [entry.state for entry in ledger.entries()] == [State.PUBLISHED, State.RESERVED]
-    kept = checkpoint.load(tmp_path / "run" / "checkpoints", setup.state)
+    kept = checkpoint.load(tmp_path / "run" / "checkpoints", simulated(experiment).setup.state)
     assert kept is not None
     assert equal(kept.trees["server"], first)
     assert len(rows(tmp_path / "run")) == 1
