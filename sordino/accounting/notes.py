@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sordino.accounting.claims import Claim
 from sordino.accounting.events import Json
+from sordino.accounting.policy import is_real
 
 if TYPE_CHECKING:
     from sordino.accounting.histories import Histories
 
 Release: TypeAlias = tuple[Claim, ...]  # what one operation promises about one client
 Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who ('*' is every client), and which claims
-
-SYSTEM = "system"  # noise of the operating system: the only one that protects anybody
 
 
 class Note(NamedTuple):
@@ -66,7 +65,7 @@ def named(text: str) -> list[int]:
 
 def simulated(texts: Iterable[str]) -> bool:
     """Whether there is a release whose noise a seed can repeat. Where nothing says so, a release counts as one."""
-    return any(parsed(text).noise != SYSTEM for text in texts)
+    return any(not is_real(parsed(text).noise) for text in texts)
 
 
 def noised(texts: Iterable[str]) -> bool:

@@ -22,7 +22,7 @@ from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES
 from sordino.accounting.events import Event, Gaussian, Json, NonPrivate, Poisson, leaves
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.notes import SYSTEM, parsed
+from sordino.accounting.notes import parsed
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.optional import Home
 from sordino.audit import clients, images, records
@@ -174,7 +174,7 @@ def audit(
         short=short if twin else 0.0,
         noise=drawn.name,
         seed=seed,
-        simulated=experiment.privacy.noise != SYSTEM,
+        simulated=not experiment.privacy.real,
     )
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from sordino import keys
-from sordino.accounting.notes import SYSTEM
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import ChecksServer, Estimates, PublicTensors, first_state
 from sordino.algorithms.phases import FeatureMean, Phase
@@ -44,7 +43,7 @@ def check_allowed(
 ) -> None:
     """Refuses runs of real people: nothing of their data may be drawn, or written down, and no noise drawn again."""
     between = folder is not None and bool(RunFolder(folder).environment.site)
-    if experiment.privacy.noise == SYSTEM or between:
+    if experiment.privacy.real or between:
         raise PrivacyError(
             "this run protects real people, and is not attacked",
             why=f"{why}; between sites nobody has these data",

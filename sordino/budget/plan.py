@@ -98,8 +98,18 @@ class Plan:
     _caps: dict[tuple[float, float], Amount] = field(default_factory=dict)
     _multipliers: dict[tuple[Amount, int], float] = field(default_factory=dict)
 
-    individual: ClassVar[bool] = False  # does everyone pay, and each its own price?
+    individual: ClassVar[bool] = False  # each client at a rate of its own, and so at its own price
     claimed: ClassVar[bool] = False  # are the budgets only claimed to hold?
+
+    @property
+    def everyone_pays(self) -> bool:
+        """In every round, drawn or not: who pays must not tell who was drawn."""
+        return self.offer is not None and self.offer.everyone_pays
+
+    @property
+    def one_price(self) -> bool:
+        """Everyone pays, and the same: one set of counters serves all."""
+        return self.everyone_pays and not self.individual
 
     @property
     def currency(self) -> Currency:

@@ -84,7 +84,6 @@ def _say_only(
 ) -> None:
     """A run that does not begin. What would be refused is refused here."""
     with loading():
-        from sordino.accounting.notes import SYSTEM
         from sordino.runs.dry import choices, would_write
         from sordino.runs.forecast import Forecast
         from sordino.runs.run import checked, fresh_folder
@@ -104,7 +103,7 @@ def _say_only(
         from sordino.results.tables import guarantees
 
         console = Screen()
-        simulated = settled.privacy.noise != SYSTEM
+        simulated = not settled.privacy.real
         planned.facts(console, row, forecast.timing, simulated)
         console.print(guarantees(forecast.guarantees, simulated))
         for line in (*decided, *simulation.remarks):

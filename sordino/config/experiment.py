@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from sordino import user_code
 from sordino.accounting.claims import check_neighbours
+from sordino.accounting.policy import is_real
 from sordino.config import data_sources
 from sordino.config.data_section import Data
 from sordino.config.reading import parsed, read
@@ -41,6 +42,11 @@ class Privacy(Section):
     noise: Literal["counter", "system"] = "counter"  # counter: a seeded simulation; system: real noise, for real people
     ledger: str | None = None  # the path of a ledger that several runs share; none: one in the run folder
     public_sizes: bool = True  # whether the number of examples of each client may be known to everybody
+
+    @property
+    def real(self) -> bool:
+        """Noise that protects people, not one that a seed can repeat."""
+        return is_real(self.noise)
 
 
 class Slow(Section):

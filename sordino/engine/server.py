@@ -38,7 +38,7 @@ class Federation(Accounts):
     # the sum ----------------------------------------------------------------------------------------------------------
 
     def source(self, t: int) -> NoiseSource:
-        return for_round(self.noise, self.key, t)
+        return for_round(self.policy.noise, self.key, t)
 
     def terms(self, client: int, price: Price | None, epochs: int | None = None, part: float | None = None) -> Terms:
         """What one client is told of its round."""

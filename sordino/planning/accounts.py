@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from sordino import keys, user_code
 from sordino.accounting.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
-from sordino.accounting.notes import SYSTEM, named, note, parsed
+from sordino.accounting.notes import named, note, parsed
+from sordino.accounting.policy import Policy
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import RequestsClients
 from sordino.budget.plan import Plan, Price
@@ -52,7 +53,7 @@ class Accounts:
     ledger: Ledger
     sizes: Sequence[int]  # public number of examples of each client
     key: int  # of the phase's draws
-    noise: str  # "counter" (simulation) or "system"
+    policy: Policy
     run: str  # id on the wire and in the ledger
     config: str  # digest of the experiment
     coordinates: int = 0  # of one upload
@@ -79,18 +80,9 @@ class Accounts:
         """The clients whose books these are."""
         return range(self.population) if self.only is None else self.only
 
-    @property
-    def everyone_pays(self) -> bool:
-        return self.plan.offer is not None and self.plan.offer.everyone_pays
-
-    @property
-    def all_alike(self) -> bool:
-        """Has everybody paid the same, in every round?"""
-        return self.everyone_pays and not self.plan.individual
-
     def payer(self, client: int) -> int:
         """Whose counters speak for this client: where all have paid the same, one set of counters serves them."""
-        return 0 if self.all_alike else client
+        return 0 if self.plan.one_price else client
 
     def op(self, t: int) -> str:
         return of_round(self.run, t)
@@ -99,7 +91,7 @@ class Accounts:
         """What this exposure costs each active client; a client missing from the result abstains."""
         if self.plan.pricing is None:
             return dict.fromkeys(active)
-        if self.all_alike:
+        if self.plan.one_price:
             return dict.fromkeys(active, self._shared_price(max(self.exposures.values(), default=0)))
         priced = {
             k: self.plan.price(k, self.exposures.get(k, 0), self._spent(k), stalled, self.latest.get(k)) for k in active
@@ -129,11 +121,10 @@ class Accounts:
         self.rated(t)
         if isinstance(self.cohort, Tossed):
             # what nobody may know is not drawn from a seed that stands in the experiment
-            unseen = self.noise == SYSTEM and self.cohort.hidden
-            coins = Unseen() if unseen else Seeded(keys.fold(self.key, "cohort", t))
+            coins = Unseen() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", t))
             return self.cohort.toss(self.population, coins, self._rates)
         drawn = self.cohort.draw(t, self.population, self.key)
-        return drawn if self.cohort.hidden else self._redrawn(t, drawn, away, later)
+        return drawn if self.policy.hidden else self._redrawn(t, drawn, away, later)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
         """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
@@ -153,7 +144,7 @@ class Accounts:
         """Whom this round was reserved for, where those were others: who can be reached has changed since an attempt
         that was cut short. Nobody, where it was reserved for the same or not at all.
         """
-        if self.everyone_pays or self.ledger.state(self.op(t)) is None:
+        if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
             return []
         before = self.ledger.entry(self.op(t))
         return [] if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
@@ -161,12 +152,12 @@ class Accounts:
     def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
         """Durable before anything is read. Returns the clients that may take part."""
         asked = self._asked(t, prices)
-        digest = self._digest(t, {} if self.everyone_pays else prices)
+        digest = self._digest(t, {} if self.plan.everyone_pays else prices)
         granted = self.ledger.reserve(self.op(t), asked.charges, digest, self._note(asked.groups))
-        if self.everyone_pays and (len(granted) < len(asked.charges) or not asked.due):
+        if self.plan.everyone_pays and (len(granted) < len(asked.charges) or not asked.due):
             raise _exhausted(t)  # who cannot pay would be missed
         clients = self._paid(asked, granted)
-        if self.everyone_pays:
+        if self.plan.everyone_pays:
             self._central = next(price.multiplier for price in asked.due.values() if price)
             return sorted(prices)  # its noise is released even where nobody was drawn
         # one noise for all who paid: sized for the one who paid least, or the same in every round where each is bounded
@@ -179,10 +170,10 @@ class Accounts:
     def _asked(self, t: int, prices: Mapping[int, Price | None]) -> LedgerRequest:
         """Of the ledger for one round. In a hidden cohort who was drawn must not show in who pays: everyone pays in
         every round, drawn or not."""
-        if self.all_alike:
+        if self.plan.one_price:
             price = self._shared_price(t)
             return LedgerRequest({EVERYONE: price.charge}, self._of_all(price), {self.payer(0): price})
-        if self.everyone_pays:  # each its own price
+        if self.plan.everyone_pays:  # each its own price
             each = {k: self.plan.price(k, t, self._spent(k)) for k in range(self.population)}
             due = {k: price for k, price in each.items() if price is not None}
             charges = {str(k): price.charge for k, price in due.items() if any(price.charge)}
@@ -210,7 +201,7 @@ class Accounts:
 
     def _note(self, groups: Groups) -> str:
         self._draws = any(_draws(claim.event) for _, claims in groups for claim in claims)
-        return note(groups, self.noise, self.config)
+        return note(groups, self.policy.noise, self.config)
 
     def _shared_price(self, t: int) -> Price:
         price = self.plan.price(0, t, self._spent(0), last=self.latest.get(0))
@@ -255,7 +246,7 @@ class Accounts:
         promised there is nothing to lose, and it is done again.
         """
         state = self.ledger.state(self.op(t))
-        if self.noise != SYSTEM or state is None or state is State.RESERVED:
+        if not self.policy.real or state is None or state is State.RESERVED:
             return None
         note = self.ledger.entry(self.op(t)).note
         claims = (claim for group in parsed(note).releases for claim in group["claims"])
@@ -270,7 +261,7 @@ class Accounts:
         """Durable before anything leaves a client, or before the server draws: from here on noise may have been
         drawn, and another process with the same books finds that out.
         """
-        if self.noise == SYSTEM:
+        if self.policy.real:
             first = self.ledger.drawn(self.op(t))
             if self._draws and not first:
                 raise _elsewhere(t)
@@ -320,7 +311,7 @@ class Accounts:
         if self.own_code and (claim.unit != "client" or len(self.members) > 1):  # clients of a process share a network
             claim = claim.resting_on(*map(KEEPS.format, self.own_code))
         claim = claim.resting_on(*map(STATES.format, dict.fromkeys(user_code.parts(gate))))
-        inexact = self.noise == SYSTEM and _draws(claim.event)
+        inexact = self.policy.real and _draws(claim.event)
         return replace(claim, drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, client: int) -> Callable[[Event, Adversary], Event]:
@@ -328,7 +319,7 @@ class Accounts:
         cohort says."""
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population
-        elif self._rates is None or not self.cohort.hidden:
+        elif self._rates is None or not self.policy.hidden:
             return self.cohort.amplify
         else:
             rate = float(self._rates[client])

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from sordino import keys, user_code
 from sordino.accounting.facts import FORMAT
+from sordino.accounting.policy import Policy
 from sordino.accounting.pricing import Pricing
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.learning import adapting
@@ -148,7 +149,7 @@ class PlannedPhase:
         read = algorithm.read.fitted(public.shape, public.named)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
         if algorithm.uplink.per_coordinate is not None:
-            fewest = 1 if self.cohort.hidden else int(self.cohort.expected(len(public.sizes)))
+            fewest = 1 if self.policy.hidden else int(self.cohort.expected(len(public.sizes)))
             least = fewest * min(public.sizes) / public.largest
             algorithm = algorithm.behind(uplink=algorithm.uplink.fitted(self._coordinates(algorithm), least))
         known = Known(public.shape, public.named, public.sizes, self.key)
@@ -169,12 +170,16 @@ class PlannedPhase:
         return Everyone() if self.prepares else self.whole.methods.cohort
 
     @cached_property
+    def policy(self) -> Policy:
+        return Policy(self.experiment.privacy.noise, self.cohort.hidden)
+
+    @cached_property
     def stragglers(self) -> Stragglers:
         slow, chaos = self.experiment.stragglers, self.experiment.chaos
         whole = reads_plainly(self.chosen)  # what is noised step by step is planned step by step
         share = 0.0 if self.prepares else slow.share  # a preparation waits
         return Stragglers(
-            share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow), self.cohort.hidden
+            share, slow.policy, self.algorithm.work.epochs, whole, (chaos.drop, chaos.slow), self.policy.hidden
         )
 
     @cached_property
@@ -199,7 +204,7 @@ class PlannedPhase:
         offers: list[tuple[Offer, float | None]] = []
         if (reader := algorithm.read.offer()) is not None:
             offers.append((reader, algorithm.read.multiplier))
-        uplink = algorithm.uplink.offer(self.cohort.expected(population) / population, self.cohort.hidden)
+        uplink = algorithm.uplink.offer(self.cohort.expected(population) / population, self.policy.hidden)
         if uplink is not None and (noise := algorithm.uplink.noise()) is not None:
             offers.append((uplink, noise.multiplier))
         return offers
@@ -218,7 +223,7 @@ class PlannedPhase:
         self.check_model()
         _ = self.stragglers
         method, most = self.method, self.cohort.expected(len(self.public.sizes))
-        check_robust(method.uplink.robust, most, method.takes_mean and not method.reads_each, self.cohort.hidden)
+        check_robust(method.uplink.robust, most, method.takes_mean and not method.reads_each, self.policy.hidden)
         self.priced.check()
         part = self.whole.parts.get(self.stage, (0.0, None)) if self.whole.parts else None
         plan = self.priced.plan(self.whole.budget, part)
@@ -251,7 +256,7 @@ class PlannedPhase:
         plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
         promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
         charter = Charter(dataset, *promise, delta, plan.currency, self.public.clients)
-        cap, together = plan.cap, plan.offer is not None and plan.offer.everyone_pays and not plan.individual
+        cap, together = plan.cap, plan.one_price
         own = plan.budget is not None and plan.budget.personal is not None and not together
         each = Each(people, cap) if cap is not None and not together and not own else None
         caps = {str(k): limit for k in range(people) if (limit := plan.cap_of(k)) is not None} if own else None
@@ -264,7 +269,7 @@ class PlannedPhase:
             ledger=Ledger.open(ledger, charter, caps, cap if together else None, each, reading),
             sizes=self.public.sizes,
             key=self.phase_key,
-            noise=self.experiment.privacy.noise,
+            policy=self.policy,
             run=self.run_of(run),
             config=self.experiment.digest(),
             coordinates=self.coordinates,

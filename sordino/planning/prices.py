@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 
-from sordino.accounting.notes import SYSTEM
 from sordino.accounting.pricing import Pricing
 from sordino.accounting.published_sampling import nominal_multiplier
 from sordino.accounting.statement import lacking
@@ -145,7 +144,7 @@ def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: flo
     """The part of delta that real noise lacks of the law by which a budget is priced. On a ledger that runs share the
     cap is that of all of them, and the statement says what each one lacks.
     """
-    if privacy.noise != SYSTEM or privacy.ledger is not None:
+    if not privacy.real or privacy.ledger is not None:
         return 0.0
     drift = math.fsum(one.drift for one in phases if any(typed is None for _, typed in one.offers))
     return lacking(epsilon, drift) * (1 + 1e-5)  # more than a statement takes

@@ -16,7 +16,7 @@ import numpy as np
 
 from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import FORMAT
-from sordino.accounting.notes import SYSTEM, noised, simulated
+from sordino.accounting.notes import noised, simulated
 from sordino.accounting.pricing import CountedPhase
 from sordino.accounting.statement import Guarantee, beside_scores, of_groups, statement
 from sordino.budget.plan import Plan
@@ -75,7 +75,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
     rows = stated(notes, len(federation.sizes), experiment.privacy.delta, environment, every)
-    simulated_ = simulated(notes) if notes else federation.noise != SYSTEM
+    simulated_ = simulated(notes) if notes else not federation.policy.real
     budget = _budget(setup, federation)
     assumptions = [TUNING, *_scored(environment), *setup.public.assumed]
     if noised(notes) or (budget is not None and not notes):  # else there is nothing to say of noise and clips
@@ -218,7 +218,7 @@ def spending(folder: Path, most: int | None = None) -> Spending:
                 examples=federation.sizes[k] if setup.experiment.privacy.public_sizes else None,
                 exposures=federation.exposures.get(federation.payer(k), 0),
                 planned=plan.exposures[k],
-                spent=spent[EVERYONE] if federation.all_alike else spent.get(str(k), spent[EVERYONE]),
+                spent=spent[EVERYONE] if federation.plan.one_price else spent.get(str(k), spent[EVERYONE]),
                 granted=None if (cap := plan.cap_of(k)) is None else tuple(part / UNIT for part in cap),
                 epsilon=None if plan.budget is None else plan.budget.of(k),
             )
@@ -251,7 +251,7 @@ def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None
-    everyone, members = federation.all_alike, federation.members
+    everyone, members = federation.plan.one_price, federation.members
     people = len(members)
     # by this run, in a shared ledger too
     spent = [share_of(federation, client) for client in federation.spent]

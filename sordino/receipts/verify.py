@@ -166,8 +166,8 @@ def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], betwee
                 _, phase, t = Op.of(entry.op)
                 if phase != mine.phase:
                     continue
-                active = None if between and not mine.cohort.hidden else _active(mine, again, t)
-                missed = t if between and known.only is not None and not again.everyone_pays else 0
+                active = None if between and not mine.policy.hidden else _active(mine, again, t)
+                missed = t if between and known.only is not None and not again.plan.everyone_pays else 0
                 if t < 0 or not again.plans(t, entry, active, missed):
                     wrong.append(f"{entry.op}: its noise, its price or who took part is not what experiment.toml plans")
     return wrong[:3]
@@ -178,7 +178,7 @@ def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
     time is replaced."""
     if isinstance(setup.algorithm, RequestsClients) or setup.experiment.engine.network.timeout_s is not None:
         return None
-    if setup.cohort.hidden:
+    if setup.policy.hidden:
         return []
     active = again.stragglers.split(again.draw(t), t, again.key).active
     return [k for k in active if k in again.members]

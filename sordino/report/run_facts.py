@@ -12,7 +12,7 @@ from sordino.accounting.belief import subject
 from sordino.accounting.claims import standing
 from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import Fact, Number
-from sordino.accounting.notes import SYSTEM, noised
+from sordino.accounting.notes import noised
 from sordino.accounting.words import Described, by_phase, described, merged
 from sordino.ledger.ledger import Entry
 from sordino.metrics.evaluation import measured_by
@@ -117,7 +117,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         entries = federation.entries()
     finally:
         federation.ledger.close()
-    all_ = evaluator or federation.noise != SYSTEM
+    all_ = evaluator or not federation.policy.real
     spent = spending(folder, LISTED)
     metrics = run.metrics() if all_ else run.public_metrics()
     simulation = simulated(setup.experiment) if all_ else None

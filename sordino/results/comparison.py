@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino import config
-from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, Key
 from sordino.branches import part
 from sordino.config import Experiment
@@ -73,7 +72,7 @@ class Method:
 
     @property
     def simulated(self) -> bool:
-        return self.experiment.privacy.noise != SYSTEM
+        return not self.experiment.privacy.real
 
     @property
     def measured_by(self) -> str:

@@ -122,7 +122,7 @@ def gather(
         setup, home = simulation.setup, simulation.home
     phases = [mine.algorithm for mine in setup.preparation if isinstance(mine.algorithm, Phase)]
     (told, unread), metrics = _told(run, setup), run.metrics() if rounds is None else rounds
-    pretended = setup.experiment.privacy.noise == "counter"
+    pretended = not setup.experiment.privacy.real
     candidates, absent = _candidates(setup.experiment, home)
     wrong = _wrong(candidates) if pretended else None
     if candidates is not None and wrong is None:

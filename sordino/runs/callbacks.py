@@ -10,6 +10,7 @@ from typing import Any
 
 from sordino import user_code
 from sordino.accounting.events import Json
+from sordino.accounting.policy import Policy
 from sordino.config import filled
 from sordino.errors import ConfigError
 from sordino.metrics.rows import RoundRow
@@ -45,9 +46,9 @@ def named(tables: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
     return found
 
 
-def visible(row: RoundRow, real: bool, hidden: bool) -> Json:
+def visible(row: RoundRow, policy: Policy) -> Json:
     """What a callback is told of a round: never a list with one value for each client."""
-    return shown(row, hidden) if real else _summed(row.to_json())
+    return shown(row, policy.hidden) if policy.real else _summed(row.to_json())
 
 
 def _summed(told: Json) -> Json:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sordino import user_code
-from sordino.accounting.notes import SYSTEM
 from sordino.device import CPU
 from sordino.engine.choose_executor import cores
 from sordino.engine.client_states import States
@@ -66,8 +65,8 @@ def forks_of(setup: Setup) -> Forks | None:
     """Helpers that begin where it is possible, and worth it. What somebody else wrote may keep something that a fork
     would not see; and what a dead fork owes is computed again, which real noise must never be.
     """
-    people, real = len(setup.public.sizes), setup.experiment.privacy.noise == SYSTEM
-    of_a_round = people if setup.cohort.hidden else math.ceil(setup.cohort.expected(people))
+    people, real = len(setup.public.sizes), setup.policy.real
+    of_a_round = people if setup.policy.hidden else math.ceil(setup.cohort.expected(people))
     many = min(threads(setup), of_a_round)  # who has no client has nothing to do
     return Forks(many) if many > 1 and not real and not owned(setup) else None
 

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from sordino import user_code
-from sordino.accounting.notes import SYSTEM
 from sordino.config import Engine, Experiment
 from sordino.device import CPU
 from sordino.receipts.folder import RunFolder
@@ -31,7 +30,7 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
     precise = ORDERED if asked.precision != "auto" else rule_of_bf16
     several = engine.executor == "processes"
     data, privacy = experiment.data, experiment.privacy
-    kept = "real: of the operating system" if privacy.noise == SYSTEM else f"simulated, from the seed {experiment.seed}"
+    kept = "real: of the operating system" if privacy.real else f"simulated, from the seed {experiment.seed}"
     return [
         f"executor {engine.executor}: {why}",
         f"device {engine.device}: {_placed(asked, engine)}",
@@ -60,7 +59,7 @@ def _places(path: str | list[str]) -> str:
 def would_write(folder: Path, setup: Setup) -> list[Path]:
     """What a run leaves, in the order in which it appears."""
     mine, experiment = RunFolder(folder), setup.experiment
-    own = experiment.privacy.noise == SYSTEM
+    own = experiment.privacy.real
     shared = experiment.privacy.ledger
     return [
         mine.experiment_file,

@@ -21,7 +21,6 @@ import torch
 from sordino import config
 from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
-from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, Key, unspent
 from sordino.algorithms.optional import Estimates, PublicTensors
 from sordino.budget.calculator import Enough, PlanRow
@@ -129,7 +128,7 @@ def compare(
         return beside(simulation, experiment.model_copy(update={"privacy": privacy})).setup
 
     found = loud_enough(simulation.setup, asked.noise, at_delta) if asked.noise else []
-    real = experiment.privacy.noise == SYSTEM
+    real = experiment.privacy.real
     return Compared(rows, asked.guarantees, impossible, found, asked.timing, simulated=not real)
 
 
@@ -182,7 +181,7 @@ def _other_gates(setup: Setup) -> Iterator[tuple[str, list[str]]]:
     opened = ["read={name='open'}"] if experiment.read is not None else []
     fedavg = [f"algorithm={{name='fedavg', lr={lr}}}", *opened] if records else []
     bounded = f"uplink={{client=[{{name='clip', radius={clip}}}%s], server=[%s]}}"
-    rate, hidden = setup.cohort.expected(population) / population, setup.cohort.hidden
+    rate, hidden = setup.cohort.expected(population) / population, setup.policy.hidden
     unit = "protect clients, " if records else ""
     if records or not (hidden and algorithm.uplink.server):
         coins = [] if hidden else [f"cohort={{name='poisson', rate={rate}}}"]

@@ -15,7 +15,6 @@ import torch
 
 from sordino.accounting.events import Json
 from sordino.accounting.facts import FORMAT
-from sordino.accounting.notes import SYSTEM
 from sordino.config import Experiment, paths
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
@@ -49,7 +48,7 @@ def found(
         atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
         if story is not None:
             atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())
-        if experiment.privacy.noise == SYSTEM:
+        if experiment.privacy.real:
             readers = (phase.algorithm.read for phase in setup.whole.phases)
             private.found(young, clients=any(reader.redraw is not None for reader in readers))
         if data_key:  # between sites a site's identity has it
@@ -75,7 +74,7 @@ def environment_of(experiment: Experiment, prepared: Path | None = None, run: st
     """`prepared`: the run whose preparation is taken over; `run`: the name of the run, where somebody else gave it."""
     digest = experiment.digest()
     # a seeded run is the same release whenever it is repeated; noise from the system never is
-    run = run or (digest[:16] if experiment.privacy.noise != SYSTEM else f"{digest[:16]}-{secrets.token_hex(6)}")
+    run = run or (digest[:16] if not experiment.privacy.real else f"{digest[:16]}-{secrets.token_hex(6)}")
     return Environment(
         format=FORMAT,
         run=run,

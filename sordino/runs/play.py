@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from sordino import tree, user_code
-from sordino.accounting.notes import SYSTEM
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment, Network, session
 from sordino.engine import checkpoint
@@ -82,7 +81,7 @@ def play(
     mine, environment = RunFolder(folder), RunFolder(folder).environment
     run = environment.run
     with mine.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
-        ledger, real = mine.ledger, experiment.privacy.noise == SYSTEM
+        ledger, real = mine.ledger, experiment.privacy.real
         asked, silent = stack.enter_context(patience()), list[str]()
         witness, missed = Witness.of(folder) if needed(setup) else None, set[str]()
         if witness is not None:
@@ -126,8 +125,7 @@ def play(
         known = None if loaded is None else Begun(folder, loaded)
         execute = half.executor(folder, folder, run, known, begun.handed, stack)
         written = {} if loaded is None else loaded.meta
-        hidden = setup.cohort.hidden
-        rows = stack.enter_context(metrics.opened(mine.metrics_file, written, private=real, hidden=hidden))
+        rows = stack.enter_context(metrics.opened(mine.metrics_file, written, private=real, hidden=setup.policy.hidden))
 
         def tell(t: int, outcome: Outcome) -> RoundRow:
             row = row_of(setup, t + 1, outcome)
@@ -154,12 +152,12 @@ def play(
             before, at = at.server, now
             if outcome.lost:
                 notes.append(f"round {now.t} {LOST}")
-            elif not outcome.answered and not federation.everyone_pays:
+            elif not outcome.answered and not federation.plan.everyone_pays:
                 notes.append(f"round {now.t}: nobody could take part, {_moved(setup, before, now.server)}")
             if experiment.engine.network != Network():
                 note_cost(RoundCost(round=now.t, seconds=round(played_by.seconds, 3)))
             for callback in told:
-                callback.on_round(callbacks.visible(played_by.row, real, hidden))
+                callback.on_round(callbacks.visible(played_by.row, setup.policy))
             if watch is not None:
                 watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation, warned))
 
@@ -185,10 +183,10 @@ def _ended(
     if server is not None:
         bundle.write(folder, setup, next(iter(setup.algorithm.models(server).values())), half.columns)
     made, remarks = write_receipt(folder, setup, federation), federation.inbox.remarks
-    mine, real = RunFolder(folder), setup.experiment.privacy.noise == SYSTEM
+    mine, real = RunFolder(folder), setup.policy.real
     own = RunFolder(mine.private) if real else mine
     # a remark names a client that was asked, which a hidden cohort does not tell
-    asked = own if setup.cohort.hidden else mine
+    asked = own if setup.policy.hidden else mine
     for place, told in ((asked, remarks), (own, half.remarks), (mine, notes)):
         if place is own is not mine and not told:
             continue

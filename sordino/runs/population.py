@@ -90,7 +90,7 @@ class Population:
             std=data.std,
             assumed=self._assumed,
             void=self._void,
-            note="" if self._real else data.note,  # it may say how the rows were written
+            note="" if self.experiment.privacy.real else data.note,  # it may say how the rows were written
             names=data.names,
             clients=self.clients,
         )
@@ -110,7 +110,7 @@ class Population:
 
     @property
     def _tells_names(self) -> bool:
-        return bool(self.dataset.groups) and (self.dataset.groups_declared or not self._real)
+        return bool(self.dataset.groups) and (self.dataset.groups_declared or not self.experiment.privacy.real)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class Population:
     @property
     def _void(self) -> tuple[str, ...]:
         """Why nothing holds that is claimed of a row: with real noise, all that secret rows decide without any."""
-        if not self._real:
+        if not self.experiment.privacy.real:
             return ()
         chosen = () if self._shown else (said for said in self.drawn_from_labels if said in public_inputs.CHOSEN)
         return (*self.learned_from_rows, *chosen)
@@ -196,7 +196,7 @@ class Population:
         own, asked = self.own, self.asked
         if own is None:
             return SOURCES[self.experiment.data.source](**asked)
-        if self._real:
+        if self.experiment.privacy.real:
             public_inputs.check_own(self.experiment.data, own, self.problem.outcome is None)
         drawn, coins = (keys.word(keys.fold(self.key, part)) for part in (data_sources.DATA, data_sources.HELD_BACK))
         data, outcome = self.experiment.data, self.problem.outcome
@@ -242,7 +242,7 @@ class Population:
                     fix=f"set data.{name}",
                     code="missing-key",
                 )
-        if self._real:
+        if self.experiment.privacy.real:
             natural = isinstance(self.scheme, Natural)
             public_inputs.check_dropped(data, self.experiment.privacy.public_sizes, natural)
         decided: Json = {"standardise": self.scaling, "schema": self.declared}
@@ -261,12 +261,7 @@ class Population:
     @cached_property
     def declared(self) -> TableSchema | None:
         """What was declared of a table's columns; None where they are learned from the rows, and of other data."""
-        return self.schema or public_inputs.declared(self.experiment.data, self._real)
-
-    @property
-    def _real(self) -> bool:
-        """Is there noise that protects real people?"""
-        return self.experiment.privacy.noise == "system"
+        return self.schema or public_inputs.declared(self.experiment.data, self.experiment.privacy.real)
 
     @property
     def scaling(self) -> public_inputs.Scaling:
@@ -316,7 +311,7 @@ class Population:
         """Row numbers of each client, of the training and the test examples."""
         train, test = self.dataset.train, self.dataset.test
         rng = np.random.default_rng(keys.word(keys.fold(self.key, "partition")))
-        if self._real and not self._shown and self.scheme.reads_labels:
+        if self.experiment.privacy.real and not self._shown and self.scheme.reads_labels:
             raise UnsoundGuarantee(
                 f"partition.scheme = {self.experiment.partition['scheme']!r} with real noise, for rows that are a "
                 "secret",

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from sordino.accounting.notes import SYSTEM
 from sordino.algorithms.optional import PublicTensors, first_state
 from sordino.algorithms.phases import Phase
 from sordino.engine import checkpoint, wire
@@ -104,7 +103,7 @@ def _play(
         if loaded is not None:
             standing = stands(federation, loaded, folder)
         execute = mine.executor(folder, place, run, begun, None, stack)
-        real = mine.setup.experiment.privacy.noise == SYSTEM
+        real = mine.setup.policy.real
         rows = stack.enter_context(metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False))
 
         def tell(t: int, outcome: Outcome) -> RoundRow:
@@ -144,7 +143,7 @@ def _hand(half: ServersHalf, folder: Path, handed: Params, begun: Begun | None) 
     header = wire.Header(HANDED, config, 0, -1, "down")
     each = wire.size(header, wire.schema(handed))
     row = RoundRow(phase=HANDED, round=0, bytes_down=len(half.setup.public.sizes) * each, bytes_up=0, payload=0)
-    written, real = begun.loaded.meta if begun is not None else {}, half.setup.experiment.privacy.noise == SYSTEM
+    written, real = begun.loaded.meta if begun is not None else {}, half.setup.policy.real
     with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
         rows.write(row)
         rows.sync()

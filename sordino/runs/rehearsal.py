@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, statement
 from sordino.algorithms.optional import Home
 from sordino.engine.server import Federation
@@ -26,7 +25,7 @@ class Rehearsal:
 
     @cached_property
     def federation(self) -> Federation:
-        digest, system = self.setup.experiment.digest(), self.setup.experiment.privacy.noise == SYSTEM
+        digest, system = self.setup.experiment.digest(), self.setup.policy.real
         # as long as a run's own id, so that messages are as long as the run's
         run = f"{digest[:16]}-{'0' * 12}" if system else digest[:16]
         return self.setup.federation(self.home, "", MEMORY, run, self.only)
@@ -50,7 +49,7 @@ class Rehearsal:
         _, run = self.rounds, self.federation
         notes = [*self._before, *(entry.note for entry in run.ledger.entries())]
         # where everyone pays for every round, one client's row is everyone's
-        alike = run.all_alike and not run.cohort.personal and not self._before
+        alike = run.plan.one_price and not run.cohort.personal and not self._before
         return statement(notes, 1 if alike else run.population, self.setup.experiment.privacy.delta)
 
     @cached_property

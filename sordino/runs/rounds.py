@@ -71,7 +71,7 @@ class PlayedPhase:
         experiment = self.setup.experiment
         # noise from the system cannot be drawn again: there every round is kept; so is every round of a preparation,
         # which are few and long
-        often = experiment.privacy.noise == "system" or self.setup.prepares
+        often = experiment.privacy.real or self.setup.prepares
         every = 1 if often else experiment.engine.checkpoint_every
 
         def keep(outcome: Outcome, release: bytes) -> None:

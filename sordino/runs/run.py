@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sordino import user_code
-from sordino.accounting.notes import SYSTEM, parsed
+from sordino.accounting.notes import parsed
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.device import on
@@ -153,7 +153,7 @@ def resume(
         )
     experiment = RunFolder(folder).experiment
     _check_unedited(experiment, folder)
-    if experiment.privacy.noise == SYSTEM:
+    if experiment.privacy.real:
         private.check_place(folder, moved)
     for line in choices(experiment.engine, experiment.engine, experiment):
         _log.info("%s", line)

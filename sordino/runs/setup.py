@@ -42,7 +42,7 @@ class Whole(PlannedRun):
     @property
     def hides_cohorts(self) -> bool:
         """Is there a phase whose cohort nobody may know?"""
-        return any(phase.cohort.hidden for phase in self.phases)
+        return any(phase.policy.hidden for phase in self.phases)
 
     @cached_property
     def task(self) -> Task:

@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sordino.accounting.events import Json
-from sordino.accounting.notes import SYSTEM
 from sordino.errors import ConfigError
 from sordino.receipts.folder import numbers
 from sordino.receipts.run_files import Receipt
@@ -201,7 +200,7 @@ class _Follower:
             if not self.started:  # not before the first round: a run folder appears whole or not at all
                 self.tracker.start(_settings(step.setup.experiment.model_dump(mode="json")), step.folder)
                 self.started = True
-            hidden, real = step.setup.cohort.hidden, step.setup.experiment.privacy.noise == SYSTEM
+            hidden, real = step.setup.policy.hidden, step.setup.policy.real
             # an evaluator's numbers stay with the evaluator
             told = shown(step.metrics, hidden) if real else step.metrics.to_json()
             kept = {"round"} | (CROWD if hidden else set())

@@ -186,7 +186,7 @@ def place_for(run: str, site: str, shared: str = "") -> Path:
 
 def needed(setup: Setup) -> bool:
     """Is there noise that is drawn once only?"""
-    return setup.experiment.privacy.noise == "system" and setup.promising.offer is not None
+    return setup.policy.real and setup.promising.offer is not None
 
 
 def state() -> Path:

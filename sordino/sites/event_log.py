@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sordino.accounting.notes import SYSTEM
 from sordino.errors import SordinoError
 from sordino.ledger.files import append_line
 from sordino.receipts.folder import RunFolder
@@ -46,7 +45,7 @@ class Diary:
 
     @classmethod
     def of(cls, folder: Path, whole: Whole, hears: Callable[[Event], None] = lambda event: None) -> Diary:
-        real = whole.phases[-1].experiment.privacy.noise == SYSTEM
+        real = whole.phases[-1].experiment.privacy.real
         return cls(folder, real, whole.hides_cohorts, hears)
 
     def __call__(self, event: Event) -> None:

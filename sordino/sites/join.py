@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sordino.accounting.notes import SYSTEM
 from sordino.accounting.statement import Guarantee, beside_scores
 from sordino.config import Experiment
 from sordino.engine.memory import keep_freed_memory
@@ -254,7 +253,7 @@ def _check_first(asked: Proposed) -> None:
 
 def _check_same(asked: Proposed) -> None:
     """A site that has joined goes on with what it has accepted, and with nothing else."""
-    if asked.experiment.privacy.noise == SYSTEM:
+    if asked.experiment.privacy.real:
         private.check_place(asked.folder, asked.asked.moved)
     before, scores = (
         invitations.read(asked.folder / INVITATION, with_code=True),

@@ -11,7 +11,6 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
-from sordino.accounting.notes import SYSTEM
 from sordino.data.schema import TableSchema
 from sordino.engine import checkpoint, wire
 from sordino.engine.channels import PublicKey
@@ -212,7 +211,7 @@ class Membership(Porter):
         """Where this site notes its rounds. In a hidden cohort under real noise they tell for which it was drawn."""
         if setup.prepares:
             return self._mine.preparation_file
-        hidden = setup.cohort.hidden and setup.experiment.privacy.noise == SYSTEM
+        hidden = setup.policy.secret_cohort
         return RunFolder(self._mine.private).metrics_file if hidden else self._mine.metrics_file
 
     def _keep_handed(self, given: bytes) -> None:

@@ -7,7 +7,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from sordino.accounting.belief import subject
-from sordino.accounting.notes import SYSTEM
 from sordino.accounting.words import described, merged
 from sordino.engine import wire
 from sordino.results.tables import bytes_text, guarantees
@@ -37,7 +36,7 @@ def plan(console: Console, asked: Proposed) -> None:
         "others can learn from the messages is in the table.\n",
         highlight=False,
     )
-    simulated = asked.experiment.privacy.noise != SYSTEM
+    simulated = not asked.experiment.privacy.real
     console.print(guarantees(rows, simulated))
     for row in described(rows, simulated):
         console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)

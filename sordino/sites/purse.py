@@ -113,7 +113,7 @@ class Purse:
     def reserve_all(self) -> None:
         """Where nobody may know who is drawn, a site pays for every round of the plan before the first one."""
         for phase, books in zip(self._whole.phases, self._books, strict=True):
-            if books.everyone_pays:
+            if books.plan.everyone_pays:
                 books.replay()
                 for t in range(phase.rounds):
                     books.rated(t)
@@ -157,7 +157,7 @@ class Purse:
         """This is the answer to a round, and there will be no other one."""
         assert isinstance(asked.command, Round)
         books, t = self._books[asked.stage], asked.command.t
-        if not books.everyone_pays:
+        if not books.plan.everyone_pays:
             books.store(t, bytes.fromhex(digest_of(bodies)))
             books.publish(t)
             self._answered.add(books.op(t))
@@ -205,7 +205,7 @@ class Purse:
         prices = self._prices(books, t, who, command.terms)
         if not set(who) <= prices.keys() or not set(who) <= set(books.reserve(t, prices)):
             raise _too_often(t)
-        if not books.everyone_pays:
+        if not books.plan.everyone_pays:
             books.ledger.drawn(books.op(t))
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
 
@@ -231,7 +231,7 @@ class Purse:
         """What the plan says that this round costs, if it is asked for with the noise that is planned. Exposures that
         a client has missed are lost to it.
         """
-        for _ in books.skipping(who, 0 if books.everyone_pays else t):
+        for _ in books.skipping(who, 0 if books.plan.everyone_pays else t):
             for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows
                 prices = books.prices(who, stalled)
                 if all(k not in prices or _same(_planned(books, k, prices[k]), terms[k]) for k in who):

@@ -20,7 +20,7 @@ from sordino.sites.remote_sites import RemoteSites
 def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
     """The sites of a phase, as its uplink needs them."""
     uplink = setup.algorithm.uplink
-    check_between_sites(uplink, setup.stragglers, setup.cohort.hidden)
+    check_between_sites(uplink, setup.stragglers, setup.policy.hidden)
     if uplink.secure is None:
         return RemoteSites
     kind = EncryptedSites if isinstance(uplink.secure, Encrypted) else MaskedSites

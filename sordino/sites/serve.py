@@ -10,7 +10,6 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sordino.accounting.notes import SYSTEM
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.engine import checkpoint, wire
@@ -82,7 +81,7 @@ def serve(
     invitation is.
     """
     experiment, agreed = settled(asked.experiment, asked.rehearsal), read_agreement(asked.agreement)
-    real = experiment.privacy.noise == SYSTEM
+    real = experiment.privacy.real
     whole = Whole(experiment, agreed.public(experiment, declared(experiment.data, real)))
     for phase in whole.phases:
         _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
@@ -120,7 +119,7 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
     """The experiment as it is played between sites."""
     experiment = settle(experiment)
     check_announced(experiment.data)
-    if experiment.privacy.noise != SYSTEM and not rehearsal:
+    if not experiment.privacy.real and not rehearsal:
         raise UnsoundGuarantee(
             f"privacy.noise = {experiment.privacy.noise!r} between real sites",
             why="noise from a seed can be drawn again by everybody who has the experiment, so it hides nothing",

@@ -99,8 +99,8 @@ class ServersSide(ServersHalf):
     def executor(
         self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
     ) -> Executor:
-        setup, post, offer = self.setup, self.post, self.setup.promising.offer
-        by_name = not (setup.cohort.hidden or (offer is not None and offer.everyone_pays))
+        setup, post = self.setup, self.post
+        by_name = not (setup.policy.hidden or setup.promising.everyone_pays)
         prelude: list[tuple[Command, Sequence[bytes]]] = [(Begin(), ())]
         if handed is not None:
             prelude.append((Hand(), [save({name: value.contiguous() for name, value in handed.items()})]))

@@ -146,8 +146,7 @@ def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) ->
     assert all(entry.digest for entry in every)
     assert [row["answered"] for row in metrics] == [len(served[t]) for t in range(ROUNDS)]
 
-    hidden = setup.plan.offer is not None and setup.plan.offer.everyone_pays
-    alike = hidden and not setup.plan.individual  # one price for everybody
+    hidden, alike = setup.plan.everyone_pays, setup.plan.one_price
     priced = setup.plan.pricing is not None
     for t, entry in enumerate(entries):
         who = list(range(CLIENTS)) if hidden else served[t]

@@ -284,7 +284,7 @@ DEPLOYED = [
     one(
         "a site's ledger tells for which hidden rounds it was drawn",
         "sites/purse.py",
-        "        if not books.everyone_pays:\n            books.store",
+        "        if not books.plan.everyone_pays:\n            books.store",
         "        if True:\n            books.store",
         f"{PURSE}::test_a_site_tells_nobody_for_which_rounds_it_was_drawn",
     ),

@@ -25,8 +25,8 @@ HOSTILE = [
     one(
         "hidden cohorts tossed from the seed",
         "planning/accounts.py",
-        "unseen = self.noise == SYSTEM and self.cohort.hidden",
-        "unseen = False",
+        "Unseen() if self.policy.secret_cohort else",
+        "",
         TWO_TELL,
     ),
     one(
@@ -39,7 +39,7 @@ HOSTILE = [
     one(
         "clients without their secret draw from the seed",
         "privacy/noise/sources.py",
-        'if name != "system":',
+        "if not is_real(name):",
         'if name != "system" or secret is None:',
         "tests/algorithms/test_ldp_fl.py::test_without_their_secret_clients_do_not_answer_from_the_seed[gone]",
     ),
@@ -192,8 +192,8 @@ HOSTILE = [
     one(
         "entries of another noise are no simulation",
         "accounting/notes.py",
-        "return any(parsed(text).noise != SYSTEM for text in texts)",
-        "return all(parsed(text).noise != SYSTEM for text in texts) and False",
+        "return any(not is_real(parsed(text).noise) for text in texts)",
+        "return False",
         f"{BINDING}::test_a_simulation_does_not_become_real_by_one_word",
     ),
     # what is left
@@ -228,7 +228,7 @@ HOSTILE = [
     one(
         "labels of clients on the page that is shown",
         "report/run_facts.py",
-        "all_ = evaluator or federation.noise != SYSTEM",
+        "all_ = evaluator or not federation.policy.real",
         "all_ = True",
         f"{ADVERSARY}::test_labels_of_clients_in_a_page_are_found_out",
         ONE_TELLS,

@@ -65,7 +65,7 @@ SECRET_ROWS = [
     one(
         "secret labels decide who holds a row",
         "runs/population.py",
-        "if self._real and not self._shown and self.scheme.reads_labels:",
+        "if self.experiment.privacy.real and not self._shown and self.scheme.reads_labels:",
         "if self._real and self._placed and self.scheme.reads_labels:",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
     ),

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from sordino import keys
+from sordino.accounting.policy import is_real
 from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.fast.factored import Product
@@ -206,7 +207,7 @@ def _laplace_cells(scale: float) -> Cells:
 
 def for_round(name: str, key: int, t: int) -> NoiseSource:
     """The source of one round's noise: `counter` or `system`."""
-    return System() if name == "system" else Counter(keys.word(keys.fold(key, "noise", t)))
+    return System() if is_real(name) else Counter(keys.word(keys.fold(key, "noise", t)))
 
 
 def for_client(of_round: NoiseSource, client: int) -> NoiseSource:
@@ -218,7 +219,7 @@ def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSour
     """The source of what a client draws once in a run, the same again after a crash. With `system` it needs the
     clients' secret.
     """
-    if name != "system":
+    if not is_real(name):
         return Counter(keys.word(keys.fold(key, "once"))).child("one of", client)
     if secret is None or len(secret) < SECRET:
         raise RunError(

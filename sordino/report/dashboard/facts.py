@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from sordino.accounting.notes import SYSTEM
 from sordino.branches import part
 from sordino.errors import SordinoError
 from sordino.metrics.rows import PreparedRow, RoundRow
@@ -74,7 +73,7 @@ class Watched:
     @cached_property
     def real(self) -> bool:
         """Is there something that only the evaluator may see?"""
-        return self.run.experiment.privacy.noise == SYSTEM
+        return self.run.experiment.privacy.real
 
     @cached_property
     def sees_all(self) -> bool:

@@ -1,0 +1,81 @@
+"""Each question is asked in one place: modules that may ask it are listed here, all others ask what answers it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import sordino
+
+PACKAGE = Path(sordino.__file__).parent
+
+
+def compared(*words: str) -> Callable[[ast.AST], bool]:
+    """A comparison with one of these words, or with a tuple of them."""
+
+    def asks(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Compare):
+            return False
+        return any(isinstance(each, ast.Constant) and each.value in words for each in ast.walk(node))
+
+    return asks
+
+
+def of_a_cohort(node: ast.AST) -> bool:
+    """`cohort.hidden`, whatever the cohort belongs to."""
+    return (
+        isinstance(node, ast.Attribute) and node.attr == "hidden" and ast.unparse(node.value).split(".")[-1] == "cohort"
+    )
+
+
+def of_prices(node: ast.AST) -> bool:
+    """Whether everyone pays, or each its own price, asked of what a plan is made from."""
+    return isinstance(node, ast.Attribute) and (
+        node.attr == "individual" or (node.attr == "everyone_pays" and "offer" in ast.unparse(node.value))
+    )
+
+
+QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
+    "is this noise real?": (compared("system", "counter"), {"accounting/policy.py"}),
+    "is the cohort hidden?": (
+        of_a_cohort,
+        # plans and refusals, which have a cohort before there is a policy; an audit plans a cohort of its own
+        {"planning/phase.py", "planning/methods.py", "planning/prices.py", "planning/refusals.py", "audit/canaries.py"},
+    ),
+    "does everyone pay, and one price?": (
+        of_prices,
+        # the plan answers; before there is one, these two look for offers that cannot be priced together
+        {"budget/plan.py", "planning/prices.py"},
+    ),
+}
+
+
+def askers(asks: Callable[[ast.AST], bool], package: Path = PACKAGE) -> set[str]:
+    return {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        if any(map(asks, ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
+    }
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_question_is_asked_in_one_place(question: str) -> None:
+    asks, allowed = QUESTIONS[question]
+    assert askers(asks) == allowed
+
+
+@pytest.mark.parametrize(
+    ("question", "line"),
+    [
+        ("is this noise real?", "real = experiment.privacy.noise != 'system'"),
+        ("is the cohort hidden?", "hidden = setup.cohort.hidden and real"),
+        ("does everyone pay, and one price?", "alike = plan.offer.everyone_pays and not plan.individual"),
+    ],
+)
+def test_a_second_asker_is_found(question: str, line: str, tmp_path: Path) -> None:
+    """The negative control."""
+    (tmp_path / "second.py").write_text(line)
+    assert askers(QUESTIONS[question][0], tmp_path) == {"second.py"}
