@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def everyone_pays(self) -> bool:
-        """In every round, drawn or not: who pays must not tell who was drawn."""
+        """Every round costs every client, drawn or not: who pays must not tell who was drawn."""
         return self.offer is not None and self.offer.everyone_pays
 
     @property

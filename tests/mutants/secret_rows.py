@@ -66,7 +66,7 @@ SECRET_ROWS = [
         "secret labels decide who holds a row",
         "runs/population.py",
         "if self.experiment.privacy.real and not self._shown and self.scheme.reads_labels:",
-        "if self._real and self._placed and self.scheme.reads_labels:",
+        "if self.experiment.privacy.real and self._placed and self.scheme.reads_labels:",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
     ),
     # what somebody's own code keeps
