@@ -25,7 +25,7 @@ TOLD = [
     one(
         "clients' own models are compared with a global one",
         "results/comparison.py",
-        "return ways(Methods(experiment).training.personalises, experiment.evaluation.personal)",
+        "return ways(Methods(experiment).training, experiment.evaluation.personal)",
         "return tuple(experiment.evaluation.personal)",
         f"{MEASURED}::test_a_method_that_personalises_unasked_is_not_compared_with_one_that_does_not",
     ),
