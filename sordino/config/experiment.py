@@ -112,6 +112,16 @@ class Engine(Section):
     cache: str | None = None  # a directory to keep candidates that take long to make; none: the user's own cache
     network: Network = Network()  # delays and bandwidths that are put between the server and its client processes
 
+    @property
+    def client_processes(self) -> bool:
+        """Clients live in processes of their own, to which the server sends messages."""
+        return self.executor == "processes"
+
+    @property
+    def one_process(self) -> bool:
+        """All clients share the process of the server."""
+        return self.executor not in ("processes", "ranks")
+
 
 class Experiment(Section):
     """The whole of a run. The digest leaves out `[engine]`, which is how, and where anybody's files lie."""
@@ -218,7 +228,7 @@ def validate(table: Table) -> Experiment:
     data_sources.check(experiment.data.model_dump(exclude_defaults=True))
     _check_network(experiment.engine.network)
     _check_device(experiment.engine)
-    if experiment.engine.deadline_s is not None and experiment.engine.executor != "processes":
+    if experiment.engine.deadline_s is not None and not experiment.engine.client_processes:
         raise ConfigError(
             f"engine.deadline_s with engine.executor = {experiment.engine.executor!r}",
             why="only a client process can be stopped when it takes too long",
@@ -246,7 +256,7 @@ def _check_device(engine: Engine) -> None:
     """Refuses several threads on one accelerator, and several processes on one that was named."""
     if engine.device == "cpu":
         return
-    if engine.executor in ("processes", "ranks"):
+    if not engine.one_process:
         if ":" in engine.device:
             raise ConfigError(
                 f"engine.device = {engine.device!r} with engine.executor = {engine.executor!r}",

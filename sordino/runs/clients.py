@@ -75,7 +75,7 @@ def threads(setup: Setup) -> int:
     """Those of one process that train clients. What somebody else wrote may keep something beside its arguments, and is
     asked by one thread alone, unless more are wanted.
     """
-    if setup.engine.executor in ("processes", "ranks") or setup.engine.device != CPU:
+    if not setup.engine.one_process or setup.engine.device != CPU:
         return 1
     alone = setup.experiment.engine.workers == "auto" and owned(setup)
     return 1 if alone else min(int(setup.engine.workers), PER_CORE * cores())

@@ -28,14 +28,13 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
         f"{has} instructions that multiply bf16" if engine.device == CPU else "as long as bf16 is not measured there"
     )
     precise = ORDERED if asked.precision != "auto" else rule_of_bf16
-    several = engine.executor == "processes"
+    trainers = "processes" if engine.client_processes else "threads or forks"
     data, privacy = experiment.data, experiment.privacy
     kept = "real: of the operating system" if privacy.real else f"simulated, from the seed {experiment.seed}"
     return [
         f"executor {engine.executor}: {why}",
         f"device {engine.device}: {_placed(asked, engine)}",
-        f"workers {engine.workers}: {'processes' if several else 'threads or forks'} that train clients, each with "
-        f"{engine.threads} torch threads",
+        f"workers {engine.workers}: {trainers} that train clients, each with {engine.threads} torch threads",
         f"precision {engine.precision}: {precise}",
         f"data {data.source}" + (f", from {_places(data.path)}" if data.path is not None else ""),
         f"noise {kept}",

@@ -284,7 +284,7 @@ class Forecast:
         effort = sum(times * _effort(self.setup, k) for k, times in visits.items())
         engine, evaluation = self.setup.engine, experiment.evaluation
         # it was timed with one pair of hands where forks will help, with all threads elsewhere
-        hands = min(int(engine.workers), cores()) if engine.executor == "processes" or forks_of(self.setup) else 1
+        hands = min(int(engine.workers), cores()) if engine.client_processes or forks_of(self.setup) else 1
         last = max(0, experiment.rounds - max(1, evaluation.final))
         evaluations = last // evaluation.every + experiment.rounds - last
         return (timed.work * effort / timed.effort / hands + timed.evaluation * evaluations) / 60

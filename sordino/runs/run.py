@@ -115,7 +115,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
 def _check_lent(experiment: Experiment) -> None:
     """Refuses objects of this Python session in processes that do not share it."""
     names = sorted({name for name in user_code.named(experiment.model_dump()) if user_code.is_lent(name)})
-    if names and experiment.engine.executor in ("processes", "ranks"):
+    if names and not experiment.engine.one_process:
         raise ConfigError(
             f"{', '.join(names)} with engine.executor = {experiment.engine.executor!r}",
             why="an object of this Python session is not there in another process",

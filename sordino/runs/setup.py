@@ -189,7 +189,7 @@ def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
     device = device_of("auto") if given.device == "auto" else given.device
     executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm), device)
     several = cores() if device == CPU else 1
-    if executor == "processes":
+    if given.client_processes:
         several = processes_of(device)
     workers = given.workers if given.workers != "auto" else several
     found = {"device": device, "executor": executor, "precision": precision, "workers": workers}

@@ -96,7 +96,7 @@ class Simulation(ServersHalf):
     ) -> Executor:
         """The clients as [engine] places them: in this process, in others, or on the ranks of torch.distributed."""
         setup, engine = self.setup, self.setup.experiment.engine
-        if engine.executor not in ("processes", "ranks"):
+        if engine.one_process:
             states = setup.states(place, begun.loaded.trees if begun is not None else {})
             site = self.site(run, states=states, secret=secret_of(folder), handed=handed)
             site.adds = adds(setup)
@@ -104,7 +104,7 @@ class Simulation(ServersHalf):
                 site.forks = forks
                 stack.callback(forks.close)
             return site
-        if engine.executor == "processes":
+        if engine.client_processes:
             clients: Executor = in_processes(setup, folder, place, run)
         else:
             from sordino.runs.ranks import Ranks
@@ -132,8 +132,8 @@ class Simulation(ServersHalf):
 
 def adds(setup: Setup) -> bool:
     """Does a run in one process add clients up where they are computed in one go?"""
-    together = setup.experiment.engine.executor not in ("loop", "processes", "ranks")
-    return together and not reads_single_uploads(setup)
+    engine = setup.experiment.engine
+    return engine.executor != "loop" and engine.one_process and not reads_single_uploads(setup)
 
 
 def reads_single_uploads(setup: Setup) -> bool:

@@ -45,6 +45,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         # plans and refusals, which have a cohort before there is a policy; an audit plans a cohort of its own
         {"planning/phase.py", "planning/methods.py", "planning/prices.py", "planning/refusals.py", "audit/canaries.py"},
     ),
+    "are clients in other processes?": (compared("processes", "ranks"), {"config/experiment.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (
         of_prices,
         # the plan answers; before there is one, these two look for offers that cannot be priced together
@@ -72,6 +73,7 @@ def test_each_question_is_asked_in_one_place(question: str) -> None:
     [
         ("is this noise real?", "real = experiment.privacy.noise != 'system'"),
         ("is the cohort hidden?", "hidden = setup.cohort.hidden and real"),
+        ("are clients in other processes?", "far = engine.executor in ('processes', 'ranks')"),
         ("does everyone pay, and one price?", "alike = plan.offer.everyone_pays and not plan.individual"),
     ],
 )
