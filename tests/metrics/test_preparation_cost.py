@@ -14,7 +14,9 @@ from sordino import config, tree
 from sordino.accounting.notes import parsed
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
+from sordino.planning.phase import PlannedPhase
 from sordino.receipts.receipt import opened
+from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
 from sordino.synthesis.generators import nets
 from sordino.synthesis.slaug import prepare
@@ -25,6 +27,12 @@ from tests.helpers.prepared_runs import CLASSES, CLIENTS, COHORT, ROUNDS, rows_o
 
 # what it costs --------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
+def built(planned: PlannedPhase) -> Setup:
+    """The training with its model, of which a receipt needs none."""
+    whole = planned.whole
+    return Whole(whole.experiment, whole.public, whole.agreed).phases[-1]
+
+
 def test_device_flops_are_the_closed_form(once: Path) -> None:
     """Three times a forward pass for an example that is learned from, one for an example that is looked at."""
     parts, served = simulated(config.load(once / "experiment.toml")), {}
@@ -54,7 +62,8 @@ def test_device_flops_are_the_closed_form(once: Path) -> None:
 
 def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
     """Every message of the run again, encoded; none of the byte meter's own sums is used."""
-    setup, federation = opened(once)
+    planned, federation = opened(once)
+    setup = built(planned)
     run, digest = federation.run, setup.experiment.digest()
     with federation.ledger as ledger:
         who = {e.op: [k for group in parsed(e.note).releases for k in group["clients"]] for e in ledger.entries()}
@@ -122,7 +131,8 @@ def test_the_totals_are_formula_18_and_what_it_leaves_out(once: Path) -> None:
 
 def _envelopes(folder: Path) -> int:
     """Of every message: its length less that of its numbers, found from an empty one of the same header and schema."""
-    setup, federation = opened(folder)
+    planned, federation = opened(folder)
+    setup = built(planned)
     digest = setup.experiment.digest()
     total = 0
 
