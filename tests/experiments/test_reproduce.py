@@ -192,8 +192,17 @@ def test_a_dry_run_and_a_new_page_run_nothing(here: Path, asked: Asked, runs: li
     assert runs == []
 
 
-def test_one_row_is_run_and_then_compared_with_itself(here: Path, asked: Asked) -> None:
-    """Whole runs, each in a process of its own."""
+def test_one_row_is_run_and_then_compared_with_itself(
+    here: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole runs, each in a process of its own; after two that agree, what the second said is said again."""
+    run, rows = reproduce.run_row, []
+
+    def once_more(*words: Any) -> dict[str, Any]:
+        rows.append(json.dumps(run(*words) if len(rows) < 2 else json.loads(rows[-1])))
+        return dict(json.loads(rows[-1]))
+
+    monkeypatch.setattr(reproduce, "run_row", once_more)
     kept = here / "mine" / tables.RESULTS
     assert asked("mine", "--row", "two", "--seed", 1).code == 0
     assert [(run["name"], run["seed"]) for run in map(json.loads, kept.read_text().splitlines())] == [("two", 1)]
@@ -207,6 +216,7 @@ def test_one_row_is_run_and_then_compared_with_itself(here: Path, asked: Asked) 
     kept.write_text(kept.read_text().replace('"final": ', '"final": 1'))
     differs = asked("mine", "--row", "two", "--seed", 1, "--again")
     assert (differs.code, "two, seed 1: differs, kept " in differs.out) == (1, True)
+    assert len(rows) == 4
     kept.write_bytes(before[kept])
     assert {file: file.read_bytes() for file in here.rglob("*") if file.is_file()} == before
 
