@@ -41,7 +41,7 @@ from sordino.runs.setup import Setup, Whole
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse
-from sordino.transport.answers import Accepted, Answer, Done
+from sordino.transport.answers import BEGIN_FIRST, Accepted, Answer, Done
 from sordino.transport.desk import Desk, Operation, Porter
 from sordino.transport.events import Event
 from sordino.transport.message import Letterhead
@@ -71,6 +71,7 @@ class Membership(Porter):
     moved: bool = False  # has this folder taken the place of the one that joined?
     over: bool = field(default=False, init=False)  # has the server said so?
     behind: LedgerError | None = field(default=None, init=False)  # why this folder may not go on
+    _begun: bool = field(default=False, init=False)  # has the server shown this process what the site has signed?
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
 
     def __post_init__(self) -> None:
@@ -115,11 +116,18 @@ class Membership(Porter):
             self.purse.admit(asked)
 
     def pay(self, asked: Operation, command: Round) -> Round:
+        if not self._begun:
+            raise LedgerError(
+                "this site was started again, and has not been asked to begin",
+                why="its folder may have been put back, and only the server knows how far the site had come",
+                fix="ask it to begin, with the newest head that it has signed, and then for the round again",
+                code=BEGIN_FIRST,
+            )
         return self.purse.pay(asked, command)
 
     def declined(self, error: SordinoError) -> None:
         """Its owner is told, too: a forged plan, a full disk."""
-        if error.code != FAILED:  # which has been told in full
+        if error.code not in (FAILED, BEGIN_FIRST):  # which has been told in full, and which the server puts right
             self.note(Event(event="declined", why=f"{error.what} {error.why}".strip()))
 
     def failed(self, error: SordinoError) -> SordinoError:
@@ -161,6 +169,7 @@ class Membership(Porter):
         if isinstance(asked.command, Begin):
             if asked.messages:
                 self._check_returned(bytes(asked.messages[0]))
+            self._begun = True
             return Accepted(sorted(self.trained), self.shares_scores)
         if isinstance(asked.command, Hand):
             given = bytes(asked.messages[0])

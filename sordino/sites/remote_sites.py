@@ -15,7 +15,7 @@ from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.client_line import LONGEST
-from sordino.transport.answers import Accepted, heard
+from sordino.transport.answers import BEGIN_FIRST, Accepted, heard
 from sordino.transport.events import Event, What
 from sordino.transport.message import Letter
 from sordino.transport.sites import FOREVER, SOON, Sites
@@ -46,6 +46,7 @@ class RemoteSites(Sites):
     _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
     _refusing: dict[str, float] = field(default_factory=dict)  # those that have refused it, and when
+    _first: set[int] = field(default_factory=set)  # the tickets of letters that ask it
     _rounds: dict[int, int] = field(default_factory=dict)  # the round of each letter that asks for one, not refused
     _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
     _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
@@ -123,19 +124,28 @@ class RemoteSites(Sites):
 
     def _refused(self, peer: str, error: SordinoError) -> None:
         """It counts as absent, and somebody should know why."""
-        self.note(Event(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
+        if error.code != BEGIN_FIRST:
+            self.note(Event(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
 
     def _wait(self, until: float) -> None:
         super()._wait(min(until, time.monotonic() + SOON))
         if self._idle and self.stopped():
             raise KeyboardInterrupt
 
-    def _asks_again(self, ticket: int) -> bool:
-        """Where a round would end with fewer than it needs."""
+    def _asks_again(self, ticket: int, error: SordinoError) -> bool:
+        """Where a round would end with fewer than it needs, and where a site was started again since it had begun: it
+        is shown what it has signed before it is asked again. If it has refused that, its refusal stands.
+        """
+        peer, now = self._out[ticket].peer, time.monotonic()
+        if error.code == BEGIN_FIRST and not self._pauses(peer):
+            if not self._begins(peer):
+                self._begin(peer)
+            self._out[ticket].retry = now + SOON  # a letter that waits is older than those: only a new one comes after
+            return True
         others = sum(one in self._rounds and one != ticket for one in self._asked.values())
         if ticket not in self._rounds or others >= min(self.patience.minimum, len(self._asked)):
             return False
-        self._out[ticket].retry = time.monotonic() + AGAIN
+        self._out[ticket].retry = now + AGAIN
         return True
 
     def _enough(self, t: int, of: Mapping[int, int]) -> bool:
@@ -217,6 +227,7 @@ class RemoteSites(Sites):
         self._tickets.clear()
         self._out.clear()
         self._rounds.clear()
+        self._first.clear()
         self._asked, self._asked_at, self._told, self._idle = {}, {}, ("", 0.0), False
 
     def named(self, peer: str) -> str:
@@ -244,13 +255,22 @@ class RemoteSites(Sites):
 
     def _introduce(self, peer: str) -> None:
         """Asks a site what must be asked first."""
-        if not self._free(peer) or peer in self._ready:  # in this order: its answer may just have come
-            return
-        if time.monotonic() < self._refusing.get(peer, -FOREVER) + AGAIN:
-            return
-        for command, bodies in self._first_letters(peer):
-            self._send(peer, command, bodies)
+        # in this order: its answer may just have come
+        if self._free(peer) and peer not in self._ready and not self._pauses(peer):
+            self._begin(peer)
+
+    def _pauses(self, peer: str) -> bool:
+        """Has it refused a moment ago?"""
+        return time.monotonic() < self._refusing.get(peer, -FOREVER) + AGAIN
+
+    def _begin(self, peer: str) -> None:
+        self._first |= {self._send(peer, command, bodies) for command, bodies in self._first_letters(peer)}
+        self._ready.discard(peer)
         self._refusing.pop(peer, None)
+
+    def _begins(self, peer: str) -> bool:
+        """Does it owe an answer to what is asked first?"""
+        return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
         """A site is shown what it has signed: it may not know any more."""
@@ -281,6 +301,6 @@ class RemoteSites(Sites):
             self._refusing[peer] = time.monotonic()
         elif isinstance(answer := heard(found.head.said), Accepted):
             self.accepted[peer] = answer
-        if peer not in self._refusing and not self._owes(peer):
+        if ticket in self._first and peer not in self._refusing and not self._begins(peer):
             self._ready.add(peer)
             self.note(Event(event="accepted", site=peer))

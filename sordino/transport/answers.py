@@ -10,6 +10,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sordino.errors import OwnCodeError, RunError, SordinoError, WireError
 
+BEGIN_FIRST = "begin-first"  # what a site that was started again refuses rounds with, until it is asked to begin
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -54,7 +56,8 @@ class Refused:
         """The refusal as an error here. It is somebody else's text: shown, and not believed."""
         if self.own:
             return OwnCodeError(self.what, why=self.why, fix=self.fix, code="own-code")
-        return RunError(f"{who} refused", why=f"{self.what}\n{self.why}".strip(), fix=self.fix, code="client-refused")
+        code = BEGIN_FIRST if self.code == BEGIN_FIRST else "client-refused"
+        return RunError(f"{who} refused", why=f"{self.what}\n{self.why}".strip(), fix=self.fix, code=code)
 
 
 Answer = Answered | Done | Accepted | Refused

@@ -181,7 +181,7 @@ class Sites(Executor):
         """A site does not do what it is asked."""
         raise error
 
-    def _asks_again(self, ticket: int) -> bool:
+    def _asks_again(self, ticket: int, error: SordinoError) -> bool:
         """Is the letter sent once more that a site has refused?"""
         return False
 
@@ -291,7 +291,7 @@ class Sites(Executor):
             try:
                 letter = self._read(out, one.letter)
             except SordinoError as error:
-                if not self._asks_again(ticket):
+                if not self._asks_again(ticket, error):
                     self._settled(ticket, error)
                 self._refused(out.peer, error)
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.engine import wire
-from sordino.engine.commands import Command, Round, Score
+from sordino.engine.commands import Begin, Command, Round, Score
 from sordino.sites.membership import Membership
 from sordino.transport.answers import heard
 from sordino.transport.message import Letterhead, peek
@@ -22,10 +22,16 @@ class Server:
 
     def __init__(self, between: Federated, site: str = "site-0") -> None:
         self.between, self.site = between, site
+        self.place = 10
         self.member: Membership = between.member(site)
         self.whole = self.member.whole
         self.phase = self.whole.phases[-1]
-        self.place = 10
+        self.says(Begin(), place=self.place)
+
+    def restart(self) -> None:
+        """The site is started again, and asked to begin by a server that has kept nothing of it."""
+        self.member = self.between.member(self.site)
+        self.says(Begin(), place=self.place)
 
     @property
     def own(self) -> int:

@@ -310,7 +310,7 @@ def test_a_round_whose_words_have_left_is_not_begun_again(
     monkeypatch.setitem(play.sites, site, member)
     if broken:
         monkeypatch.setattr(member.shelf, "find", lambda *_: None)
-        monkeypatch.setattr(member.purse, "pay", lambda asked, command: command)
+        monkeypatch.setattr(member, "pay", lambda asked, command: command)
     answer = play.hears(site, first.letter)
     play.between.stop(site)
     assert heard(answer.head.said) == Answered([0] if broken else [])

@@ -205,7 +205,7 @@ def test_the_same_round_has_one_answer(tmp_path: Path) -> None:
         first = server.says(plan)
         assert server.says(plan) == first
         server.member.close()
-        server.member = server.between.member(server.site)
+        server.restart()
         assert server.says(plan) == first
         answer, bodies = server.says(terms(part=0.5)(plan))
         assert isinstance(answer, Refused)

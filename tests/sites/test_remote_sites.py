@@ -23,7 +23,7 @@ from sordino.runs.simulation import Simulation, simulated
 from sordino.sampling.stragglers import Crew
 from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.answers import Answered, Done
+from sordino.transport.answers import BEGIN_FIRST, Accepted, Answered, Done, Refused
 from sordino.transport.carrier import Arrived, Carrier, Writes
 from sordino.transport.events import Event
 from sordino.transport.in_process import InProcess
@@ -241,6 +241,40 @@ def test_a_site_that_does_not_take_part_is_not_asked_a_hundred_times(once: Round
     sites.gather()
     assert len(asked) == 1
     assert sites._here == {"good"}
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+@pytest.mark.parametrize("takes_part", [True, False])
+def test_a_site_that_was_started_again_is_asked_to_begin_and_then_for_the_round(
+    once: Round, restarts: int, takes_part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as it is started again; what it refuses then stands, and the round goes on without it."""
+    own, asked, notes = once.letterhead("bad"), list[str](), list[Event]()
+
+    def bad(letter: bytes) -> bytes:
+        asked.append(str(own.read(letter).head.said["do"]))
+        if asked[-1] == "begin":
+            said: dict[str, Any] = asdict(Accepted([2]) if takes_part else Refused("no"))
+        elif asked.count("round") <= restarts or ("begin" in asked and not takes_part):
+            said = asdict(Refused("it was started again", code=BEGIN_FIRST))
+        else:
+            said = asdict(Answered([2]))
+        return own.write("server", 0, said, [once.bodies[2]] if said["do"] == "answered" else [])
+
+    class Clocked(InProcess):
+        def came(self, seconds: float) -> Sequence[Arrived]:
+            clock[0] += 0 if self._waiting else seconds
+            return super().came(0.0)
+
+    clock = stopped_clock(monkeypatch)
+    sites = once.sites(Clocked({"good": once.good, "bad": bad}), Patience(timeout=60.0, minimum=2))
+    sites.prelude, sites.note = [(Begin(), ())], notes.append
+    sites.gather()
+    there = takes_part or not restarts
+    assert [k for k, _ in sites.collected(0, once.down, once.terms)] == ([0, 1, 2] if there else [0, 1])
+    assert asked == ["round", *["begin", "round"] * (restarts if takes_part else min(1, restarts))]
+    assert ("bad" in sites._ready) == there
+    assert [event.why for event in notes if event.event == "refused"] == ([] if there else ["bad refused (no)"])
 
 
 def test_who_waits_too_long_stops_at_once_when_asked(once: Round) -> None:

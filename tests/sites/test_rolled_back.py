@@ -13,6 +13,7 @@ import pytest
 
 from sordino.config import Experiment
 from sordino.engine.commands import Begin
+from sordino.engine.server import Federation
 from sordino.errors import LedgerError
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
@@ -55,7 +56,7 @@ def answered(server: Server, t: int) -> bytes:
 
 def restarted(server: Server, moved: bool = False) -> None:
     server.between.moved = moved
-    server.member = server.between.member(server.site)
+    server.restart()
 
 
 @pytest.mark.parametrize("name", ["gaussian_gdp", HIDDEN])
@@ -244,6 +245,53 @@ def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
     ended = between.play()
     assert any("site-2" in note and "has answered 2 rounds" in note for note in between.notes)
     assert [row.answered for row in ended.metrics][2:] == [4, 4]
+    assert verify(between.folder) == []
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["between two rounds", "while a round waits for it"])
+def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: Path) -> None:
+    """A site is put back to where it stood after one round of two, with the state folder of its user, and is started
+    again while the server runs on. It takes no further part; the others do.
+    """
+    between = Federated(real(), tmp_path, patience=Patience(60.0, 4))
+    site, copy, publish, pay = between.place / "site-2", tmp_path / "copy", Federation.publish, Purse.pay
+    notes, put = tmp_path / "notes", list[int]()
+
+    def noted() -> Path:
+        witness = between.members["site-2"].purse._witness
+        assert witness is not None
+        return witness.place
+
+    def puts_back() -> None:
+        put.append(len(between.members["site-2"].purse._answered))
+        place = noted()
+        between.stop("site-2")
+        put_back(copy, site)
+        shutil.copy(notes, place)
+        between.member("site-2")
+
+    def published(self: Federation, t: int) -> None:
+        publish(self, t)
+        if self.only is None and t == 0:
+            shutil.copytree(site, copy)
+            shutil.copy(noted(), notes)
+        if self.only is None and t == 1 and not asked:
+            puts_back()
+
+    def paid(self: Purse, letter: Any, command: Any) -> Any:
+        found = pay(self, letter, command)
+        if asked and command.t == 2 and 0 in command.terms:  # the letter to the third site has been written
+            puts_back()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "publish", published)
+        patch.setattr(Purse, "pay", paid)
+        ended = between.play()
+    assert put == [2]
+    assert any("site-2" in note and "has answered 2 rounds" in note for note in between.notes)
+    assert not any("not been asked to begin" in note for note in between.notes)
+    assert [row.answered for row in ended.metrics] == [5, 5, 4, 4]
     assert verify(between.folder) == []
 
 
