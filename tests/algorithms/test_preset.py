@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from sordino import config
-from sordino.algorithms import all_algorithms, fedavg
+from sordino import algorithms, config
+from sordino.algorithms import algorithm_named, all_algorithms, fedavg
 from sordino.algorithms.client_noise import gaussian_gdp, laplace, noisy_steps
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.dp_prox import dp_prox, dp_sgd
@@ -226,6 +226,15 @@ def test_files_give_the_names() -> None:
     assert all(
         made.__module__.startswith(("sordino.algorithms.", "sordino.synthesis.")) for made in all_algorithms().values()
     )
+
+
+@pytest.mark.parametrize("name", sorted(all_algorithms()))
+def test_a_name_is_found_in_the_files_that_say_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the list of all, which is made by loading every file."""
+    known = all_algorithms()[name]
+    monkeypatch.setattr(algorithms, "all_algorithms", dict)
+    assert algorithm_named(name) is known
+    assert algorithm_named(f"{name}_") is None
 
 
 def test_a_new_name_in_a_file_is_found_and_a_second_one_refused(monkeypatch: pytest.MonkeyPatch) -> None:
