@@ -10,6 +10,7 @@ import safetensors.torch
 
 from sordino import tree
 from sordino.algorithms.local_sgd import Walk
+from sordino.engine import stack
 from sordino.ledger.ledger import Entry
 from sordino.privacy.readers.per_example_gradients import Sides
 from sordino.runs.run import start
@@ -78,7 +79,8 @@ def test_clients_of_any_size_train_the_same_model_in_one_call(case: Case, tmp_pa
 
 
 def test_the_law_catches_a_step_that_is_none_of_the_client_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever walks on where it has no batch goes further under momentum."""
+    """Whoever walks on where it has no batch goes further under momentum. A trial keeps such clients apart, and whoever
+    does not believe it finds them moved."""
     case = Case("fedavg", {"name": "fedavg", "momentum": 0.5, "batch_size": 4})
     same = {"partition": {"scheme": "dirichlet", "clients": 24, "alpha": 3.0}, "cohort": {"name": "everyone"}}
     finished(case.experiment(**same), tmp_path / "loop")
@@ -86,6 +88,9 @@ def test_the_law_catches_a_step_that_is_none_of_the_client_s(tmp_path: Path, mon
     assert apart(tmp_path / "loop", tmp_path / "stack") < CLOSE
     walked = Walk.__call__
     monkeypatch.setattr(Walk, "__call__", lambda self, direction, live=None: walked(self, direction))
+    finished(case.experiment(**same, engine={"executor": "stack"}), tmp_path / "kept apart")
+    assert apart(tmp_path / "loop", tmp_path / "kept apart") < CLOSE
+    monkeypatch.setattr(stack, "_agree", lambda *asked: True)
     finished(case.experiment(**same, engine={"executor": "stack"}), tmp_path / "wrong")
     assert apart(tmp_path / "loop", tmp_path / "wrong") > CLOSE
 
