@@ -24,12 +24,8 @@ from typing import NamedTuple, TypeAlias
 from sordino.accounting.accountants import EXACT, EpsilonBound, best, bounds, needed
 from sordino.accounting.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
 from sordino.accounting.events import (
-    DiscreteGaussian,
     Event,
-    Gaussian,
-    Laplace,
     NonPrivate,
-    Once,
     Repeat,
     Together,
     compact,
@@ -164,7 +160,7 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
         return _alone(parts[0], delta, every)
     summed = math.fsum(_alone(part, delta / len(parts), every).epsilon for part in parts)
     listed = {f"sum of {len(parts)} kinds of claims": summed}
-    stretched = [stretch(part.event, part.steps) for part in parts]
+    stretched = [part.event if part.steps == 1 else part.event.stretched(part.steps) for part in parts]
     if all(event is not None for event in stretched):
         together = compact([event for event in stretched if event is not None])
         listed |= _said(together, delta, neighbours, every)
@@ -216,25 +212,3 @@ def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
             return 2 * epsilon
         smaller = delta / (1 + math.exp(epsilon * 1.01))
     return math.inf
-
-
-def stretch(event: Event, number: int) -> Event | None:
-    """The event that covers `number` changes at once, where there is one. The noise stays, and what it hides is that
-    many times larger. A sample and a response have no such event.
-    """
-    if number == 1:
-        return event
-    if isinstance(event, Gaussian | DiscreteGaussian):
-        return type(event)(event.noise_multiplier / number)
-    if isinstance(event, Laplace):
-        return Laplace(event.scale / number)
-    if isinstance(event, Repeat):
-        inner = stretch(event.event, number)
-        return None if inner is None else Repeat(inner, event.count)
-    if isinstance(event, Once):
-        inner = stretch(event.event, number)
-        return None if inner is None else Once(event.name, inner)
-    if isinstance(event, Together):
-        found = [stretch(part, number) for part in event.events]
-        return None if None in found else Together(tuple(part for part in found if part is not None))
-    return None

@@ -1,97 +1,40 @@
-"""The common language of the ledger: what happened to the data, and nothing about how it is accounted.
+"""The common language of the ledger: what happened to the data.
 
-An event says which noise was added, how often, behind which sampler. Accountants read events, the ledger stores
-them as JSON, the report prints them. Noise is always relative to the sensitivity under the neighbours that the
-statement names, so an event needs no clip bound. The vocabulary is that of Google's dp-accounting (`to_dp_event`
-translates); this module needs neither it, nor torch, nor scipy.
+An event says which noise was added, how often, behind which sampler, and what that costs (`mechanisms`). Accountants
+compose events, the ledger stores them as JSON, the report prints them. Noise is always relative to the sensitivity
+under the neighbours that the statement names, so an event needs no clip bound. The vocabulary is that of Google's
+dp-accounting; this module needs neither it, nor torch, nor scipy.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from sordino.errors import (
-    BELOW_ONE,
-    COUNT,
-    FRACTION,
-    INSIDE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SEVERAL,
-    InvalidBudget,
-    UnsoundGuarantee,
-    UnsupportedEvent,
-    check_range,
-    is_number,
-)
+from sordino.accounting.mechanisms import DiscreteGaussian as DiscreteGaussian
+from sordino.accounting.mechanisms import Event as Event
+from sordino.accounting.mechanisms import Gaussian as Gaussian
+from sordino.accounting.mechanisms import Laplace as Laplace
+from sordino.accounting.mechanisms import Orders as Orders
+from sordino.accounting.mechanisms import Response as Response
+from sordino.accounting.mechanisms import amplified as amplified
+from sordino.accounting.mechanisms import check_multiplier as check_multiplier
+from sordino.accounting.mechanisms import noise, settle
+from sordino.accounting.mechanisms import valid_delta as valid_delta
+from sordino.accounting.mechanisms import valid_epsilon as valid_epsilon
+from sordino.errors import COUNT, FRACTION, InvalidBudget, UnsupportedEvent, check_range
 
 
 @dataclass(frozen=True)
-class Gaussian:
-    """Normal noise; `noise_multiplier` = standard deviation / L2 sensitivity. Zero costs infinity."""
-
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        _settle(self, "noise_multiplier", _noise(self.noise_multiplier))
-
-
-@dataclass(frozen=True)
-class DiscreteGaussian:
-    """Noise in whole steps, whose Renyi divergences are those of the continuous law (Canonne, Kamath and Steinke,
-    NeurIPS 2020); its (epsilon, delta) curve is not below that one."""
-
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        _settle(self, "noise_multiplier", _noise(self.noise_multiplier))
-
-
-@dataclass(frozen=True)
-class Laplace:
-    """Laplace noise; `scale` = b / L1 sensitivity, so one draw is (1/scale)-DP. Zero costs infinity."""
-
-    scale: float
-
-    def __post_init__(self) -> None:
-        _settle(self, "scale", _noise(self.scale))
-
-
-@dataclass(frozen=True)
-class Response:
-    """One of `levels` values, kept or replaced at random so that any two inputs differ by at most e^epsilon
-    (Kairouz, Bonawitz and Ramage 2016).
-    """
-
-    epsilon: float
-    levels: int
-
-    def __post_init__(self) -> None:
-        _settle(self, "epsilon", valid_epsilon(self.epsilon))
-        check_range(
-            "the levels of a response",
-            self.levels,
-            SEVERAL,
-            "too-few-levels",
-            error=InvalidBudget,
-        )
-        _settle(self, "levels", int(self.levels))
-
-    @property
-    def replaced(self) -> float:
-        """The probability that the value is drawn anew from all of them: levels / (levels - 1 + e^epsilon)."""
-        return self.levels / (self.levels - 1 + math.exp(min(self.epsilon, 700.0)))
-
-
-@dataclass(frozen=True)
-class Once:
+class Once(Event):
     """An event that is drawn once and then looked at again: every further release under the same name costs nothing
     more.
     """
+
+    fresh = False
 
     name: str
     event: Event
@@ -106,23 +49,65 @@ class Once:
             )
         _require_event(self.event)
 
+    def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
+        if self not in seen:
+            seen.add(self)
+            yield from [(self, 1)] if whole else self.event.unfold(1, seen, whole)
+
+    def stretched(self, number: int) -> Event | None:
+        inner = self.event.stretched(number)
+        return inner and Once(self.name, inner)
+
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Event):
     """An event on a secret sample, in which every unit takes part independently with probability `rate`."""
 
     rate: float
     event: Event
 
     def __post_init__(self) -> None:
-        rate = _noise(self.rate)
+        rate = noise(self.rate)
         check_range("a sampling rate", rate, FRACTION, "rate-out-of-range", error=InvalidBudget)
-        _settle(self, "rate", rate)
+        settle(self, "rate", rate)
         _require_event(self.event)
+
+    @property
+    def fresh(self) -> bool:
+        return draws_afresh(self.event)
+
+    def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
+        if self.rate == 1.0:  # everyone takes part: nothing is sampled
+            for leaf, times in leaves(self.event).items():
+                for settled, n in leaf.settled(neighbours):
+                    yield settled, n * times
+            return
+        inside = reduce(self.event, neighbours)
+        if not inside.private:
+            yield None, 1
+        elif read := _single(inside):
+            _only_zero_out(neighbours)
+            yield Poisson(self.rate, read), 1
+
+    @property
+    def words(self) -> str:
+        return f"on a secret sample (each unit with probability {self.rate:.4g}): {'; '.join(said(self.event))}"
+
+    def pure(self, rate: float = 1.0) -> float | None:
+        return self.event.pure(rate * self.rate)
+
+    def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
+        return self.event.renyi(orders, rate * self.rate)
+
+    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+        return self.event.loss(pld, grid, rate * self.rate)
+
+    def loss_size(self, rate: float = 1.0) -> tuple[float, float] | None:
+        return self.event.loss_size(rate * self.rate)
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Repeat(Event):
     """An event that happens `count` times, each with fresh randomness."""
 
     event: Event
@@ -131,26 +116,47 @@ class Repeat:
     def __post_init__(self) -> None:
         _require_event(self.event)
         check_range("the number of repetitions", self.count, COUNT, "count-not-positive", error=InvalidBudget)
-        _settle(self, "count", int(self.count))
+        settle(self, "count", int(self.count))
+
+    def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
+        return self.event.unfold(times * self.count, seen, whole)
+
+    def stretched(self, number: int) -> Event | None:
+        inner = self.event.stretched(number)
+        return inner and Repeat(inner, self.count)
 
 
 @dataclass(frozen=True)
-class Together:
+class Together(Event):
     """The composition of several events on the same data."""
 
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        _settle(self, "events", tuple(self.events))
+        settle(self, "events", tuple(self.events))
         for event in self.events:
             _require_event(event)
 
+    def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
+        for event in self.events:
+            yield from event.unfold(times, seen, whole)
+
+    def stretched(self, number: int) -> Event | None:
+        parts = [event.stretched(number) for event in self.events]
+        return None if None in parts else Together(tuple(filter(None, parts)))
+
 
 @dataclass(frozen=True)
-class NonPrivate:
+class NonPrivate(Event):
     """Access without any protection: it costs infinity, and the reader is shown the reason."""
 
     reason: str
+
+    fresh = False
+
+    @property
+    def words(self) -> str:
+        return f"a release without noise ({self.reason})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str):
@@ -163,16 +169,18 @@ class NonPrivate:
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Event):
     """No access to the data: costs nothing."""
+
+    fresh = False
+
+    def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
+        return iter(())
 
 
 Json: TypeAlias = dict[str, Any]  # what JSON and TOML hold
-Event: TypeAlias = (
-    Gaussian | DiscreteGaussian | Laplace | Response | Poisson | Repeat | Once | Together | NonPrivate | Nothing
-)
 
-KINDS: dict[str, type[Event]] = {
+KINDS: dict[str, type[Any]] = {
     "gaussian": Gaussian,
     "discrete_gaussian": DiscreteGaussian,
     "laplace": Laplace,
@@ -187,52 +195,88 @@ KINDS: dict[str, type[Event]] = {
 _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
-def leaves(event: Event) -> Counter[Event]:
-    """How often each elementary event happens. Only here are counts multiplied and repeats of one draw told apart."""
+def leaves(event: Event, whole: bool = False) -> Counter[Event]:
+    """How often each elementary event happens; `whole`: what was drawn once is one, under its name. Only here are
+    counts multiplied and repeats of one draw told apart."""
     found: Counter[Event] = Counter()
-    seen: set[Event] = set()
-
-    def walk(node: Event, times: int) -> None:
-        if isinstance(node, Repeat):
-            walk(node.event, times * node.count)
-        elif isinstance(node, Together):
-            for part in node.events:
-                walk(part, times)
-        elif isinstance(node, Once):
-            if node not in seen:
-                seen.add(node)
-                walk(node.event, 1)
-        elif not isinstance(node, Nothing):
-            found[node] += times
-
-    walk(event, 1)
+    for leaf, times in event.unfold(1, set(), whole):
+        found[leaf] += times
     return found
-
-
-def _grouped(event: Event) -> Counter[Event]:
-    """Leaves as `compact` counts them: what was drawn once stays together, under its name."""
-    if isinstance(event, Once):
-        return Counter({event: 1})
-    if isinstance(event, Repeat):
-        return Counter(
-            {part: 1 if isinstance(part, Once) else n * event.count for part, n in _grouped(event.event).items()}
-        )
-    if isinstance(event, Together):
-        found: Counter[Event] = Counter()
-        for part in event.events:
-            for leaf, n in _grouped(part).items():
-                found[leaf] = 1 if isinstance(leaf, Once) else found[leaf] + n
-        return found
-    return leaves(event)
 
 
 def compact(events: Iterable[Event]) -> Event:
     """The same events with equal ones grouped: a thousand identical rounds become one `Repeat`."""
-    counted = _grouped(Together(tuple(events)))
+    counted = leaves(Together(tuple(events)), whole=True)
     grouped = tuple(event if count == 1 else Repeat(event, count) for event, count in counted.items())
     if not grouped:
         return Nothing()
     return grouped[0] if len(grouped) == 1 else Together(grouped)
+
+
+def draws_afresh(event: Event) -> bool:
+    """Is there noise in it that is drawn afresh? What was drawn once in a run comes again as it was."""
+    return any(leaf.fresh for leaf in leaves(event, whole=True))
+
+
+def said(event: Event) -> list[str]:
+    """Noise in words, relative to what one unit can change."""
+    found: Counter[str] = Counter()
+    for leaf, count in leaves(event).items():
+        found[leaf.words] += count
+    return [f"{words}, {count:,} time{'s' * (count != 1)}" for words, count in found.items()]
+
+
+class Reduced(NamedTuple):
+    """Events reduced to what accountants understand; all plain Gaussians are one Gaussian of the same mu."""
+
+    gaussian: Gaussian | None
+    others: tuple[tuple[Event, int], ...]
+    private: bool
+
+    @property
+    def counted(self) -> tuple[tuple[Event, int], ...]:
+        return ((self.gaussian, 1), *self.others) if self.gaussian else self.others
+
+
+def reduce(event: Event, neighbours: str) -> Reduced:
+    """What accountants add up: mu of Gaussians by squares, all others by their number."""
+    mus: list[float] = []
+    others: Counter[Event] = Counter()
+    private = True
+    for leaf, times in leaves(event).items():
+        for settled, n in leaf.settled(neighbours):
+            if settled is None:
+                private = False
+            elif (mu := settled.mu(n * times)) is not None:
+                mus.append(mu)
+            else:
+                others[settled] += n * times
+    return Reduced(Gaussian(1 / math.hypot(*mus)) if mus else None, tuple(others.items()), private)
+
+
+def _only_zero_out(neighbours: str) -> None:
+    if neighbours != "zero_out":
+        raise UnsupportedEvent(
+            f"Poisson sampling with {neighbours} neighbours",
+            why="the price of a Poisson sample is proved only for one unit that is counted or not",
+            fix='use neighbours = "zero_out"',
+            code="poisson-needs-zero-out",
+        )
+
+
+def _single(inside: Reduced) -> Event | None:
+    """The one mechanism that reads a sample: Gaussians on it add up to a Gaussian, anything richer is refused."""
+    if not inside.others:
+        return inside.gaussian
+    (event, count), *more = inside.others
+    if more or count > 1 or inside.gaussian or not event.sampled:
+        raise UnsupportedEvent(
+            "one Poisson sample is read by several different mechanisms",
+            why="no accountant here has a proof for it",
+            fix="give each mechanism its own sample, or use Gaussian noise only",
+            code="sampled-event-not-supported",
+        )
+    return event
 
 
 def to_json(event: Event) -> Json:
@@ -270,76 +314,8 @@ def from_json(data: Any) -> Event:
             code="malformed-event",
         )
     read: dict[str, Callable[[Any], Any]] = {"event": from_json, "events": _each}
-    return cls(**{name: read.get(name, _itself)(data[name]) for name in expected})
-
-
-def to_dp_event(event: Event) -> Any:
-    """The same event for dp-accounting (imported here: it takes a second)."""
-    from dp_accounting import dp_event
-
-    translate: dict[type, Callable[[Any], Any]] = {
-        Gaussian: lambda e: dp_event.GaussianDpEvent(e.noise_multiplier),
-        DiscreteGaussian: lambda e: dp_event.GaussianDpEvent(e.noise_multiplier),
-        Laplace: lambda e: dp_event.LaplaceDpEvent(e.scale),
-        Response: lambda e: dp_event.RandomizedResponseDpEvent(e.replaced, e.levels),
-        Poisson: lambda e: dp_event.PoissonSampledDpEvent(e.rate, to_dp_event(e.event)),
-        Repeat: lambda e: dp_event.SelfComposedDpEvent(to_dp_event(e.event), e.count),
-        Once: lambda e: to_dp_event(e.event),
-        Together: lambda e: dp_event.ComposedDpEvent([to_dp_event(part) for part in e.events]),
-        NonPrivate: lambda e: dp_event.NonPrivateDpEvent(),
-        Nothing: lambda e: dp_event.NoOpDpEvent(),
-    }
-    return translate[type(event)](event)
-
-
-def valid_epsilon(epsilon: float) -> float:
-    """A finite epsilon above zero, or a refusal."""
-    if not is_number(epsilon) or math.isnan(epsilon) or epsilon <= 0:
-        raise InvalidBudget(
-            f"epsilon is {epsilon!r}",
-            why="it must be a number above 0: with epsilon 0 the result could not depend on the data at all",
-            fix="set for example epsilon = 8",
-            code="epsilon-not-positive",
-        )
-    if not math.isfinite(epsilon):
-        raise InvalidBudget(
-            "epsilon is infinite",
-            why="an infinite epsilon promises nothing, and no noise level belongs to it",
-            fix="to run without privacy, leave epsilon out",
-            code="epsilon-not-finite",
-        )
-    return float(epsilon)
-
-
-def valid_delta(delta: float, *, zero: bool = False) -> float:
-    """A delta with 0 < delta < 1, or a refusal. 0 is allowed only where a pure guarantee is asked for."""
-    allowed = BELOW_ONE if zero else INSIDE
-    check_range(
-        "delta",
-        delta,
-        allowed,
-        "delta-out-of-range",
-        error=InvalidBudget,
-        why="it should be well below 1 / (number of units)",
-        fix="set for example delta = 1e-5",
-    )
-    return float(delta)
-
-
-def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
-    """Refuses a typed noise multiplier that gives the noise no size."""
-    if multiplier is not None:
-        why = "noise of size 0 protects nobody"
-        check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)
-
-
-def _noise(value: float) -> float:
-    check_range("a noise level or rate", value, NOT_NEGATIVE, "noise-not-a-number", error=InvalidBudget)
-    return float(value) + 0.0  # -0.0 becomes 0.0: equal events must have equal JSON
-
-
-def _settle(event: Event, field: str, value: object) -> None:
-    object.__setattr__(event, field, value)
+    event: Event = cls(**{name: read.get(name, _itself)(data[name]) for name in expected})
+    return event
 
 
 def _require_event(value: object) -> None:

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sordino.accounting.accountants import amplified
-from sordino.accounting.events import valid_delta, valid_epsilon
+from sordino.accounting.events import amplified, valid_delta, valid_epsilon
 from sordino.accounting.gaussian_dp import bisect, epsilon_of
 
 # the order grid of the accountant behind the publication

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys, user_code
-from sordino.accounting.events import Event, NonPrivate, Nothing, Once, Poisson, Repeat, Together, from_json, leaves
+from sordino.accounting.events import Event, NonPrivate, Poisson, draws_afresh, from_json, leaves
 from sordino.accounting.notes import named, note, parsed
 from sordino.accounting.policy import Policy
 from sordino.algorithms.algorithm import AnyAlgorithm
@@ -200,7 +200,7 @@ class Accounts:
         return [(clients, self._claims(clients[0], price.multiplier)) for clients in groups]
 
     def _note(self, groups: Groups) -> str:
-        self._draws = any(_draws(claim.event) for _, claims in groups for claim in claims)
+        self._draws = any(draws_afresh(claim.event) for _, claims in groups for claim in claims)
         return note(groups, self.policy.noise, self.config)
 
     def _shared_price(self, t: int) -> Price:
@@ -250,7 +250,7 @@ class Accounts:
             return None
         note = self.ledger.entry(self.op(t)).note
         claims = (claim for group in parsed(note).releases for claim in group["claims"])
-        if not any(_draws(from_json(claim["event"])) for claim in claims):
+        if not any(draws_afresh(from_json(claim["event"])) for claim in claims):
             return None
         if state is not State.DRAWN:
             raise _elsewhere(t)
@@ -311,7 +311,7 @@ class Accounts:
         if self.own_code and (claim.unit != "client" or len(self.members) > 1):  # clients of a process share a network
             claim = claim.resting_on(*map(KEEPS.format, self.own_code))
         claim = claim.resting_on(*map(STATES.format, dict.fromkeys(user_code.parts(gate))))
-        inexact = self.policy.real and _draws(claim.event)
+        inexact = self.policy.real and draws_afresh(claim.event)
         return replace(claim, drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, client: int) -> Callable[[Event, Adversary], Event]:
@@ -351,15 +351,6 @@ class Accounts:
                     self._paid(asked, entry.charges.keys())
                     return True
         return False
-
-
-def _draws(event: Event) -> bool:
-    """Is there noise in it that is drawn afresh? What was drawn once in a run comes again as it was."""
-    if isinstance(event, Once | NonPrivate | Nothing):
-        return False
-    if isinstance(event, Together):
-        return any(map(_draws, event.events))
-    return _draws(event.event) if isinstance(event, Repeat | Poisson) else True
 
 
 def _exhausted(t: int) -> BudgetExhausted:

@@ -4,23 +4,13 @@ held against each other. No data, no model and nobody's own code are needed, so 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from sordino.accounting.belief import belief, epsilon_text, percent, subject
 from sordino.accounting.claims import standing
-from sordino.accounting.events import (
-    DiscreteGaussian,
-    Event,
-    Gaussian,
-    Laplace,
-    NonPrivate,
-    Poisson,
-    Response,
-    leaves,
-)
+from sordino.accounting.events import said
 from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import CHANGE, Described, described, merged
@@ -145,29 +135,3 @@ def line(row: Guarantee, by: Sequence[str], simulated: bool) -> str:
         f"epsilon {epsilon_text(row.epsilon)} at delta {delta_text(row.delta)} for one {row.unit} ({row.neighbours}) "
         f"against {', '.join(by)}: {standing(row.status, simulated)}"
     )
-
-
-def said(event: Event) -> list[str]:
-    """Noise in words, relative to what one unit can change."""
-    found: Counter[str] = Counter()
-    for leaf, count in leaves(event).items():
-        found[_one(leaf)] += count
-    return [f"{words}, {count:,} time{'s' * (count != 1)}" for words, count in found.items()]
-
-
-def _one(leaf: Event) -> str:
-    match leaf:
-        case Gaussian(multiplier):
-            return f"Gaussian noise with a deviation of {multiplier:.4g} times what one unit can change"
-        case DiscreteGaussian(multiplier):
-            return f"discrete Gaussian noise with a deviation of {multiplier:.4g} times what one unit can change"
-        case Laplace(scale):
-            return f"Laplace noise with a scale of {scale:.4g} times what one unit can change"
-        case Response(epsilon, levels):
-            return f"randomised response with {levels} answers (epsilon {epsilon:.4g} each)"
-        case Poisson(rate, inner):
-            return f"on a secret sample (each unit with probability {rate:.4g}): {'; '.join(said(inner))}"
-        case NonPrivate(reason):
-            return f"a release without noise ({reason})"
-        case _:
-            return "nothing"

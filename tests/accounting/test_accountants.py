@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting.accountants import _losses, _reduce, amplified, best, bounds, epsilon_by
+from sordino.accounting.accountants import _losses, _reduce, best, bounds, epsilon_by
 from sordino.accounting.events import (
     DiscreteGaussian,
     Event,
@@ -20,11 +22,11 @@ from sordino.accounting.events import (
     Poisson,
     Repeat,
     Together,
-    to_dp_event,
+    amplified,
 )
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.errors import InvalidBudget, PrivacyError, UnsoundGuarantee, UnsupportedEvent
-from tests.accounting.priced import PRV, by, sampled, slow
+from tests.accounting.priced import PRV, by, sampled, slow, to_dp_event
 
 INTEGERS = tuple(range(2, 257))
 
@@ -329,3 +331,25 @@ def test_of_plain_gaussians_no_accountant_is_below_the_exact_one(noise: float, c
     """So `best` asks no other one."""
     event = Repeat(Gaussian(noise), count)
     assert best(event, delta, "replace") == min(bounds(event, delta, "replace"), key=lambda bound: bound.epsilon)
+
+
+@dataclass(frozen=True)
+class Geometric(Event):
+    """A mechanism that no accountant knows."""
+
+    epsilon: float
+
+    def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
+        yield self, 1
+
+    def pure(self, rate: float = 1.0) -> float:
+        return amplified(self.epsilon, rate)
+
+
+def test_a_new_event_is_composed_by_what_it_says_of_itself() -> None:
+    [alone] = bounds(Geometric(0.5), 1e-5, "replace")
+    assert (alone.accountant, alone.epsilon) == ("pure", pytest.approx(0.5))
+    [mixed] = bounds(Together((Geometric(0.5), Laplace(4.0), Laplace(4.0))), 1e-5, "replace")
+    assert (mixed.accountant, mixed.epsilon) == ("pure", pytest.approx(1.0))
+    assert math.isinf(best(Together((Geometric(0.5), Gaussian(1.0))), 1e-5, "replace").epsilon)  # nothing is proved
+    assert math.isinf(best(Event(), 1e-5, "replace").epsilon)  # what says nothing is unprotected

@@ -83,5 +83,6 @@ def test_literal_noise_is_louder_and_accounted_for() -> None:
     )
     uplink = parts.setup.algorithm.uplink
     event = uplink.claims(1.0, lambda e, a: e)[0].event
+    assert isinstance(event, Gaussian)
     assert epsilon_of(1 / event.noise_multiplier, DELTA) == pytest.approx(9.997, abs=2e-3)  # clip 1, noise of 1 * 0.5
     assert epsilon_of(1.0, DELTA) == pytest.approx(4.377, abs=1e-3)

@@ -30,13 +30,13 @@ from sordino.accounting.events import (
     compact,
     from_json,
     leaves,
-    to_dp_event,
     to_json,
 )
 from sordino.accounting.notes import note
 from sordino.accounting.statement import statement
 from sordino.errors import InvalidBudget, UnsupportedEvent
 from sordino.privacy.noise.randomised_response import composed_delta, flip_probability, keep_probability
+from tests.accounting.priced import to_dp_event
 
 A, B = Once("a", Repeat(Response(5.0, 21), 3)), Once("b", Repeat(Response(5.0, 21), 3))
 _events = st.recursive(

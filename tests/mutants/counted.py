@@ -34,7 +34,7 @@ COUNTED_OR_NOT = [
     ),
     one(
         "a sample is amplified for a unit that is replaced",
-        "accounting/accountants.py",
+        "accounting/events.py",
         'if neighbours != "zero_out":',
         "if False:",
         "tests/accounting/test_accountants.py::test_refusals",

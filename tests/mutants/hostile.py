@@ -95,10 +95,10 @@ HOSTILE = [
     ),
     one(
         "a sampled noise stretched like a plain one",
-        "accounting/covering.py",
-        "        return None if inner is None else Once(event.name, inner)",
-        "        return None if inner is None else Once(event.name, inner)\n"
-        "    if hasattr(event, 'rate'):\n        return type(event)(event.rate, stretch(event.event, number))",
+        "accounting/events.py",
+        "        return self.event.loss_size(rate * self.rate)",
+        "        return self.event.loss_size(rate * self.rate)\n\n    def stretched(self, number):\n"
+        "        inner = self.event.stretched(number)\n        return inner and Poisson(self.rate, inner)",
         f"{COVERING}::test_a_sample_that_cannot_be_stretched_is_summed",
     ),
     one(

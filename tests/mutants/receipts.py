@@ -10,7 +10,7 @@ VERIFY = "tests/receipts/test_verify.py"
 RECEIPTS = [
     one(
         "a sampled discrete Gaussian that costs nothing at orders between two integers",
-        "accounting/accountants.py",
+        "accounting/mechanisms.py",
         "known.get(order, math.inf)",
         "known.get(order, 0.0)",
         "tests/accounting/test_accountants.py::test_a_sampled_discrete_gaussian_is_known_at_whole_orders_alone",

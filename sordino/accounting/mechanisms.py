@@ -1,0 +1,307 @@
+"""Mechanisms as events: noise and randomised responses, each with all of its own accounting.
+
+Who adds one writes a class here and its row in `events.KINDS`. Accountants compose, and ask each event for itself:
+
+settled     its draws, with noise within what accountants can hold; None where it protects nobody
+mu          of Gaussian DP, of several draws: exact for unsampled Gaussians (Dong, Roth and Su 2022)
+pure        epsilon of one draw; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle, Barthe and Gaboardi 2018)
+renyi       divergences of one draw at these orders, by dp-accounting (imported there: it takes a second)
+loss        distribution of the privacy loss of one draw, pessimistic, on a grid
+loss_size   how wide that is, and how large typically
+stretched   the event that covers several changes at once
+
+`rate` is that of the Poisson sample which the mechanism reads. None: nothing is proved.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from sordino.errors import (
+    BELOW_ONE,
+    INSIDE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEVERAL,
+    InvalidBudget,
+    UnsoundGuarantee,
+    check_range,
+    is_number,
+)
+
+# outside these the next worse level is charged: no overflow inside an accountant, and never an underestimate
+_LEAST_NOISE, _MOST_NOISE = 1e-6, 1e9
+
+Orders: TypeAlias = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to the data. A kind of event says of itself what it can prove; the others stay at None."""
+
+    sampled: ClassVar[bool] = False  # is its price on a Poisson sample proved?
+    pair: ClassVar[str] = "sums"  # what its privacy loss tells apart: sums, or inputs; the two do not compose
+
+    @property
+    def fresh(self) -> bool:
+        """Is there noise in it that is drawn afresh?"""
+        return True
+
+    @property
+    def words(self) -> str:
+        """Its noise, relative to what one unit can change."""
+        return "nothing"
+
+    def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
+        """Elementary events and how often they happen. `seen`: what was drawn once before, and is kept `whole` or
+        opened."""
+        yield self, times
+
+    def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
+        yield None, 1
+
+    def stretched(self, number: int) -> Event | None:
+        return None
+
+    def mu(self, times: int) -> float | None:
+        return None
+
+    def pure(self, rate: float = 1.0) -> float | None:
+        return None
+
+    def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
+        return None
+
+    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+        return None
+
+    def loss_size(self, rate: float = 1.0) -> tuple[float, float] | None:
+        """(span, typical size); a sample thins the typical loss, not the span."""
+        return None
+
+
+@dataclass(frozen=True)
+class _Normal(Event):
+    noise_multiplier: float
+
+    sampled = True
+
+    def __post_init__(self) -> None:
+        settle(self, "noise_multiplier", noise(self.noise_multiplier))
+
+    def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
+        known = self.noise_multiplier >= _LEAST_NOISE
+        yield type(self)(min(self.noise_multiplier, _MOST_NOISE)) if known else None, 1
+
+    def stretched(self, number: int) -> Event:
+        return type(self)(self.noise_multiplier / number)
+
+    def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
+        from dp_accounting import dp_event
+
+        return _divergences(dp_event.GaussianDpEvent(self.noise_multiplier), orders, rate)
+
+
+@dataclass(frozen=True)
+class Gaussian(_Normal):
+    """Normal noise; `noise_multiplier` = standard deviation / L2 sensitivity. Zero costs infinity."""
+
+    @property
+    def words(self) -> str:
+        return f"Gaussian noise with a deviation of {self.noise_multiplier:.4g} times what one unit can change"
+
+    def mu(self, times: int) -> float:
+        return math.sqrt(times) / self.noise_multiplier
+
+    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+        return pld.from_gaussian_mechanism(
+            self.noise_multiplier, sampling_prob=rate, value_discretization_interval=grid
+        )
+
+    def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
+        mu = 1 / self.noise_multiplier
+        return mu * mu / 2 + 10 * mu, _thinned(mu, rate)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(_Normal):
+    """Noise in whole steps, whose Renyi divergences are those of the continuous law (Canonne, Kamath and Steinke,
+    NeurIPS 2020); its (epsilon, delta) curve is not below that one. Under a Poisson sample these are known at whole
+    orders, where the moments of both laws agree term by term."""
+
+    @property
+    def words(self) -> str:
+        return f"discrete Gaussian noise with a deviation of {self.noise_multiplier:.4g} times what one unit can change"
+
+    def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
+        if rate == 1:
+            return super().renyi(orders)
+        import numpy as np
+
+        whole = tuple(order for order in orders if order == int(order))
+        known = dict(zip(whole, super().renyi(whole, rate), strict=True))
+        return np.array([known.get(order, math.inf) for order in orders])
+
+
+@dataclass(frozen=True)
+class Laplace(Event):
+    """Laplace noise; `scale` = b / L1 sensitivity, so one draw is (1/scale)-DP. Zero costs infinity."""
+
+    scale: float
+
+    sampled = True
+
+    def __post_init__(self) -> None:
+        settle(self, "scale", noise(self.scale))
+
+    @property
+    def words(self) -> str:
+        return f"Laplace noise with a scale of {self.scale:.4g} times what one unit can change"
+
+    def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
+        yield Laplace(min(self.scale, _MOST_NOISE)) if self.scale >= _LEAST_NOISE else None, 1
+
+    def stretched(self, number: int) -> Event:
+        return Laplace(self.scale / number)
+
+    def pure(self, rate: float = 1.0) -> float:
+        return amplified(1 / self.scale, rate)
+
+    def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
+        from dp_accounting import dp_event
+
+        return _divergences(dp_event.LaplaceDpEvent(self.scale), orders) if rate == 1 else None
+
+    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+        return pld.from_laplace_mechanism(self.scale, sampling_prob=rate, value_discretization_interval=grid)
+
+    def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
+        return self.pure(), _thinned(self.pure(), rate)
+
+
+@dataclass(frozen=True)
+class Response(Event):
+    """One of `levels` values, kept or replaced at random so that any two inputs differ by at most e^epsilon
+    (Kairouz, Bonawitz and Ramage 2016).
+    """
+
+    epsilon: float
+    levels: int
+
+    pair = "inputs"
+
+    def __post_init__(self) -> None:
+        settle(self, "epsilon", valid_epsilon(self.epsilon))
+        check_range("the levels of a response", self.levels, SEVERAL, "too-few-levels", error=InvalidBudget)
+        settle(self, "levels", int(self.levels))
+
+    @property
+    def words(self) -> str:
+        return f"randomised response with {self.levels} answers (epsilon {self.epsilon:.4g} each)"
+
+    @property
+    def replaced(self) -> float:
+        """The probability that the value is drawn anew from all of them: levels / (levels - 1 + e^epsilon)."""
+        return self.levels / (self.levels - 1 + math.exp(min(self.epsilon, 700.0)))
+
+    def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
+        yield self, 1
+
+    def pure(self, rate: float = 1.0) -> float:
+        return amplified(self.epsilon, rate)
+
+    def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
+        """Of two inputs a and b: one output is as likely as e^epsilon to one, one the other way round, and all others
+        are equally likely."""
+        if rate != 1:
+            return None
+        import numpy as np
+
+        alpha, e = np.array(orders), self.epsilon
+        other = -e - math.log1p((self.levels - 1) * math.exp(-e))  # log probability of an output that is not the input
+        rare = math.log(self.levels - 2) if self.levels > 2 else -math.inf
+        return (other + np.logaddexp(np.logaddexp(alpha * e, (1 - alpha) * e), rare)) / (alpha - 1)
+
+    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+        return pld.from_randomized_response(self.replaced, self.levels, value_discretization_interval=grid)
+
+    def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
+        return self.pure(), self.pure()
+
+
+def amplified(epsilon: float, rate: float) -> float:
+    """What a secret sample of rate q leaves of an epsilon: ln(1 + q (e^eps - 1)), where e^eps cannot overflow."""
+    if epsilon < 30:
+        return math.log1p(rate * math.expm1(epsilon))
+    return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
+
+
+def _thinned(typical: float, rate: float) -> float:
+    return min(rate * math.exp(min(typical, 5.0) ** 2 / 2) * typical, typical) if rate < 1 else typical
+
+
+def _divergences(of: Any, orders: Orders, rate: float = 1.0) -> Any:
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)  # fractional orders that do not converge are left out, which needs no warning
+    try:
+        return RdpAccountant(orders).compose(of if rate == 1 else dp_event.PoissonSampledDpEvent(rate, of)).rdp
+    finally:
+        log.setLevel(level)
+
+
+def valid_epsilon(epsilon: float) -> float:
+    """A finite epsilon above zero, or a refusal."""
+    if not is_number(epsilon) or math.isnan(epsilon) or epsilon <= 0:
+        raise InvalidBudget(
+            f"epsilon is {epsilon!r}",
+            why="it must be a number above 0: with epsilon 0 the result could not depend on the data at all",
+            fix="set for example epsilon = 8",
+            code="epsilon-not-positive",
+        )
+    if not math.isfinite(epsilon):
+        raise InvalidBudget(
+            "epsilon is infinite",
+            why="an infinite epsilon promises nothing, and no noise level belongs to it",
+            fix="to run without privacy, leave epsilon out",
+            code="epsilon-not-finite",
+        )
+    return float(epsilon)
+
+
+def valid_delta(delta: float, *, zero: bool = False) -> float:
+    """A delta with 0 < delta < 1, or a refusal. 0 is allowed only where a pure guarantee is asked for."""
+    allowed = BELOW_ONE if zero else INSIDE
+    check_range(
+        "delta",
+        delta,
+        allowed,
+        "delta-out-of-range",
+        error=InvalidBudget,
+        why="it should be well below 1 / (number of units)",
+        fix="set for example delta = 1e-5",
+    )
+    return float(delta)
+
+
+def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
+    """Refuses a typed noise multiplier that gives the noise no size."""
+    if multiplier is not None:
+        why = "noise of size 0 protects nobody"
+        check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)
+
+
+def noise(value: float) -> float:
+    check_range("a noise level or rate", value, NOT_NEGATIVE, "noise-not-a-number", error=InvalidBudget)
+    return float(value) + 0.0  # -0.0 becomes 0.0: equal events must have equal JSON
+
+
+def settle(event: Event, field: str, value: object) -> None:
+    object.__setattr__(event, field, value)
