@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sordino.accounting import events
 from sordino.accounting.accountants import _losses, _reduce, best, bounds, epsilon_by
 from sordino.accounting.events import (
     DiscreteGaussian,
@@ -346,7 +347,8 @@ class Geometric(Event):
         return amplified(self.epsilon, rate)
 
 
-def test_a_new_event_is_composed_by_what_it_says_of_itself() -> None:
+def test_a_new_event_is_composed_by_what_it_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(events._NAMES, Geometric, "geometric")  # its row
     [alone] = bounds(Geometric(0.5), 1e-5, "replace")
     assert (alone.accountant, alone.epsilon) == ("pure", pytest.approx(0.5))
     [mixed] = bounds(Together((Geometric(0.5), Laplace(4.0), Laplace(4.0))), 1e-5, "replace")
