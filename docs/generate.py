@@ -29,7 +29,7 @@ from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import merged, sentence
 from sordino.algorithms import all_algorithms
 from sordino.budget.schedules import SCHEDULES
-from sordino.cli.main import app
+from sordino.cli.program import app
 from sordino.config import Experiment, gates
 from sordino.partition.schemes import SCHEMES
 from sordino.runs.catalogue import catalogue

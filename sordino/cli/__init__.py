@@ -1,8 +1,13 @@
 """Command line: the verbs and what they print.
 
-Importing it loads neither torch nor scipy.
+Importing it loads neither torch nor scipy, and no verb.
 """
 
-from sordino.cli.main import main
+from __future__ import annotations
 
-__all__ = ["main"]
+
+def main() -> None:
+    """The entry point of the program."""
+    from sordino.cli.program import main as play
+
+    play()

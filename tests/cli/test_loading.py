@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from sordino.cli.main import app, only
+from sordino.cli.program import app, only
 
 
 def told(program: str, folder: Path) -> str:

@@ -17,7 +17,7 @@ import typer.main
 
 from sordino import errors
 from sordino.algorithms import all_algorithms
-from sordino.cli.main import app
+from sordino.cli.program import app
 from sordino.config import parameters
 from sordino.errors import SordinoError
 from sordino.receipts.verify import verify
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 HELP = """
 import sys, typer.main
 from typer.testing import CliRunner
-from sordino.cli.main import app
+from sordino.cli.program import app
 def verbs(command, path=()):
     yield path
     for name, inner in getattr(command, "commands", {}).items():
@@ -197,7 +197,7 @@ def test_what_was_spent_is_read_from_a_receipt_only_if_the_ledger_knows_every_wo
 
 LIGHT = """
 import sys
-from sordino.cli.main import app
+from sordino.cli.program import app
 for words in ("algorithms", "algorithms fedprox", "schema", "list {place}", "show {run}", "data list", "privacy spent {run}"):
     app(words.split(), standalone_mode=False)
     assert not {{"torch", "scipy", "sklearn", "dp_accounting", "pyarrow", "safetensors", "pandas"}} & set(sys.modules)

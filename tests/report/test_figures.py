@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sordino
-from sordino.cli.main import app
+from sordino.cli.program import app
 from sordino.errors import SordinoError
 from sordino.report import figures
 from sordino.report.comparison_page import ComparisonFacts

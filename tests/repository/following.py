@@ -23,7 +23,7 @@ import typer.main
 
 from sordino import config
 from sordino.cli import main
-from sordino.cli.main import app
+from sordino.cli.program import app
 from sordino.data import schema
 from sordino.partition.schemes import SCHEMES
 from sordino.planning.methods import Methods

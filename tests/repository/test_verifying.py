@@ -30,7 +30,7 @@ HEAVY = "torch", "pyarrow", "PIL", "grpc", "matplotlib", "tenseal"
 # the command, as it is given; then all that is loaded when it is done
 COMMAND = """
 import sys
-from sordino.cli.main import main
+from sordino.cli import main
 sys.argv = ["sordino", "privacy", "verify", sys.argv[1]]
 try:
     main()

@@ -23,7 +23,7 @@ from sordino.accounting.claims import ADVERSARIES, Claim, Neighbours
 from sordino.accounting.events import Event, Gaussian, NonPrivate, Poisson, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.accounting.notes import note
-from sordino.cli.main import app
+from sordino.cli.program import app
 from sordino.errors import SordinoError
 from sordino.metrics.measures import (
     at_bytes,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import sordino
 from sordino import config
 from sordino.algorithms import all_algorithms
-from sordino.cli.main import app
+from sordino.cli.program import app
 from sordino.errors import DataError, SordinoError
 from sordino.receipts.folder import RunFolder
 from sordino.sites.own_data import OwnData
