@@ -162,7 +162,7 @@ HOSTILE = [
         "a drawn round drawn again",
         "planning/accounts.py",
         (
-            ('        if not any(_draws(from_json(claim["event"])) for claim in claims):', "        if True:"),
+            ('        if not any(draws_afresh(from_json(claim["event"])) for claim in claims):', "        if True:"),
             ("            if self._draws and not first:", "            if False:"),
         ),
         (f"{RESUME}::test_kills_do_not_average_the_noise_away",),
