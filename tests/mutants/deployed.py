@@ -79,6 +79,20 @@ DEPLOYED = [
         "tests/sites/test_strangers.py::test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displaces_nobody",
     ),
     one(
+        "who sends nothing holds a thread of the server for each call",
+        "sites/grpc_server.py",
+        "        if not free:",
+        "        if False:",
+        "tests/sites/test_silent_calls.py::test_silent_answers_hold_one_thread_and_no_longer_than_their_time",
+    ),
+    one(
+        "who sends nothing keeps a site out for as long as it likes",
+        "sites/grpc_server.py",
+        " or now >= before.since + PROMPT:",
+        ":",
+        "tests/sites/test_silent_calls.py::test_silent_answers_hold_one_thread_and_no_longer_than_their_time",
+    ),
+    one(
         "a site tells the forger alone what it refuses",
         "transport/desk.py",
         "        except SordinoError as error:\n            self._porter.declined(error)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,17 @@ import torch
 from sordino import config
 from sordino.config import Experiment
 from sordino.errors import DataError
+from sordino.receipts.verify import verify
 from sordino.results import preparation
 from sordino.runs.run import start
 from sordino.sites.serve import settled
+from sordino.transport.carrier import Arrived
+from sordino.transport.events import Event
+from sordino.transport.in_process import InProcess
+from sordino.transport.sites import Patience
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
 from tests.laws.cases import BY_NAME, Case
+from tests.laws.traces import Killed
 from tests.laws.tried import AGAIN, tried_on
 
 
@@ -71,3 +78,43 @@ def test_a_server_tells_what_came_before_round_one_without_any_rows(
     found = preparation.gather(between.folder, pictures=False)
     assert found is not None
     assert sum(one.kept for one in found.classes) > 0
+
+
+class Lonely(InProcess):
+    """One site goes for good when the second round has been asked for."""
+
+    gone = ""
+
+    def peers(self) -> frozenset[str]:
+        return super().peers() - {self.gone}
+
+    def came(self, seconds: float) -> Sequence[Arrived]:
+        self._waiting = {ticket: one for ticket, one in self._waiting.items() if one[0] != self.gone}
+        return super().came(seconds)
+
+
+def test_with_a_smaller_minimum_a_round_that_waits_goes_on_where_it_stood(tmp_path: Path) -> None:
+    """What the others have answered counts: nobody pays a round twice, and none is lost."""
+    case, roads, stopped = BY_NAME["gaussian_gdp"], list[Lonely](), [Killed]
+    privacy = case.privacy | {"noise": "system"}
+    real = case.experiment(privacy=privacy, rounds=3, cohort={"name": "everyone"})
+
+    def carried(desks: Mapping[str, Callable[[bytes], bytes]]) -> Lonely:
+        roads.append(Lonely(desks))
+        roads[-1].gone = "site-2" if roads[1:] else ""
+        return roads[-1]
+
+    def hears(event: Event) -> None:
+        if event.event == "asked" and event.round == 2:
+            roads[-1].gone = "site-2"
+        if event.event == "waiting" and roads[-1].gone and stopped:
+            raise stopped.pop()
+
+    between = Federated(real, tmp_path, patience=Patience(0.1, 5), carried=carried, hears=hears)
+    with pytest.raises(Killed):
+        between.play()
+    between.patience = Patience(0.1, 4)
+    assert [row.answered for row in between.play().metrics] == [5, 4, 4]
+    assert verify(between.folder) == []
+    paid = [len([entry for entry in ledger_of(tmp_path / site) if entry.charges]) for site in between.agreed.sites]
+    assert paid == [3, 3, 1, 3, 3]

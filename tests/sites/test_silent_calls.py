@@ -96,7 +96,9 @@ def test_silent_answers_hold_one_thread_and_no_longer_than_their_time(
         thread = threading.Thread(target=lambda: codes.extend(one.code() for one in others))
         thread.start()
         thread.join(10)
-        assert len(codes) == 12, "those who send nothing hold the threads"
+        turned = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}  # at once, also beyond the threads
+        assert len(codes) == 12
+        assert turned.issuperset(codes), "those who send nothing hold the threads"
         ticket = server.send("a", lambda: b"letter")
         assert letter_of(fetched(site)) == (ticket, b"letter")
         monkeypatch.setattr(grpc_server, "PROMPT", 0.0)
