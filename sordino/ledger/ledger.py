@@ -17,7 +17,6 @@ client only (individual filters, Feldman and Zrnic 2021).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sqlite3
@@ -55,7 +54,6 @@ __all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "Place", 
 MEMORY = ":memory:"
 
 _ORDER = list(State)
-_LARGEST_PAYLOAD = 1 << 29  # SQLite stops at 10**9 bytes
 
 
 class Entry(NamedTuple):
@@ -175,19 +173,9 @@ class Ledger:
         """
         return self._advance(op, State.DRAWN, {})
 
-    def stored(self, op: str, digest: bytes, payload: bytes | None = None) -> None:
-        """Fixes the one content that this operation may ever publish. A large one stays in a file of its own."""
-        if payload is not None and len(payload) > _LARGEST_PAYLOAD:
-            raise LedgerError(
-                f"a payload of {len(payload)} bytes is too large for the ledger",
-                fix="keep the release in a file, and only its digest here",
-                code="payload-too-large",
-            )
-        content = {
-            "digest": digest.hex(),
-            "payload": None if payload is None else hashlib.sha256(payload).hexdigest(),
-        }
-        self._advance(op, State.STORED, content, payload)
+    def stored(self, op: str, digest: bytes) -> None:
+        """Fixes the one content that this operation may ever publish."""
+        self._advance(op, State.STORED, {"digest": digest.hex()})
 
     def published(self, op: str) -> None:
         self._advance(op, State.PUBLISHED, {})
@@ -201,19 +189,6 @@ class Ledger:
     def sealed(self, digest: bytes) -> bool:
         with self._reading() as books:
             return digest.hex() in books.seals
-
-    def release(self, op: str) -> tuple[bytes, bytes | None] | None:
-        """The digest and payload of a stored operation: what a retry publishes instead of drawing again."""
-        with self._reading() as books:
-            sequence = books.ops[op].stored if op in books.ops else None
-            if sequence is None:
-                return None
-            record = self._record(sequence)
-            row = self._db.execute("SELECT body FROM payload WHERE sequence = ?", (sequence,)).fetchone()
-        payload = row[0] if row else None
-        if record["payload"] != (None if payload is None else hashlib.sha256(payload).hexdigest()):
-            raise damaged(f"the payload of {op!r} is not what was stored")
-        return bytes.fromhex(record["digest"]), payload
 
     def state(self, op: str) -> State | None:
         with self._reading() as books:
@@ -340,14 +315,12 @@ class Ledger:
                     db.execute("ROLLBACK")
                 raise
 
-    def _append(self, record: dict[str, object], payload: bytes | None = None) -> None:
+    def _append(self, record: dict[str, object]) -> None:
         body, sequence = canonical(record).encode(), self._books.sequence + 1
         # the books stay as they are: they will learn of this record by reading it back
         self._db.execute("INSERT INTO record VALUES (?, ?, ?)", (sequence, link(self._books.head, body), body))
-        if payload is not None:
-            self._db.execute("INSERT INTO payload VALUES (?, ?)", (sequence, payload))
 
-    def _advance(self, op: str, to: State, content: Mapping[str, object], payload: bytes | None = None) -> bool:
+    def _advance(self, op: str, to: State, content: Mapping[str, object]) -> bool:
         with self._turn() as books:
             if op not in books.ops:
                 raise LedgerError(
@@ -373,7 +346,7 @@ class Ledger:
                     fix="take the steps before it first",
                     code="op-skips-state",
                 )
-            self._append({"kind": to.value, "op": op, **content}, payload)
+            self._append({"kind": to.value, "op": op, **content})
         return True
 
     def _row(self, sequence: int) -> tuple[bytes, bytes]:

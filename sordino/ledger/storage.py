@@ -24,10 +24,8 @@ PATIENCE = 60.0  # seconds to wait for other writers
 _APPLICATION, _VERSION = 0x536F7264, 1
 _SCHEMA = [
     "CREATE TABLE record (sequence INTEGER PRIMARY KEY, hash BLOB NOT NULL, body BLOB NOT NULL)",
-    "CREATE TABLE payload (sequence INTEGER PRIMARY KEY REFERENCES record, body BLOB NOT NULL)",
     *(
-        f"CREATE TRIGGER {table}_{event} BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, 'fixed'); END"
-        for table in ("record", "payload")
+        f"CREATE TRIGGER record_{event} BEFORE {event} ON record BEGIN SELECT RAISE(ABORT, 'fixed'); END"
         for event in ("update", "delete")
     ),
 ]

@@ -41,7 +41,7 @@ KILL_POINTS: dict[str, State | None] = {
     "drawn INSERT INTO record": State.RESERVED,
     "drawn COMMIT": State.RESERVED,
     "drawn": State.DRAWN,
-    "stored INSERT INTO payload": State.DRAWN,
+    "stored INSERT INTO record": State.DRAWN,
     "stored COMMIT": State.DRAWN,
     "stored": State.STORED,
     "published COMMIT": State.STORED,
@@ -176,20 +176,17 @@ def perform(ledger: Ledger, world: World, op: str, log: Path, draw: bytes) -> No
     """One round by the book: reserve, draw, store, publish, and only then tell the world."""
     granted = sorted(ledger.reserve(op, world.charges(op), PLAN))
     tell(log, saw="granted", op=op, granted=granted)
-    if (release := ledger.release(op)) is None:
+    if (digest := ledger.entry(op).digest) is None:
         ledger.drawn(op)
         try:
-            ledger.stored(op, hashlib.sha256(draw).digest(), draw)
+            ledger.stored(op, hashlib.sha256(draw).digest())
         except LedgerError as error:  # a racing writer was first: its release is the release
             if error.code != "op-two-releases":
                 raise
-        release = ledger.release(op)
-    assert release is not None
-    digest, payload = release
-    assert payload is not None
-    assert hashlib.sha256(payload).digest() == digest
+        digest = ledger.entry(op).digest
+    assert digest is not None
     ledger.published(op)
-    tell(log, saw="published", op=op, granted=granted, digest=digest.hex(), head=ledger.head())
+    tell(log, saw="published", op=op, granted=granted, digest=digest, head=ledger.head())
 
 
 def write_for_ever(path: Path, log: Path, world: World, operations: int) -> None:
@@ -241,7 +238,7 @@ def pause_at(point: str, here: Callable[[], None], path: Path, log: Path, carele
     digest = hashlib.sha256(draw).digest()
     if careless:  # the broken twin: the world sees the release before the ledger has it
         tell(log, saw="published", op="op0", granted=granted, digest=digest.hex(), head=ledger.head())
-    ledger.stored("op0", digest, draw)
+    ledger.stored("op0", digest)
     stop("stored")
     step = "published"
     ledger.published("op0")

@@ -24,16 +24,6 @@ from sordino.ledger.ledger import Ledger, State
 from tests.ledger.small import CHARTER, ONE, code_of
 
 
-def test_a_payload_too_large_for_the_file_is_refused(ledger: Ledger) -> None:
-    class Large(bytes):
-        def __len__(self) -> int:
-            return 1 << 30
-
-    ledger.reserve("op", ONE, b"")
-    assert code_of(ledger.stored, "op", b"digest", Large()) == "payload-too-large"
-    assert ledger.state("op") is State.RESERVED
-
-
 # ---------------------------------------------------------------- the file
 def test_a_ledger_is_bound_to_its_charter_and_caps(tmp_path: Path) -> None:
     path, caps = tmp_path / "ledger", {"ada": (5,)}
@@ -65,8 +55,8 @@ def test_two_ledgers_on_one_file_see_each_other(tmp_path: Path) -> None:
         assert one.reserve("a", {"ada": (2,)}, b"") == {"ada"}
         assert two.spent("ada") == (2,)
         assert two.reserve("b", {"ada": (2,)}, b"") == set()
-        two.stored("a", b"digest", b"two")
-        assert one.release("a") == (b"digest", b"two")
+        two.stored("a", b"digest")
+        assert one.entry("a").digest == b"digest".hex()
         assert one.head() == two.head()
 
 
@@ -101,13 +91,13 @@ def test_the_file_is_append_only_and_holds_no_float(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     with Ledger.open(path, CHARTER, {"ada": cap([0.7])}) as ledger:
         ledger.reserve("op", {"ada": cost([0.1])}, b"plan")
-        ledger.stored("op", b"digest", b"payload")
+        ledger.stored("op", b"digest")
     assert path.stat().st_mode & 0o777 == 0o600
     raw = sqlite3.connect(path)
     bodies = [row[0] for row in raw.execute("SELECT body FROM record")]
     found = [json.loads(body, parse_float=lambda text: pytest.fail(f"a float: {text}")) for body in bodies]
     assert [record["kind"] for record in found] == ["charter", "reserved", "stored"]
-    for statement in ("UPDATE record SET body = x''", "DELETE FROM record", "DELETE FROM payload"):
+    for statement in ("UPDATE record SET body = x''", "DELETE FROM record"):
         with pytest.raises(sqlite3.DatabaseError, match="fixed"):
             raw.execute(statement)
     raw.close()
@@ -133,7 +123,7 @@ def test_tampering_is_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "ledger"
     with Ledger.open(path, CHARTER, {"ada": (9,)}) as ledger:
         ledger.reserve("op", {"ada": (5,)}, b"plan")
-        ledger.stored("op", b"digest", b"payload")
+        ledger.stored("op", b"digest")
         ledger.published("op")
     raw = sqlite3.connect(path, isolation_level=None)
     triggers = raw.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
@@ -149,13 +139,12 @@ def test_tampering_is_refused(tmp_path: Path, what: str) -> None:
 
 
 def test_broken_pages_are_found_at_opening(tmp_path: Path) -> None:
-    path, filling = tmp_path / "ledger", b"\xab"
+    path, filling = tmp_path / "ledger", b"n"
     with Ledger.open(path, CHARTER) as ledger:
-        ledger.reserve("op", ONE, b"plan")
-        ledger.stored("op", b"digest", 20_000 * filling)
+        ledger.reserve("op", ONE, b"plan", note=20_000 * filling.decode())
     content = bytearray(path.read_bytes())
     page = next(at for at in range(0, len(content), 4096) if content[at + 4 : at + 4096] == 4092 * filling)
-    content[page : page + 4] = (1).to_bytes(4, "big")  # the payload goes on at the first page of the file
+    content[page : page + 4] = (1).to_bytes(4, "big")  # the note goes on at the first page of the file
     path.write_bytes(content)
     assert code_of(Ledger.open, path, CHARTER) == "ledger-damaged"
 
@@ -165,13 +154,10 @@ def test_tampering_under_an_open_ledger_is_noticed(tmp_path: Path) -> None:
     with Ledger.open(path, CHARTER) as ledger:
         for op in ("one", "two"):
             ledger.reserve(op, ONE, b"plan")
-            ledger.stored(op, b"digest", b"payload")
+            ledger.stored(op, b"digest")
         raw = sqlite3.connect(path, isolation_level=None)
         for name, _ in raw.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall():
             raw.execute(f"DROP TRIGGER {name}")
-        raw.execute("UPDATE payload SET body = x'00' WHERE sequence = 2")
-        assert code_of(ledger.release, "one") == "ledger-damaged"
-        assert ledger.release("two") == (b"digest", b"payload")
         raw.execute("UPDATE record SET body = x'00' WHERE sequence = 1")
         assert code_of(ledger.reserve, "one", ONE, b"plan") == "ledger-damaged"
         assert code_of(ledger.check) == "ledger-damaged"
@@ -356,12 +342,12 @@ def test_a_file_that_cannot_be_founded_leaves_nothing(
 
 def test_errors_of_sqlite_never_escape(ledger: Ledger) -> None:
     ledger.reserve("op", ONE, b"")
-    ledger._db.execute("DROP TABLE payload")
+    ledger._db.execute("CREATE TRIGGER broken AFTER INSERT ON record BEGIN INSERT INTO gone VALUES (1); END")
     ledger._db.execute("PRAGMA query_only = ON")
-    assert code_of(ledger.stored, "op", b"digest", b"payload") == "ledger-unwritable"
+    assert code_of(ledger.stored, "op", b"digest") == "ledger-unwritable"
     ledger._db.execute("PRAGMA query_only = OFF")
-    assert code_of(ledger.stored, "op", b"digest", b"payload") == "ledger-damaged"
-    assert ledger.state("op") is State.RESERVED  # the record went back with the payload
+    assert code_of(ledger.stored, "op", b"digest") == "ledger-damaged"
+    assert ledger.state("op") is State.RESERVED  # the record went back
 
 
 IO = [name for name in dir(sqlite3) if name.startswith("SQLITE_IOERR")]
