@@ -6,13 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from sordino.branches import BRANCHES
-from tests.repository.test_house import ROOT, house
+from tests.repository.test_house import house
 
 IMPORTED = """
 import importlib, pkgutil, sordino.cli  # which loads the verbs of branches
@@ -22,6 +21,7 @@ for module in pkgutil.walk_packages(sordino.__path__, "sordino."):
         print(module.name)
 """
 SMALL = ("run", "rounds=1", "partition.clients=2", "data.train=80", "data.test=40")
+VERBS = {"sites": ("serve", "identity"), "report": ("report",), "audit": ("audit",), "attacks": ("attack",)}
 REFUSED = """
 import sordino
 for stage in ("secagg", "bfv"):
@@ -32,11 +32,11 @@ for stage in ("secagg", "bfv"):
 """
 
 
-def without(branch: str, place: Path) -> Path:
-    """A copy of the package that lacks the folder of a branch."""
-    left_out = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(house.PACKAGE, place / "sordino", ignore=left_out)
-    shutil.rmtree(place / "sordino" / branch)
+def without(place: Path, *branches: str) -> Path:
+    """A copy of the package that lacks the folders of branches."""
+    shutil.copytree(house.PACKAGE, place / "sordino", ignore=shutil.ignore_patterns("__pycache__"))
+    for branch in branches:
+        shutil.rmtree(place / "sordino" / branch)
     return place
 
 
@@ -45,22 +45,40 @@ def python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=place, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("branch", ["secagg"])
-def test_the_rest_imports_and_runs_without_a_branch(branch: str, tmp_path: Path) -> None:
-    place = without(branch, tmp_path)
+GONE = [
+    pytest.param(BRANCHES, id="all"),
+    # attacks are made of what audits know
+    *(pytest.param(("audit", "attacks") if name == "audit" else (name,), id=name, marks=pytest.mark.slow) for name in BRANCHES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_the_rest_imports_and_runs_without_a_branch(gone: tuple[str, ...], tmp_path: Path) -> None:
+    place = without(tmp_path, *gone)
     found = python(place, "-c", IMPORTED)
     assert found.returncode == 0, found.stderr
     modules = found.stdout.split()
     assert "sordino.runs.play" in modules
-    assert not any(name.startswith(f"sordino.{branch}") for name in modules)
-    ran = python(place, "-m", "sordino", *SMALL, "--out", "run")
-    assert ran.returncode == 0, ran.stderr
-    assert (place / "run" / "privacy.json").exists()
+    assert not any(name.split(".")[1] in gone for name in modules)
+    for verb in ((*SMALL, "--out", "run"), ("show", "run"), ("privacy", "verify", "run")):
+        ran = python(place, "-m", "sordino", *verb)
+        assert ran.returncode == 0, ran.stderr
+    verbs = [verb for branch in gone for verb in VERBS.get(branch, ())]
+    for verb in verbs:
+        refused = python(place, "-m", "sordino", verb)
+        assert refused.returncode == 2
+        assert f"there is no command '{verb}' here  (no-branch)" in refused.stderr
+        assert all(branch in refused.stderr for branch in gone)
+
+
+def test_the_trunk_imports_no_branch_and_attacks_alone_another_one() -> None:
+    asked = {(room, name) for room, names in house.imports().items() for name in names if name in BRANCHES}
+    assert asked == {("attacks", "audit")}
 
 
 def test_an_import_of_a_branch_is_noticed(tmp_path: Path) -> None:
     """The negative control: one line in a room of the trunk."""
-    place = without("secagg", tmp_path)
+    place = without(tmp_path, "secagg")
     with (place / "sordino" / "engine" / "channels.py").open("a") as file:
         file.write("\nfrom sordino.secagg import paillier\n")
     found = python(place, "-c", "import sordino.engine.channels")
@@ -70,17 +88,10 @@ def test_an_import_of_a_branch_is_noticed(tmp_path: Path) -> None:
 
 def test_a_secure_sum_without_its_branch_is_refused(tmp_path: Path) -> None:
     """Never one in the clear."""
-    place = without("secagg", tmp_path)
+    place = without(tmp_path, "secagg")
     refused = python(place, "-c", REFUSED)
     assert refused.stdout.splitlines() == [
         f"no-branch|this installation has no '{way}' among its secure sums|it lacks secagg"
         for way in ("masked", "encrypted")
     ]
     assert not (place / "run").exists()
-
-
-def test_the_contract_names_all_rooms_that_may_not_import_secagg() -> None:
-    written = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
-    contract = next(one for one in written if one.get("forbidden_modules") == ["sordino.secagg"])
-    rooms = {name for name in house.rooms() if name == "sites" or name not in BRANCHES}
-    assert {name.removeprefix("sordino.") for name in contract["source_modules"]} == rooms
