@@ -16,6 +16,8 @@ from pathlib import Path
 
 from house import PACKAGE, nodes, parsed
 
+from sordino.branches import BRANCHES
+
 ROOT = PACKAGE.parent
 WORDLESS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 VERIFY = "import sys; from sordino.receipts.verify import examine; examine(__import__('pathlib').Path(sys.argv[1])); \
@@ -97,7 +99,11 @@ def repository() -> list[Path]:
 def sizes(run: Path | None) -> Iterator[tuple[str, str]]:
     files, once = modules(), [file for file, count in importers().items() if count == 1]
     total, imports = sum(map(code_lines, files)), sum(map(import_lines, files))
+    rooms: Counter[str] = Counter()
+    for file in files:
+        rooms[file.relative_to(PACKAGE).parts[0].removesuffix(".py")] += code_lines(file)
     yield "lines of code, the package", f"{total:,}"
+    yield "lines of code, the trunk", f"{total - sum(rooms[branch] for branch in BRANCHES):,}"
     yield "lines of code, the repository", f"{sum(map(code_lines, repository())):,}"
     yield "modules", f"{len(files)}"
     yield "lines of imports", f"{imports:,} ({imports / total:.1%})"
@@ -107,9 +113,6 @@ def sizes(run: Path | None) -> Iterator[tuple[str, str]]:
     if run is not None:
         loaded = verified(run)
         yield "loaded by verifying", f"{len(loaded)} modules, {sum(map(code_lines, loaded)):,} lines"
-    rooms: Counter[str] = Counter()
-    for file in files:
-        rooms[file.relative_to(PACKAGE).parts[0].removesuffix(".py")] += code_lines(file)
     for room, lines in rooms.most_common():
         yield f"  {room}", f"{lines:,}"
 
