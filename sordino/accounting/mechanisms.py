@@ -215,8 +215,9 @@ class Response(Event):
         return amplified(self.epsilon, rate)
 
     def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
-        """Of two inputs a and b: one output is as likely as e^epsilon to one, one the other way round, and all others
-        are equally likely."""
+        """Rényi divergences of two inputs a and b: one output is as likely as e^epsilon to one, one the other way
+        round, and all others are equally likely.
+        """
         if rate != 1:
             return None
         import numpy as np

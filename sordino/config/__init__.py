@@ -4,13 +4,12 @@ Its tables and keys, the gates it may name, and what is said of a wrong one.
 """
 
 from sordino.config.data_section import Data
+from sordino.config.engine_section import Engine, Network
 from sordino.config.experiment import (
     CHOOSERS,
     Chaos,
-    Engine,
     EvaluationSettings,
     Experiment,
-    Network,
     Privacy,
     Slow,
     Table,

@@ -11,7 +11,7 @@ from sordino.metrics.rows import RoundRow, Scores
 from sordino.receipts.folder import RunFolder, rows_of
 from sordino.receipts.run_files import Receipt
 from sordino.runs.listing import promised
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 
 
 class SiteNow(NamedTuple):
@@ -49,15 +49,15 @@ class WatchStart(NamedTuple):
     round: int
 
 
-def events(run: RunFolder) -> list[Event]:
+def events(run: RunFolder) -> list[RunEvent]:
     """What happened between sites, as far as this user may know."""
     whole = RunFolder(run.private).events_file
-    return rows_of(whole, Event) if whole.exists() else public_events(run)
+    return rows_of(whole, RunEvent) if whole.exists() else public_events(run)
 
 
-def public_events(run: RunFolder) -> list[Event]:
+def public_events(run: RunFolder) -> list[RunEvent]:
     """What may be told to whom the statement names."""
-    return rows_of(run.events_file, Event)
+    return rows_of(run.events_file, RunEvent)
 
 
 def look(run: RunFolder) -> Seen:
@@ -82,7 +82,7 @@ def look(run: RunFolder) -> Seen:
 
 
 def state(
-    run: RunFolder, alive: bool, rows: Sequence[RoundRow], events: Sequence[Event], receipt: Receipt | None
+    run: RunFolder, alive: bool, rows: Sequence[RoundRow], events: Sequence[RunEvent], receipt: Receipt | None
 ) -> str:
     """The state of a run, in a word."""
     if alive:
@@ -97,7 +97,7 @@ def state(
     return "budget spent" if _says_spent(run.notes()) else "stopped"
 
 
-def sites(events: Sequence[Event], alive: bool) -> dict[str, SiteNow]:
+def sites(events: Sequence[RunEvent], alive: bool) -> dict[str, SiteNow]:
     """Everybody who was heard of since the last start. Who was there before it may be gone, and where nothing is
     `alive` nobody is connected.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sordino.runs.play import Ended, Progress
     from sordino.sites.client_line import Standing
     from sordino.sites.join import Proposed
-    from sordino.transport.events import Event
+    from sordino.transport.events import RunEvent
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 Identity = Annotated[Path, typer.Option(help="The key that signs letters, as `sordino identity new` made it.")]
@@ -149,7 +149,7 @@ def serve(
     )
     say = _noting(console)
 
-    def hears(event: Event) -> None:
+    def hears(event: RunEvent) -> None:
         if event.event not in ROUTINE:
             say(f"{'warning: ' if event.event in WARNINGS else ''}{event.words}")
 
@@ -295,7 +295,7 @@ def _noting(console: Console) -> Callable[[str], None]:
     return say
 
 
-def _failures(console: Console) -> Callable[[Event], None]:
+def _failures(console: Console) -> Callable[[RunEvent], None]:
     """Says what went wrong at this site, and what it did not do for the server."""
     say = _noting(console)
     return lambda event: say(f"warning: {event.words}") if event.event in ("failed", "declined") else None

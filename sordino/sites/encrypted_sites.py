@@ -20,7 +20,7 @@ from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
 from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.message import Letter
 from sordino.transport.sites import SOON
 from sordino.tree import Tree
@@ -61,7 +61,7 @@ class EncryptedSites(RemoteSites):
             self._introduce(HOLDER)
             self._wait(time.monotonic() + SOON)
             if HOLDER not in self._ready and not told:
-                self.note(Event(event="missing", site=HOLDER))
+                self.note(RunEvent(event="missing", site=HOLDER))
                 told = True
         super().gather()
 
@@ -108,7 +108,7 @@ class EncryptedSum(SumAtSites):
                     server.take(bytes(message), expected)
             except SecureError as error:
                 why = f"client {self._sites.called(k)} counts as absent: {error.what}"
-                self._sites.note(Event(event="dropped", round=self._t + 1, why=why))
+                self._sites.note(RunEvent(event="dropped", round=self._t + 1, why=why))
             else:
                 who.append(k)
                 sizes.append(len(message))

@@ -22,7 +22,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.sites.client_line import Says, Standing
 from sordino.transport.carrier import Carrier
-from sordino.transport.events import OF_NOBODY, OF_OTHERS, Event, What
+from sordino.transport.events import OF_NOBODY, OF_OTHERS, RunEvent, What
 
 LOOK = 0.5  # seconds between two looks at who is there
 FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until there may be one more
@@ -37,18 +37,18 @@ class Diary:
     folder: Path
     real: bool
     hidden: bool
-    hears: Callable[[Event], None] = lambda event: None
+    hears: Callable[[RunEvent], None] = lambda event: None
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _lines: float = FEW
     _since: float = field(default_factory=lambda: time.monotonic())
     _more: int = 0
 
     @classmethod
-    def of(cls, folder: Path, whole: Whole, hears: Callable[[Event], None] = lambda event: None) -> Diary:
+    def of(cls, folder: Path, whole: Whole, hears: Callable[[RunEvent], None] = lambda event: None) -> Diary:
         real = whole.phases[-1].experiment.privacy.real
         return cls(folder, real, whole.hides_cohorts, hears)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: RunEvent) -> None:
         """Any thread may call it. A run does not end because its diary cannot be written."""
         run = RunFolder(self.folder)
         with self._turn:
@@ -63,7 +63,7 @@ class Diary:
                     append_line(run.events_file, json.dumps(told.to_json()))
             self.hears(event)
 
-    def _bounded(self, event: Event) -> Event | None:
+    def _bounded(self, event: RunEvent) -> RunEvent | None:
         """Limits the lines that others can cause: some at once, then one a minute."""
         now = time.monotonic()
         self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
@@ -80,11 +80,11 @@ class Diary:
         """What is written from the start of a process to its end, and why it ended where that was an error. `sites`:
         who is waited for, at a server.
         """
-        self(Event(event="started", sites=tuple(sites)))
+        self(RunEvent(event="started", sites=tuple(sites)))
         try:
             yield
         except SordinoError as error:
-            self(Event(event="stopped", why=error.what))
+            self(RunEvent(event="stopped", why=error.what))
             raise
 
     @contextmanager
@@ -112,7 +112,7 @@ class Diary:
                 now = (standing, why)
             if now != last:
                 last = now
-                self(Event(event=now[0], why=now[1]))
+                self(RunEvent(event=now[0], why=now[1]))
             says(standing, why)
 
         return say
@@ -124,11 +124,11 @@ class Diary:
             changes: tuple[tuple[What, frozenset[str]], ...] = ("connected", now - there), ("cut off", there - now)
             for what, sites in changes:
                 for site in sorted(sites):
-                    self(Event(event=what, site=site))
+                    self(RunEvent(event=what, site=site))
             there = now
             done.wait(LOOK)
 
 
-def shown(event: Event, hidden: bool) -> Event | None:
+def shown(event: RunEvent, hidden: bool) -> RunEvent | None:
     """What may be told of an event to those whom the statement names; nothing, where it would say too much."""
     return None if hidden and event.event not in OF_NOBODY else event.beside(why="")

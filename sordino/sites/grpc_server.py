@@ -34,7 +34,7 @@ from sordino.errors import ConfigError, SordinoError, WireError
 from sordino.sites import grpc_line
 from sordino.sites.grpc_line import Foreign
 from sordino.transport.carrier import Arrived, Carrier, Writes
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.tls import Certificates
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
@@ -92,7 +92,7 @@ class Rpc(Carrier):
         most: int,
         keys: Mapping[str, Ed25519PublicKey],
         tls: Certificates | None = None,
-        note: Callable[[Event], None] = lambda event: None,
+        note: Callable[[RunEvent], None] = lambda event: None,
     ) -> None:
         grpc = grpc_line.package()
         if tls is None:
@@ -204,7 +204,7 @@ class Rpc(Carrier):
             before, hole.fetching, hole.proved = hole.fetching, call, _certificate(call)
         if before is not None and before.peer() != call.peer():  # else the same process asks for the next letter
             self._note(
-                Event(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
+                RunEvent(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
             )
         if before is not None:
             before.cancel()
@@ -348,7 +348,7 @@ class Rpc(Carrier):
 
     def _refuse(self, call: Foreign, site: str, why: str = "it is not on the list, or revoked") -> NoReturn:
         """Ends a call. Only the operator is told why."""
-        self._note(Event(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
+        self._note(RunEvent(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
         call.abort(self._codes.UNAUTHENTICATED, "")
         raise AssertionError("abort has raised")
 

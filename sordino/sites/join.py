@@ -37,7 +37,7 @@ from sordino.sites.invitation import Invitation
 from sordino.sites.membership import Membership
 from sordino.sites.own_data import OwnData
 from sordino.sites.serve import AGREEMENT, INVITATION, SERVER, settled
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
 from sordino.transport.tls import of_site
 
@@ -171,7 +171,7 @@ def join(
     consent: Callable[[Proposed], bool],
     stop: Callable[[], bool],
     say: Says = lambda s, why: None,
-    hears: Callable[[Event], None] = lambda event: None,
+    hears: Callable[[RunEvent], None] = lambda event: None,
 ) -> Left | None:
     """Takes part until the run is over or somebody stops it; nothing where the site declined."""
     asked.check()
@@ -207,13 +207,13 @@ def join(
         moved = asked.asked.moved
         member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared, moved)
         if member.purse.lost:
-            diary(Event(event="lost", count=len(member.purse.lost)))
+            diary(RunEvent(event="lost", count=len(member.purse.lost)))
         leave = Leave(lambda: member.over, lambda: stop() or bool(member.behind), diary.standing(say), member.was_over)
         try:
             attend_for(asked.invitation, asked.site, asked.asked, member.desk.answer, leave, TAKEN_IN)
             if member.behind is not None:
                 raise member.behind
-            diary(Event(event="over" if member.was_over else "stopped"))
+            diary(RunEvent(event="over" if member.was_over else "stopped"))
             return Left(member.receipt(), member.was_over)
         finally:
             member.close()

@@ -27,7 +27,7 @@ from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.answers import Answered, heard
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.sites import Answers
 from sordino.tree import Tree
 from sordino.types import Task, Terms
@@ -123,7 +123,7 @@ class MaskedSum(SumAtSites):
                     self._receive(k if k in self._there[peer] else None, bytes(body))
                 except SordinoError as error:
                     why = f"client {self._sites.called(k)} of {peer} drops out: {error.what}"
-                    self._sites.note(Event(event="dropped", site=peer, round=self._t + 1, why=why))
+                    self._sites.note(RunEvent(event="dropped", site=peer, round=self._t + 1, why=why))
                 else:
                     there.setdefault(peer, []).append(k)
         self._there = there

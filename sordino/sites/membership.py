@@ -43,7 +43,7 @@ from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse
 from sordino.transport.answers import BEGIN_FIRST, Accepted, Answer, Done
 from sordino.transport.desk import Desk, Operation, Porter
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
 from sordino.transport.shelf import Shelf
 from sordino.types import Examples
@@ -66,7 +66,7 @@ class Membership(Porter):
     letterhead: Letterhead
     shares_scores: bool = False
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
-    note: Callable[[Event], None] = lambda event: None
+    note: Callable[[RunEvent], None] = lambda event: None
     declared: TableSchema | None = None  # of a table: what its columns hold
     moved: bool = False  # has this folder taken the place of the one that joined?
     over: bool = field(default=False, init=False)  # has the server said so?
@@ -128,13 +128,13 @@ class Membership(Porter):
     def declined(self, error: SordinoError) -> None:
         """Its owner is told, too: a forged plan, a full disk."""
         if error.code not in (FAILED, BEGIN_FIRST):  # which has been told in full, and which the server puts right
-            self.note(Event(event="declined", why=f"{error.what} {error.why}".strip()))
+            self.note(RunEvent(event="declined", why=f"{error.what} {error.why}".strip()))
 
     def failed(self, error: SordinoError) -> SordinoError:
         """The words of an error may repeat what stands in a row: they stay here, unless a message was at fault."""
         if isinstance(error, OF_MESSAGES):
             return error
-        self.note(Event(event="failed", why=f"{error.what} {error.why}".strip()))
+        self.note(RunEvent(event="failed", why=f"{error.what} {error.why}".strip()))
         return RunError(
             "the work failed at this site",
             why="what went wrong may tell something of its data, so only the site itself is told",
@@ -201,7 +201,7 @@ class Membership(Porter):
         self.purse.release(asked, bodies)
         assert isinstance(asked.command, Round)
         setup, many, t = self.whole.phases[asked.stage], len(asked.command.terms), asked.command.t + 1
-        self.note(Event(event="answered", phase=setup.phase, round=t))
+        self.note(RunEvent(event="answered", phase=setup.phase, round=t))
         if (setup.phase, t) not in self._told:
             self._told.add((setup.phase, t))
             down = setup.algorithm.broadcast(setup.state("server"))

@@ -16,7 +16,7 @@ from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.client_line import LONGEST
 from sordino.transport.answers import BEGIN_FIRST, Accepted, heard
-from sordino.transport.events import Event, What
+from sordino.transport.events import RunEvent, What
 from sordino.transport.message import Letter
 from sordino.transport.sites import FOREVER, SOON, Sites
 from sordino.tree import Tree
@@ -33,7 +33,7 @@ class RemoteSites(Sites):
     """All sites of a phase, on machines of their own."""
 
     secure: SecureStage | None = field(kw_only=True)  # what adds uploads that nobody may read
-    note: Callable[[Event], None] = lambda event: None
+    note: Callable[[RunEvent], None] = lambda event: None
     ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
     called: Callable[[int], str] = str  # the name of a client, or its number
     prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # what a site is asked before it is asked for a round
@@ -71,7 +71,7 @@ class RemoteSites(Sites):
             everybody = len(self._ready | self._refusing.keys()) == len(self.members)
             if len(here) != told and (first or many < self.patience.minimum):
                 told = len(here)
-                self.note(Event(event="gathering", count=told, of=len(self.members)))
+                self.note(RunEvent(event="gathering", count=told, of=len(self.members)))
             if many >= max(1, self.patience.minimum) and (time.monotonic() >= until or everybody):
                 break
             if self.stopped():
@@ -125,7 +125,7 @@ class RemoteSites(Sites):
     def _refused(self, peer: str, error: SordinoError) -> None:
         """It counts as absent, and somebody should know why."""
         if error.code != BEGIN_FIRST:
-            self.note(Event(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
+            self.note(RunEvent(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
 
     def _wait(self, until: float) -> None:
         super()._wait(min(until, time.monotonic() + SOON))
@@ -164,7 +164,7 @@ class RemoteSites(Sites):
         self._told = how, time.monotonic()
         late = tuple(sorted({out.peer for out in self._out.values() if out.peer in self._ready}))
         gone = tuple(peer for peer in late if peer in self.carrier.shut_out())
-        told = Event(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked, why=self._slow(late))
+        told = RunEvent(event=how, sites=late, revoked=gone, round=t + 1, count=there, of=asked, why=self._slow(late))
         self.note(told if enough else told.beside(needed=self.patience.minimum))
         return enough
 
@@ -210,11 +210,11 @@ class RemoteSites(Sites):
         return of
 
     def have_been_asked(self, t: int, peers: Iterable[str]) -> None:
-        self.note(Event(event="asked", sites=tuple(sorted(peers)), round=t + 1))
+        self.note(RunEvent(event="asked", sites=tuple(sorted(peers)), round=t + 1))
 
     def have_answered(self, t: int, clients: Iterable[int]) -> None:
         for peer in sorted({self._site_of[k] for k in clients}):
-            self.note(Event(event="answered", site=peer, round=t + 1))
+            self.note(RunEvent(event="answered", site=peer, round=t + 1))
 
     def _close(self) -> None:
         """Nobody waits any more, and what has not been answered need not be."""
@@ -292,7 +292,7 @@ class RemoteSites(Sites):
         if isinstance(found, Letter):
             self._heard(peer, found)
         if ticket in self._rounds and isinstance(found, Letter):
-            self.note(Event(event="answered", site=peer, round=self._rounds[ticket] + 1))
+            self.note(RunEvent(event="answered", site=peer, round=self._rounds[ticket] + 1))
         elif isinstance(found, SordinoError):
             self._rounds.pop(ticket, None)  # a refusal is no answer
         if peer in self._ready:
@@ -303,4 +303,4 @@ class RemoteSites(Sites):
             self.accepted[peer] = answer
         if ticket in self._first and peer not in self._refusing and not self._begins(peer):
             self._ready.add(peer)
-            self.note(Event(event="accepted", site=peer))
+            self.note(RunEvent(event="accepted", site=peer))

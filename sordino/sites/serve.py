@@ -37,7 +37,7 @@ from sordino.sites.invitation import invite
 from sordino.sites.own_data import servers_rows
 from sordino.sites.secure_sums import kind_of_sites, peers_of
 from sordino.sites.servers_side import PostOffice, ServersSide
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
 from sordino.transport.sites import Patience
 from sordino.transport.tls import Certificates
@@ -74,7 +74,7 @@ def agreed_clients(folder: Path) -> Sequence[AgreedClient]:
 def serve(
     asked: Serving,
     watch: Callable[[Progress], None] | None = None,
-    hears: Callable[[Event], None] = lambda event: None,
+    hears: Callable[[RunEvent], None] = lambda event: None,
     invited: Callable[[Path], None] = lambda invitation: None,
 ) -> Ended:
     """Plays a run between sites, from where it stands to its end. `hears` is told what happens, and `invited` where the
@@ -107,11 +107,11 @@ def serve(
     invited(asked.folder / INVITATION)
     with carrier, diary.kept(peers), diary.watching(carrier), patience() as side.post.stopped:
         if strangers := [site for site in peers if site not in known]:
-            diary(Event(event="unlisted", sites=tuple(strangers)))
+            diary(RunEvent(event="unlisted", sites=tuple(strangers)))
         ended = play(side, asked.folder, watch, moved=asked.moved)
         if not ended.interrupted:
             _end(side, asked.folder, environment.run)
-        diary(Event(event="stopped" if ended.interrupted else "over"))
+        diary(RunEvent(event="stopped" if ended.interrupted else "over"))
     return ended
 
 

@@ -33,7 +33,7 @@ from sordino.sites.remote_sites import Kept, RemoteSites
 from sordino.sites.secure_sums import kind_of_sites
 from sordino.tasks.personalise import PLAIN, ways
 from sordino.transport.carrier import Carrier
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
 from sordino.transport.sites import Patience
 from sordino.tree import Tree
@@ -47,7 +47,7 @@ class PostOffice:
     carrier: Carrier
     letterhead: Letterhead
     patience: Patience = Patience()
-    note: Callable[[Event], None] = lambda event: None
+    note: Callable[[RunEvent], None] = lambda event: None
     ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
     stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
     sites: RemoteSites | None = None  # of the phase that is played

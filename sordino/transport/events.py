@@ -39,7 +39,7 @@ WARNINGS = OF_OTHERS | {"refused", "failed", "waiting", "deadline", "dropped", "
 ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal has a bar for these, and says how many sites are there
 
 
-class Event(Fact):
+class RunEvent(Fact):
     """Something that happened, and what is known of it."""
 
     at: str = ""  # UTC

@@ -26,7 +26,7 @@ from sordino.sites.membership import Membership
 from sordino.sites.secure_sums import peers_of
 from sordino.sites.servers_side import PostOffice, ServersSide
 from sordino.transport.carrier import Carrier
-from sordino.transport.events import ROUTINE, Event
+from sordino.transport.events import ROUTINE, RunEvent
 from sordino.transport.in_process import InProcess
 from sordino.transport.message import Letterhead
 from sordino.transport.sites import Patience
@@ -52,7 +52,7 @@ class Federated:
     holder: KeyHolder | None = None
     members: dict[str, Membership] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    hears: Callable[[Event], None] = lambda event: None
+    hears: Callable[[RunEvent], None] = lambda event: None
 
     def __post_init__(self) -> None:
         experiment = settle(self.experiment)
@@ -126,7 +126,7 @@ class Federated:
         population = self.simulation.population
         return ServersSide.of(whole, self.agreed, post, population.kept._replace(tested=None), population.declared)
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: RunEvent) -> None:
         if event.event not in ROUTINE:
             self.notes.append(event.words)
         self.hears(event)

@@ -17,7 +17,7 @@ from sordino.results import preparation
 from sordino.runs.run import start
 from sordino.sites.serve import settled
 from sordino.transport.carrier import Arrived
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.in_process import InProcess
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
@@ -104,7 +104,7 @@ def test_with_a_smaller_minimum_a_round_that_waits_goes_on_where_it_stood(tmp_pa
         roads[-1].gone = "site-2" if roads[1:] else ""
         return roads[-1]
 
-    def hears(event: Event) -> None:
+    def hears(event: RunEvent) -> None:
         if event.event == "asked" and event.round == 2:
             roads[-1].gone = "site-2"
         if event.event == "waiting" and roads[-1].gone and stopped:

@@ -18,10 +18,12 @@ from sordino.sites import commands as deploying
 from sordino.sites import event_log as diaries
 from sordino.sites.client_line import Standing
 from sordino.sites.event_log import Diary
-from sordino.transport.events import OF_NOBODY, Event, What
+from sordino.transport.events import OF_NOBODY, RunEvent, What
 from sordino.transport.in_process import InProcess
 
-SECRET = Event(event="answered", site="secret-site", sites=("secret-site",), round=3, count=1, of=2, why="secret words")
+SECRET = RunEvent(
+    event="answered", site="secret-site", sites=("secret-site",), round=3, count=1, of=2, why="secret words"
+)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read_again_with_its_time(folder: Path) -> None:
-    heard: list[Event] = []
+    heard: list[RunEvent] = []
     diary = Diary(folder, real=False, hidden=False, hears=heard.append)
     for what in get_args(What):
         diary(SECRET.beside(event=what))
@@ -84,7 +86,7 @@ def test_of_a_hidden_cohort_nothing_is_told(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_diary_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    heard: list[Event] = []
+    heard: list[RunEvent] = []
     Diary(tmp_path / "missing", real=True, hidden=False, hears=heard.append)(SECRET)
     assert len(heard) == 1
 
@@ -129,14 +131,14 @@ def test_a_site_writes_down_where_it_stands_once(folder: Path) -> None:
 
 
 def test_how_sites_stand_follows_from_events() -> None:
-    def at(*told: Event, alive: bool = True) -> dict[str, tuple[str, int, int]]:
+    def at(*told: RunEvent, alive: bool = True) -> dict[str, tuple[str, int, int]]:
         return {site: (now.words, now.asked, now.answered) for site, now in sites(told, alive).items()}
 
-    begin = [Event(event="started", sites=("a", "b")), Event(event="connected", site="a", at="t")]
-    asked = Event(event="asked", sites=("a",), round=2)
+    begin = [RunEvent(event="started", sites=("a", "b")), RunEvent(event="connected", site="a", at="t")]
+    asked = RunEvent(event="asked", sites=("a",), round=2)
     assert at(*begin) == {"a": ("connected", 0, 0), "b": ("not there yet", 0, 0)}
     assert at(*begin, asked)["a"] == ("connected", 2, 0)
-    assert at(*begin, asked, Event(event="cut off", site="a", at="t"))["a"] == ("not connected", 2, 0)
+    assert at(*begin, asked, RunEvent(event="cut off", site="a", at="t"))["a"] == ("not connected", 2, 0)
     assert at(*begin, asked, *begin)["a"] == ("connected", 2, 0)
     assert at(*begin, asked, begin[0])["a"] == ("not there yet", 2, 0)  # the server was killed and has begun anew
     assert at(*begin, alive=False)["a"] == ("not connected", 0, 0)
@@ -161,17 +163,17 @@ def test_a_terminal_that_goes_away_ends_nothing() -> None:
 
 def test_what_strangers_cause_fills_no_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty lines at once, then one a minute that says how many there were. What sites do is told in full."""
-    clock, heard = [0.0], list[Event]()
+    clock, heard = [0.0], list[RunEvent]()
     monkeypatch.setattr(diaries.time, "monotonic", lambda: clock[0])
     diary = Diary(folder, real=True, hidden=False, hears=heard.append)
     for i in range(10_000):
         clock[0] = i / 100  # a hundred seconds
-        diary(Event(event="turned away", why=f"ipv4:192.0.2.{i % 250}: no"))
-    diary(Event(event="answered", site="a", round=1))
+        diary(RunEvent(event="turned away", why=f"ipv4:192.0.2.{i % 250}: no"))
+    diary(RunEvent(event="answered", site="a", round=1))
     assert len(heard) == diaries.FEW + 1 + 1
     assert sum(event.more + 1 for event in heard[:-1]) == 6001  # the rest is in the next line
     clock[0] += 60
-    diary(Event(event="displaced", site="a"))
+    diary(RunEvent(event="displaced", site="a"))
     assert heard[-1].words.endswith("(and 3999 more that are not listed)")
     assert (folder / "private" / "events.jsonl").stat().st_size < 10_000
     shown = public_events(RunFolder(folder))

@@ -21,7 +21,7 @@ from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.sites.purse import Purse
 from sordino.transport.carrier import Arrived, Writes
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.in_process import InProcess
 from sordino.transport.shelf import Shelf
 from sordino.transport.sites import Patience
@@ -255,7 +255,7 @@ def test_a_round_goes_on_with_who_comes_when_others_have_gone(tmp_path: Path) ->
     """One site is away when a round begins, another goes for good in the middle of it, and the first comes: there are
     enough, and none is waited for that cannot come. Everybody's books hold, and each pays for what it has answered.
     """
-    carriers, waited = list[Away](), list[Event]()
+    carriers, waited = list[Away](), list[RunEvent]()
 
     class Losing(Away):
         lost: str = ""
@@ -275,7 +275,7 @@ def test_a_round_goes_on_with_who_comes_when_others_have_gone(tmp_path: Path) ->
         carriers[0].gone = "site-2"
         return carriers[0]
 
-    def hears(event: Event) -> None:
+    def hears(event: RunEvent) -> None:
         if event.event == "gathering" and event.count == 4:
             carriers[0].lost = "site-1"  # type: ignore[attr-defined]
         if event.event == "waiting":
@@ -296,7 +296,7 @@ def test_what_goes_wrong_at_a_site_is_told_to_nobody_else(tmp_path: Path) -> Non
     """The words of an error may repeat what stands in a row. The control: the site itself is told."""
     everyone = BY_NAME["fedavg"].experiment(cohort={"name": "everyone"})
     between = Federated(everyone, tmp_path, patience=Patience(1e-6, 4))
-    told, sent = list[Event](), list[bytes]()
+    told, sent = list[RunEvent](), list[bytes]()
 
     class Reading(InProcess):
         def came(self, seconds: float) -> Sequence[Arrived]:

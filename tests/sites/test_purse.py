@@ -19,7 +19,7 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.receipts.folder import RunFolder
 from sordino.transport.answers import Answered, Refused
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.types import Bound, Grant, Terms
 from tests.helpers.between_sites import Federated
 from tests.helpers.forged_letters import Server, serving
@@ -71,7 +71,7 @@ FORGED: dict[str, Forge] = {
 )
 def test_a_forged_round_is_refused_and_costs_nothing(name: str, tmp_path: Path) -> None:
     with serving(name, tmp_path) as server:
-        before, refused, told = server.spent(), 0, list[Event]()
+        before, refused, told = server.spent(), 0, list[RunEvent]()
         plan, server.member.note = server.planned(), told.append
         for what, forge in FORGED.items():
             forged = forge(plan)

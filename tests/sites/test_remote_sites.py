@@ -25,7 +25,7 @@ from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.answers import BEGIN_FIRST, Accepted, Answered, Done, Refused
 from sordino.transport.carrier import Arrived, Carrier, Writes
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.in_process import InProcess
 from sordino.transport.message import Letterhead
 from sordino.transport.sites import Patience
@@ -249,7 +249,7 @@ def test_a_site_that_was_started_again_is_asked_to_begin_and_then_for_the_round(
     once: Round, restarts: int, takes_part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As often as it is started again; what it refuses then stands, and the round goes on without it."""
-    own, asked, notes = once.letterhead("bad"), list[str](), list[Event]()
+    own, asked, notes = once.letterhead("bad"), list[str](), list[RunEvent]()
 
     def bad(letter: bytes) -> bytes:
         asked.append(str(own.read(letter).head.said["do"]))
@@ -313,7 +313,7 @@ def test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline(once: Round
     for lost, minimum, who in (({"good"}, 1, [2]), ((), 2, [0, 1])):
         road = Silent({"good": once.good, "bad": lambda letter: whole})
         road.unseen, road.lost = frozenset({"bad"}), frozenset(lost)
-        sites, notes = once.sites(road, Patience(timeout=0.1, minimum=2)), list[Event]()
+        sites, notes = once.sites(road, Patience(timeout=0.1, minimum=2)), list[RunEvent]()
         sites.note, sites.stopped = notes.append, iter([False] * 400).__next__
         sites.gather()
         sites.patience, road.unseen = Patience(timeout=0.1, minimum=minimum), frozenset()  # one has come back
@@ -344,7 +344,7 @@ def test_what_a_round_waits_for_says_who_is_revoked_and_what_to_do(once: Round) 
     road = Silent({"good": once.good, "bad": lambda letter: b""})
     road.shut_out = lambda: frozenset({"bad"})  # type: ignore[method-assign]
     road.rate = lambda peer: 1000.0  # type: ignore[method-assign]
-    sites, notes = once.sites(road, Patience(timeout=0.05, minimum=3)), list[Event]()
+    sites, notes = once.sites(road, Patience(timeout=0.05, minimum=3)), list[RunEvent]()
     road.lost, sites.note, sites.stopped = frozenset({"bad"}), notes.append, iter([False] * 9 + [True] * 9).__next__
     sites.gather()
     with pytest.raises(KeyboardInterrupt):
@@ -376,7 +376,7 @@ def test_a_stop_leaves_a_silent_site_a_moment_and_no_deadline(
             return super().came(0.0)
 
     road = Slow({"good": once.good, "bad": lambda letter: b""})
-    sites, notes = once.sites(road, Patience(timeout=600.0, minimum=minimum)), list[Event]()
+    sites, notes = once.sites(road, Patience(timeout=600.0, minimum=minimum)), list[RunEvent]()
     sites.gather()
     road.lost, sites.repeats, sites.note, sites.stopped = frozenset({"bad"}), repeats, notes.append, lambda: True
     if minimum == 3:

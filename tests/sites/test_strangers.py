@@ -22,7 +22,7 @@ from sordino.sites.grpc_line import HEAD, PIECE, pieces
 from sordino.sites.grpc_server import Rpc
 from sordino.transport.answers import Refused, heard
 from sordino.transport.desk import Desk
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from sordino.transport.message import LENGTH, SIGNATURE, Letter, Letterhead, peek
 from tests.helpers.lines import (
     DAY,
@@ -221,7 +221,7 @@ def test_a_twin_with_a_certificate_of_the_same_name_fetches_nothing_and_displace
     """A CA may make out two certificates to one name; the letters are for the key on the list. The twin is turned away,
     and the operator is told from where it came.
     """
-    noted, own = list[Event](), credentials(trial.ca, trial.another("a"))
+    noted, own = list[RunEvent](), credentials(trial.ca, trial.another("a"))
     with (
         Rpc(f"{HOST}:0", RUN, ["a"], MOST, Listed(), trial.server, noted.append) as server,
         channel(server.port, own) as site,

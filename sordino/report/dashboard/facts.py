@@ -20,7 +20,7 @@ from sordino.receipts.run_files import Spending
 from sordino.report.dashboard.spent import Spent
 from sordino.runs.setup import Whole
 from sordino.runs.watched import SiteNow, events, public_events, sites, state
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 
 EVERY = 0.5  # seconds between two looks, and ten times what a look takes
 
@@ -39,7 +39,7 @@ class Now(NamedTuple):
 
     state: str
     rows: Sequence[RoundRow] = ()
-    events: Sequence[Event] = ()
+    events: Sequence[RunEvent] = ()
     sites: Mapping[str, SiteNow] | None = None  # None: there are none, or nothing that this reader may know
     before: PreparedRow | None = None  # the last round of a preparation
     spending: Spending | None = None

@@ -24,7 +24,7 @@ from sordino.report.run_page import SCRIPTS, STYLES, in_script, together
 from sordino.report.still import promises
 from sordino.results.tables import bytes_text
 from sordino.runs.watched import SiteNow
-from sordino.transport.events import OF_ROUNDS, Event
+from sordino.transport.events import OF_ROUNDS, RunEvent
 
 POINTS = 2000  # rounds that a page begins with; of more, so many at even distances
 TOLD = 100  # events that a page begins with: the newest
@@ -253,20 +253,20 @@ def _granted(one: OfClient) -> str:
     return "" if one.epsilon is None else f"{one.epsilon:g}"
 
 
-def of_event(event: Event) -> dict[str, str]:
+def of_event(event: RunEvent) -> dict[str, str]:
     """The line of an event, and the list that it belongs to."""
     return {"list": "rounds" if event.event in OF_ROUNDS else "events", "line": happened(event)}
 
 
-def happened(event: Event) -> Html:
+def happened(event: RunEvent) -> Html:
     """One event, as a line."""
     return tag("li", _clock(event.at), " ", event.words, class_=event.event.replace(" ", "-"))
 
 
-def _events(events: Sequence[Event]) -> Html:
+def _events(events: Sequence[RunEvent]) -> Html:
     """Rounds have a list of their own: they are many, and would hide what happens once."""
 
-    def listed(name: str, label: str, some: Sequence[Event]) -> Html:
+    def listed(name: str, label: str, some: Sequence[RunEvent]) -> Html:
         lines = [happened(event) for event in reversed(some[-TOLD:])]
         return tag("ol", *lines, id=name, class_="events scroll", tabindex="0", aria_label=label)
 

@@ -20,7 +20,7 @@ from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
 from sordino.runs.watched import events
 from sordino.sites.event_log import Diary
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 from tests.helpers.browser import opened
 from tests.report.dashboard.conftest import go_on
 
@@ -55,9 +55,9 @@ def test_a_site_called_script_is_text(tmp_path: Path, simulated: Path) -> None:
     (folder / "environment.json").write_text(json.dumps(environment | {"site": "server"}))
     diary = Diary(folder, real=False, hidden=False)
     for event in (
-        Event(event="started", sites=(HOSTILE,)),
-        Event(event="connected", site=HOSTILE),
-        Event(event="refused", site=HOSTILE, why=HOSTILE),
+        RunEvent(event="started", sites=(HOSTILE,)),
+        RunEvent(event="connected", site=HOSTILE),
+        RunEvent(event="refused", site=HOSTILE, why=HOSTILE),
     ):
         diary(event)
     text = shown(folder)
@@ -143,7 +143,7 @@ def test_a_live_run_in_a_browser(
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(environment | {"site": "server"}))
     diary = Diary(folder, real=False, hidden=False)
-    diary(Event(event="started", sites=("hospital-a", HOSTILE)))
+    diary(RunEvent(event="started", sites=("hospital-a", HOSTILE)))
     with_probe = pages.script() + PROBE
     monkeypatch.setattr(pages, "script", lambda: with_probe)
     seen: list[dict[str, Any]] = []
@@ -154,7 +154,7 @@ def test_a_live_run_in_a_browser(
                 assert line.startswith("SEEN "), line  # whatever else a console says is an error
                 seen.append(json.loads(line[5:]))
                 if len(seen) == 1:
-                    diary(Event(event="connected", site="hospital-a"))
+                    diary(RunEvent(event="connected", site="hospital-a"))
                     go_on(folder)
                 if "round 3 of 3" in seen[-1]["status"] and "1 of 2 sites" in seen[-1]["status"]:
                     break

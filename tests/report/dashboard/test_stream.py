@@ -15,9 +15,9 @@ from sordino.report.dashboard.facts import Now, Watched
 from sordino.report.dashboard.page import of_event
 from sordino.report.dashboard.stream import Cursor, Listener, cursor
 from sordino.sites.event_log import Diary
-from sordino.transport.events import Event
+from sordino.transport.events import RunEvent
 
-EVENTS = tuple(Event(event="answered", site=f"site-{i}", round=i, at=f"2026-01-01T00:00:{i:02}Z") for i in range(7))
+EVENTS = tuple(RunEvent(event="answered", site=f"site-{i}", round=i, at=f"2026-01-01T00:00:{i:02}Z") for i in range(7))
 ROWS = tuple(RoundRow(round=i + 1, bytes_down=i, bytes_up=2 * i) for i in range(5))
 
 
@@ -86,7 +86,7 @@ def test_an_id_that_nobody_gave_begins_at_the_beginning(strange: str, run: Watch
 
 def test_what_a_site_says_stays_text_and_ends_no_message(run: Watched) -> None:
     hostile = "<script>alert(1)</script>\n\nevent: state\ndata: {}\n\n"
-    now = Now("running", (), (Event(event="refused", site="site-1", why=hostile),))
+    now = Now("running", (), (RunEvent(event="refused", site="site-1", why=hostile),))
     (line,) = of("event", found := heard(Listener(Cursor()), run, now))
     assert [name for _, name, _ in found] == ["event", "state"]
     assert "<script" not in line["line"]
@@ -112,5 +112,5 @@ def test_the_files_of_a_run_are_the_stream(tmp_path: Path, simulated: Path, monk
         if i == 5:
             break
         watched._next = 0.0
-        diary(Event(event="connected", site=f"site-{i}"))
+        diary(RunEvent(event="connected", site=f"site-{i}"))
     assert [f"site-{i} is connected" in line["line"] for i, line in enumerate(found)] == [True] * 5
