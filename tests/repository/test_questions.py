@@ -45,7 +45,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         # plans and refusals, which have a cohort before there is a policy; an audit plans a cohort of its own
         {"planning/phase.py", "planning/methods.py", "planning/prices.py", "planning/refusals.py", "audit/canaries.py"},
     ),
-    "are clients in other processes?": (compared("processes", "ranks"), {"config/experiment.py", "runs/setup.py"}),
+    "are clients in other processes?": (compared("processes", "ranks"), {"config/engine_section.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (
         of_prices,
         # the plan answers; before there is one, these two look for offers that cannot be priced together
