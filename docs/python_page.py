@@ -11,10 +11,16 @@ from marking import code, joined, own_doc, prose
 
 import sordino
 from sordino import errors, types
-from sordino.algorithms.algorithm import Algorithm, Home, Known
+from sordino.algorithms import optional
+from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.phases import Phase
 from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result
+
+SIDES = (
+    *(optional.Known, optional.Home, optional.FitsData, optional.OwnLoss, optional.OtherReads),
+    *(optional.PerClientMessages, optional.RequestsClients, optional.PublicTensors, optional.FollowsPhase),
+)
 
 
 def python() -> str:
@@ -28,7 +34,7 @@ def python() -> str:
     parts += member("Result", Result)
     parts += member("Comparison", Comparison)
     parts += ["## The words of an algorithm", prose(types.__doc__ or "")]
-    for made in (Algorithm, Phase, Known, Home):
+    for made in (Algorithm, Phase, *SIDES):
         parts += member(made.__name__, made)
     for name in (
         "Reader",
