@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.audit.gates import Audit
+    from sordino.audits.gates import Audit
     from sordino.receipts.verify import Verdict
     from sordino.results.audit_file import TrainedAudit
     from sordino.results.comparison import Comparison

@@ -19,7 +19,7 @@ from sordino import config
 from sordino.accounting.statement import Guarantee
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.audit.gates import NOTHING, audit
+from sordino.audits.gates import NOTHING, audit
 from sordino.errors import SordinoError
 from sordino.results.attack_file import AttackFinding
 from sordino.runs.rehearsal import Rehearsal

@@ -16,7 +16,7 @@ from typing import Any
 from attack import METHODS
 
 from sordino import config
-from sordino.audit.gates import audit
+from sordino.audits.gates import audit
 from sordino.errors import SordinoError
 from sordino.runs.simulation import settle
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from sordino import config, keys
 from sordino.accounting.statement import Guarantee
-from sordino.audit.separation import ALARMS, hits_at
-from sordino.audit.trained import WRONG, judged, placed, scores, strongest
+from sordino.audits.separation import ALARMS, hits_at
+from sordino.audits.trained import WRONG, judged, placed, scores, strongest
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sordino import config, keys
 from sordino.accounting.statement import Guarantee
-from sordino.audit.trained import CANARIES, WRONG, judged, placed, scores, strongest
+from sordino.audits.trained import CANARIES, WRONG, judged, placed, scores, strongest
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 

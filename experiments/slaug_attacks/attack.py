@@ -27,9 +27,9 @@ from sordino.attacks.likeness import psnr, ranks, ssim
 from sordino.attacks.losses import losses
 from sordino.attacks.prototypes import SCORES, PrototypeRelease, mean, play, reference
 from sordino.attacks.shares import inferred
-from sordino.audit.noise_sources import Weak
-from sordino.audit.separation import Separation, separation
-from sordino.audit.sums import pair, played
+from sordino.audits.noise_sources import Weak
+from sordino.audits.separation import Separation, separation
+from sordino.audits.sums import pair, played
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken

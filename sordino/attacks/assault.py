@@ -13,7 +13,7 @@ from pathlib import Path
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import registered
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
-from sordino.audit.replay import check_allowed
+from sordino.audits.replay import check_allowed
 from sordino.config import Experiment
 from sordino.errors import Range, RunError, check_range
 from sordino.ledger.files import atomic_write

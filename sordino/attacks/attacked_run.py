@@ -21,7 +21,7 @@ from sordino.accounting.claims import Adversary
 from sordino.accounting.statement import Guarantee, statement
 from sordino.algorithms.optional import Estimates, OtherReads
 from sordino.attacks.poisoned import Lies, Poisoned
-from sordino.audit.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
+from sordino.audits.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import taken

@@ -71,7 +71,7 @@ def attack(
     """
     from sordino.attacks.assault import assault, write
     from sordino.attacks.attacked_run import AttackSettings
-    from sordino.audit.gates import experiment_of, unchanged_run
+    from sordino.audits.gates import experiment_of, unchanged_run
 
     if list_:
         from sordino.attacks.methods import ATTACKS

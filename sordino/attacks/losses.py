@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sordino.audit.separation import Separation, separation
+from sordino.audits.separation import Separation, separation
 from sordino.errors import DataError
 from sordino.types import Examples, Params, Task
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import BLIND, Attack
 from sordino.attacks.attacked_run import AttackedRun, MemberView
-from sordino.audit.lower_bounds import upper
-from sordino.audit.separation import ALARMS, hits_at, separation
+from sordino.audits.lower_bounds import upper
+from sordino.audits.separation import ALARMS, hits_at, separation
 from sordino.results.attack_file import AttackFinding, BesideGuess, Held, Roc, Verdict
 
 POINTS = 60  # of a curve

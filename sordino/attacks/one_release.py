@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sordino import keys
 from sordino.attacks.attacked_run import AttackedRun, pictures
 from sordino.attacks.matching import gradient
-from sordino.audit.replay import Heard, Rounds
+from sordino.audits.replay import Heard, Rounds
 from sordino.privacy.readers.beside_public import taken
 from sordino.types import Examples, Params
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import Estimates
-from sordino.audit.replay import BEGINNING, Change, PhaseStart, Replay
+from sordino.audits.replay import BEGINNING, Change, PhaseStart, Replay
 from sordino.engine.executor import Clients
 from sordino.engine.site import Site
 from sordino.privacy.uplink import Uplink

@@ -11,7 +11,7 @@ import platform
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
 
@@ -26,9 +26,11 @@ from sordino.metrics.preparation_cost import flops_until
 from sordino.report import still
 from sordino.report.run_facts import EVALUATOR
 from sordino.report.run_page import assemble
-from sordino.results.comparison import EQUAL, Comparison
 from sordino.results.comparison_table import Row, caption, measured_by, shaped, sources
 from sordino.version import __version__
+
+if TYPE_CHECKING:
+    from sordino.results.comparison import Comparison
 
 SIMULATIONS = (
     "Simulations: the noise came from seeds. The numbers describe what the same runs promise with real noise; these "
@@ -114,6 +116,8 @@ Setting = BaseModel | Mapping[str, object] | Number | str | None  # of an experi
 
 def gather(compared: Comparison) -> ComparisonFacts:
     """All that the page and the figures of a comparison show."""
+    from sordino.results.comparison import EQUAL  # a page of one run needs no runs
+
     table, first = compared.table, compared.methods[0].experiment
     sides = [Side(m.name, m.runs, m.promise, m.experiment.toml(), m.simulated) for m in compared.methods]
     equal = {name: getattr(first, name) for name in EQUAL}

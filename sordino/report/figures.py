@@ -20,10 +20,11 @@ from sordino.metrics.rows import RoundRow
 from sordino.report.comparison_page import ComparisonFacts, CurvePoint, gather
 from sordino.report.palette import DASHES, LIGHT, SERIES
 from sordino.report.run_facts import RunFacts
-from sordino.results.comparison import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from sordino.results.comparison import Comparison
 
 Shown = TypeVar("Shown", RunFacts, ComparisonFacts)
 WIDTH, HEIGHT = 3.4, 2.5  # inches: one column

@@ -20,7 +20,7 @@ from sordino.accounting.calibrate import sampled_multiplier
 from sordino.accounting.events import Event, Gaussian, Laplace, Once, Poisson, Repeat, from_json
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.lc_fl import cdp_fl, lc_fl
-from sordino.audit.lower_bounds import Outputs, epsilon_lost, tuned
+from sordino.audits.lower_bounds import Outputs, epsilon_lost, tuned
 from sordino.data.dataset import Dataset, Split
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise.sources import Counter

@@ -23,7 +23,7 @@ from sordino.attacks.methods.dlg import DeepLeakage
 from sordino.attacks.methods.idlg import ImprovedLeakage
 from sordino.attacks.methods.inverting_gradients import InvertingGradients
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, likeness
-from sordino.audit.noise_sources import Silent
+from sordino.audits.noise_sources import Silent
 from sordino.results.attack_file import Assault
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, mlp

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sordino import config
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
-from sordino.audit.gates import EMPTY, Audit, audit
-from sordino.audit.records import statistics
+from sordino.audits.gates import EMPTY, Audit, audit
+from sordino.audits.records import statistics
 from sordino.config import Experiment
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, class_sums

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sordino import config, keys, tree
-from sordino.audit.canaries import Canaries, CanaryClients, CanaryExamples, directions
-from sordino.audit.canary_rounds import CanaryRounds
-from sordino.audit.planted import PlantedReader, PlantedSums, Quiet
-from sordino.audit.replay import BEGINNING
+from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, directions
+from sordino.audits.canary_rounds import CanaryRounds
+from sordino.audits.planted import PlantedReader, PlantedSums, Quiet
+from sordino.audits.replay import BEGINNING
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sordino import config, tree
-from sordino.audit import clients
-from sordino.audit.noise_sources import Silent
+from sordino.audits import clients
+from sordino.audits.noise_sources import Silent
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated

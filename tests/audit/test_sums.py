@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.audit.noise_sources import Weak
-from sordino.audit.sums import PlayedSum, most, pair, played
+from sordino.audits.noise_sources import Weak
+from sordino.audits.sums import PlayedSum, most, pair, played
 from sordino.errors import DataError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums

@@ -18,11 +18,11 @@ from sordino import config, keys
 from sordino.accounting.events import Gaussian, Laplace, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
-from sordino.audit.canaries import CanaryExamples
-from sordino.audit.canary_rounds import CanaryRounds
-from sordino.audit.gates import HOLDS, VIOLATED
-from sordino.audit.replay import BEGINNING, preparation
-from sordino.audit.trained import (
+from sordino.audits.canaries import CanaryExamples
+from sordino.audits.canary_rounds import CanaryRounds
+from sordino.audits.gates import HOLDS, VIOLATED
+from sordino.audits.replay import BEGINNING, preparation
+from sordino.audits.trained import (
     BLIND,
     audit_trained,
     curve,

@@ -11,7 +11,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.attacks.losses import by_loss, confidence, losses, ratio
 from sordino.attacks.shares import inferred, shares, spearman
-from sordino.audit.separation import separation
+from sordino.audits.separation import separation
 from sordino.errors import DataError
 from sordino.privacy.readers.beside_public import taken
 from sordino.tasks.selection import skill

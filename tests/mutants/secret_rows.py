@@ -164,7 +164,7 @@ SECRET_ROWS = [
     ),
     one(
         "an audit that boasts of its power",
-        "audit/gates.py",
+        "audits/gates.py",
         "strict=True) if one.verdict == CAUGHT)",
         "strict=True) if one.verdict == CAUGHT or lacks > SHORT)",
         f"{AUDIT}::test_an_audit_says_which_missing_noise_it_would_notice",

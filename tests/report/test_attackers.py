@@ -16,7 +16,7 @@ from sordino import config
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.reconstruction import row
-from sordino.audit import replay
+from sordino.audits import replay
 from sordino.errors import RunError
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page

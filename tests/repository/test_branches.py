@@ -21,7 +21,7 @@ for module in pkgutil.walk_packages(sordino.__path__, "sordino."):
         print(module.name)
 """
 SMALL = ("run", "rounds=1", "partition.clients=2", "data.train=80", "data.test=40")
-VERBS = {"sites": ("serve", "identity"), "report": ("report",), "audit": ("audit",), "attacks": ("attack",)}
+VERBS = {"sites": ("serve", "identity"), "report": ("report",), "audits": ("audit",), "attacks": ("attack",)}
 REFUSED = """
 import sordino
 for stage in ("secagg", "bfv"):
@@ -48,7 +48,7 @@ def python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 GONE = [
     pytest.param(BRANCHES, id="all"),
     # attacks are made of what audits know
-    *(pytest.param(("audit", "attacks") if name == "audit" else (name,), id=name, marks=pytest.mark.slow) for name in BRANCHES),
+    *(pytest.param(("audits", "attacks") if name == "audits" else (name,), id=name, marks=pytest.mark.slow) for name in BRANCHES),
 ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_the_rest_imports_and_runs_without_a_branch(gone: tuple[str, ...], tmp_p
 
 def test_the_trunk_imports_no_branch_and_attacks_alone_another_one() -> None:
     asked = {(room, name) for room, names in house.imports().items() for name in names if name in BRANCHES}
-    assert asked == {("attacks", "audit")}
+    assert asked == {("attacks", "audits")}
 
 
 def test_an_import_of_a_branch_is_noticed(tmp_path: Path) -> None:

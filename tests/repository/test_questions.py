@@ -43,7 +43,13 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is the cohort hidden?": (
         of_a_cohort,
         # plans and refusals, which have a cohort before there is a policy; an audit plans a cohort of its own
-        {"planning/phase.py", "planning/methods.py", "planning/prices.py", "planning/refusals.py", "audit/canaries.py"},
+        {
+            "planning/phase.py",
+            "planning/methods.py",
+            "planning/prices.py",
+            "planning/refusals.py",
+            "audits/canaries.py",
+        },
     ),
     "are clients in other processes?": (compared("processes", "ranks"), {"config/engine_section.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (

@@ -16,7 +16,7 @@ from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.membership import TwoSides, told
 from sordino.attacks.one_release import CanaryGame, game
-from sordino.audit.lower_bounds import Outputs, tuned
+from sordino.audits.lower_bounds import Outputs, tuned
 from sordino.results.attack_file import AttackFinding, BesideGuess
 
 WRONG = 1e-4  # how likely this refutes a true promise

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.audit.canaries import Canaries
-from sordino.audit.noise_sources import Weak
-from sordino.audit.planted import Quiet
-from sordino.audit.replay import PhaseStart, Replay
+from sordino.audits.canaries import Canaries
+from sordino.audits.noise_sources import Weak
+from sordino.audits.planted import Quiet
+from sordino.audits.replay import PhaseStart, Replay
 from sordino.engine.executor import Clients
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import Counter

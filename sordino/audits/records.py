@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.audit import sums
-from sordino.audit.noise_sources import Silent
-from sordino.audit.pairs import FAR, Pair, Release
+from sordino.audits import sums
+from sordino.audits.noise_sources import Silent
+from sordino.audits.pairs import FAR, Pair, Release
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sordino.audit.noise_sources import Rare, Weak
-from sordino.audit.pairs import Pair, Release
+from sordino.audits.noise_sources import Rare, Weak
+from sordino.audits.pairs import Pair, Release
 from sordino.privacy.readers.responses import Responses
 from sordino.types import Examples, NoiseSource, Unit
 

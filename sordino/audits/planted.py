@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.audit.noise_sources import Silent, Twin
+from sordino.audits.noise_sources import Silent, Twin
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard

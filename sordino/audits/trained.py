@@ -20,12 +20,12 @@ from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, UNITS
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
-from sordino.audit.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
-from sordino.audit.canary_rounds import CanaryRounds, CanaryScores
-from sordino.audit.gates import DELTAS, LEAST, gaussian
-from sordino.audit.lower_bounds import Found, Outputs, epsilon_lost, mu_lost
-from sordino.audit.one_run import Guesses, epsilon_at_least, mu_at_least
-from sordino.audit.replay import BEGINNING, PhaseStart, check_allowed, preparation
+from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
+from sordino.audits.canary_rounds import CanaryRounds, CanaryScores
+from sordino.audits.gates import DELTAS, LEAST, gaussian
+from sordino.audits.lower_bounds import Found, Outputs, epsilon_lost, mu_lost
+from sordino.audits.one_run import Guesses, epsilon_at_least, mu_at_least
+from sordino.audits.replay import BEGINNING, PhaseStart, check_allowed, preparation
 from sordino.config import Experiment
 from sordino.errors import Range, check_range
 from sordino.privacy.readers.class_sums import ClassSums

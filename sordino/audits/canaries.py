@@ -20,8 +20,8 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import Estimates
-from sordino.audit.pairs import FAR
-from sordino.audit.planted import PlantedReader, PlantedSums, PlantedUplink, Through
+from sordino.audits.pairs import FAR
+from sordino.audits.planted import PlantedReader, PlantedSums, PlantedUplink, Through
 from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY
 from sordino.privacy.readers.class_sums import ClassSums

@@ -17,7 +17,7 @@ from sordino.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sordino.audit.gates import AttackedPromise, Audit
+    from sordino.audits.gates import AttackedPromise, Audit
     from sordino.config import Experiment
     from sordino.results.audit_file import TrainedAudit
 
@@ -75,7 +75,7 @@ def audit(
     Nothing is trained, but with --trained: the experiment's own gates release made-up uploads and gradients, and a
     proved lower bound on what that loses is held against the claim.
     """
-    from sordino.audit import gates as attacks
+    from sordino.audits import gates as attacks
 
     name, changes = experiment_and_changes(what or [])
     experiment = attacks.experiment_of(name, changes)
@@ -122,7 +122,7 @@ def _check_alone(trials: bool, system: bool, twin: bool) -> None:
 
 
 def _trained(experiment: Experiment, folder: Path | None, canaries: int | None, seed: int, as_json: bool) -> None:
-    from sordino.audit.trained import CANARIES, audit_trained
+    from sordino.audits.trained import CANARIES, audit_trained
     from sordino.results.audit_file import write
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
@@ -163,7 +163,7 @@ def _show_trained(found: TrainedAudit) -> None:
 
 
 def _show(found: Audit) -> None:
-    from sordino.audit.gates import EMPTY, UNSEEN
+    from sordino.audits.gates import EMPTY, UNSEEN
 
     console = Screen()
     for phase in found.phases if len(found.phases) > 1 else ():

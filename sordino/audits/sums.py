@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sordino.accounting.events import Gaussian
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.audit.lower_bounds import tuned
-from sordino.audit.pairs import Pair, Release
-from sordino.audit.separation import Separation, separation
+from sordino.audits.lower_bounds import tuned
+from sordino.audits.pairs import Pair, Release
+from sordino.audits.separation import Separation, separation
 from sordino.errors import DataError
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums

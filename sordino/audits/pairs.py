@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sordino.audit.lower_bounds import Outputs
-from sordino.audit.noise_sources import Silent
+from sordino.audits.lower_bounds import Outputs
+from sordino.audits.noise_sources import Silent
 from sordino.types import NoiseSource
 
 FAR = 1e3  # times any bound: what a gate must cut

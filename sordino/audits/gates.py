@@ -25,10 +25,10 @@ from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.optional import Home
-from sordino.audit import clients, images, records
-from sordino.audit.lower_bounds import Found, mu_lost, tuned
-from sordino.audit.noise_sources import Weak
-from sordino.audit.pairs import Pair, Powerless
+from sordino.audits import clients, images, records
+from sordino.audits.lower_bounds import Found, mu_lost, tuned
+from sordino.audits.noise_sources import Weak
+from sordino.audits.pairs import Pair, Powerless
 from sordino.budget.plan import Price
 from sordino.config import Experiment
 from sordino.errors import ConfigError, Range, check_range
