@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import sordino
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 import house  # noqa: E402
@@ -36,6 +38,11 @@ def test_the_import_contract_is_the_plan() -> None:
     written = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     layers = [{part.strip().removeprefix("sordino.") for part in layer.split("|")} for layer in written[0]["layers"]]
     assert layers == [set(floor) for floor in house.floors()]
+
+
+def test_no_room_hides_a_function_of_the_package() -> None:
+    """A module that is imported takes the place of what has its name."""
+    assert not set(house.rooms()) & set(sordino.__all__)
 
 
 def test_a_circle_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
