@@ -339,7 +339,7 @@ def test_without_pandas_the_frames_say_what_to_install(result: Result, monkeypat
 
 def test_importing_sordino_loads_nothing_heavy() -> None:
     code = (
-        "import sys, sordino; sordino.run, sordino.plan, sordino.verify, sordino.audits, sordino.compare; "
+        "import sys, sordino; sordino.run, sordino.plan, sordino.verify, sordino.audit, sordino.compare; "
         "print({'torch', 'numpy', 'pandas', 'scipy', 'pydantic', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
