@@ -1,4 +1,4 @@
-"""How much a list of events costs: every accountant that can say so, side by side.
+"""Accountants: the cost of a list of events, by every accountant that can say it, side by side.
 
 gdp   exact for unsampled Gaussians: mu^2 adds up (Dong, Roth & Su 2022).
 pure  Laplace noise and randomised response only: epsilons add up; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle,
@@ -7,8 +7,7 @@ rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonn
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
 A discrete Gaussian has Renyi divergences and nothing else: the curve of the continuous law is not its own. Under a
-Poisson sample these are known at whole orders,
-where the moments of both laws agree term by term.
+Poisson sample these are known at whole orders, where the moments of both laws agree term by term.
 
 rdp and pld are dp-accounting's; what is ours is what is put into them. Each number is an upper bound of its
 own, so the smallest is valid too, and two that disagree by more than their looseness betray a bug.

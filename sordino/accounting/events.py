@@ -1,4 +1,4 @@
-"""The common language of the ledger: what happened to the data.
+"""Events: the common language of the ledger for what happened to the data.
 
 An event says which noise was added, how often, behind which sampler, and what that costs (`mechanisms`). Accountants
 compose events, the ledger stores them as JSON, the report prints them. Noise is always relative to the sensitivity
@@ -196,7 +196,7 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def leaves(event: Event, whole: bool = False) -> Counter[Event]:
-    """How often each elementary event happens; `whole`: what was drawn once is one, under its name. Only here are
+    """Elementary events and their counts; `whole`: what was drawn once is one, under its name. Only here are
     counts multiplied and repeats of one draw told apart."""
     found: Counter[Event] = Counter()
     for leaf, times in event.unfold(1, set(), whole):
@@ -239,7 +239,7 @@ class Reduced(NamedTuple):
 
 
 def reduce(event: Event, neighbours: str) -> Reduced:
-    """What accountants add up: mu of Gaussians by squares, all others by their number."""
+    """Reduces an event to what accountants add up: mu of Gaussians by squares, all others by their number."""
     mus: list[float] = []
     others: Counter[Event] = Counter()
     private = True

@@ -41,7 +41,7 @@ Orders: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to the data. A kind of event says of itself what it can prove; the others stay at None."""
+    """Event: something that happened to the data. A kind says of itself what it can prove; the others stay at None."""
 
     sampled: ClassVar[bool] = False  # is its price on a Poisson sample proved?
     pair: ClassVar[str] = "sums"  # what its privacy loss tells apart: sums, or inputs; the two do not compose
@@ -235,7 +235,7 @@ class Response(Event):
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """What a secret sample of rate q leaves of an epsilon: ln(1 + q (e^eps - 1)), where e^eps cannot overflow."""
+    """Epsilon that a secret sample of rate q leaves: ln(1 + q (e^eps - 1)), where e^eps cannot overflow."""
     if epsilon < 30:
         return math.log1p(rate * math.expm1(epsilon))
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))

@@ -64,12 +64,12 @@ def named(text: str) -> list[int]:
 
 
 def simulated(texts: Iterable[str]) -> bool:
-    """Whether there is a release whose noise a seed can repeat. Where nothing says so, a release counts as one."""
+    """Is there a release whose noise a seed can repeat? Where nothing says so, a release counts as one."""
     return any(not is_real(parsed(text).noise) for text in texts)
 
 
 def noised(texts: Iterable[str]) -> bool:
-    """Whether noise was drawn for any release: a claim that is more than "nothing is promised"."""
+    """Was noise drawn for any release? There was where a claim is more than "nothing is promised"."""
     groups = (group for text in texts for group in parsed(text).releases)
     return any(claim["status"] != "none" for group in groups for claim in group["claims"])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias
 
 from sordino import user_code
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
     pass
 
 
-def _asked(of: type) -> set[str]:
-    """Methods and properties that a class writes itself."""
-    written = {name for name, value in vars(of).items() if isinstance(value, FunctionType | property)}
-    return {name for name in written if not name.startswith("_")}
+def _written(of: type) -> set[str]:
+    """Methods, properties and attributes that a class writes itself."""
+    return {name for name in (*vars(of), *vars(of).get("__annotations__", ())) if not name.startswith("_")}
 
 
 NAMES: dict[type[object], str] = {}  # that classes give themselves
@@ -56,7 +54,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     ) -> None:
         super().__init_subclass__(**others)
         for side in (*OptionalSide.__subclasses__(), OwnModels):
-            if not issubclass(cls, side) and (found := _asked(side) & _asked(cls)):
+            if not issubclass(cls, side) and (found := _written(side) & _written(cls)):
                 raise TypeError(f"{cls.__name__} has {min(found)}, and {side.__name__} is not among its bases")
         cls.takes_mean, cls.carries_statistics = takes_mean, carries_statistics
         if name:

@@ -31,7 +31,7 @@ class Down(NamedTuple):
 
 
 class Adapting:
-    """What stands in front of the class of an algorithm: every method that takes or gives a state of the server, or a
+    """Front class of an algorithm whose uplink learns: every method that takes or gives a state of the server, or a
     broadcast, asks `own`, which knows the algorithm's part of it alone. All others are inherited as they are.
     """
 

@@ -6,6 +6,7 @@ The engine asks a side `of(algorithm)`, which answers for every algorithm: a sid
 
 from __future__ import annotations
 
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
@@ -60,7 +61,7 @@ class Home(Protocol):
 
     @property
     def story(self) -> Json | None:
-        """How the candidates were made, where this process made them."""
+        """Manifest of the candidates, where this process made them."""
 
 
 class OptionalSide:
@@ -106,12 +107,12 @@ class PerClientMessages(OptionalSide):
         return down
 
 
-class RequestsClients(OptionalSide):
+class RequestsClients(OptionalSide, metaclass=ABCMeta):
     """A method that chooses the clients of a round by itself."""
 
+    @abstractmethod
     def requested_clients(self, s: Any) -> Sequence[int]:
         """The clients of the next round."""
-        raise NotImplementedError
 
 
 class PublicTensors(OptionalSide):
@@ -126,12 +127,12 @@ class PublicTensors(OptionalSide):
         return None
 
 
-class FollowsPhase(OptionalSide):
+class FollowsPhase(OptionalSide, metaclass=ABCMeta):
     """A method that starts from what the phase before it has left."""
 
+    @abstractmethod
     def begin(self, task: Task, key: Key, before: Any, home: Home) -> Any:
         """The server's first state, from the last state of the phase before."""
-        raise NotImplementedError
 
 
 class ChecksServer(OptionalSide):

@@ -61,7 +61,7 @@ def overlap(counts: Sequence[Tensor], true: Tensor) -> float:
 
 
 class Inferred(NamedTuple):
-    """How well the class shares of every device are guessed."""
+    """Accuracy of guessed class shares, device by device."""
 
     total_variation: Tensor  # between the shares of classes as guessed and as they are
     of_uniform: Tensor  # the same, for whoever guesses that all classes are equally frequent

@@ -26,7 +26,7 @@ class Network(Section):
     timeout_s: float | None = Field(default=None, gt=0)  # seconds after which a round goes on without silent clients
 
     def of(self, process: int) -> dict[str, Any]:
-        """How slow the way to a client process is, and the process itself."""
+        """Delays and bandwidths of one client process, and its slowness."""
         told = {name: getattr(self, name) for name in OF_A_PROCESS}
         return {name: v[process % len(v)] if isinstance(v, list) else v for name, v in told.items()}
 

@@ -1,4 +1,4 @@
-"""What a table's columns seem to hold, read off the rows: the draft of a schema, for a person to confirm or correct; or
+"""Columns of a table as its rows show them: the draft of a schema, for a person to confirm or correct; or
 what a run without a schema learns, which may then claim nothing about a row.
 """
 
@@ -133,7 +133,7 @@ def find(rows: TableRows, wanted: str) -> None:
 
 
 def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
-    """What a schema would say of a column, and what a person must confirm of it."""
+    """Draft of a column for a schema, and what a person must confirm of it."""
     if role == "key":
         return Column("key"), "names the row, and is no feature"
     if role == "person":

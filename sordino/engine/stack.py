@@ -261,7 +261,7 @@ def _random(like: Tensor, rows: int, key: Key) -> Tensor:
 def _moved(leaf: Tensor, count: int, key: Key) -> Tensor:
     if leaf.dim() == 0:
         return torch.full_like(leaf, count)
-    return leaf + 0.1 * normal(key, leaf.numel()).reshape(leaf.shape).to(leaf.dtype)
+    return 0.1 * normal(key, leaf.numel()).reshape(leaf.shape).to(leaf.dtype)
 
 
 def _near(alone: Tensor, found: Tensor) -> bool:

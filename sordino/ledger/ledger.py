@@ -233,7 +233,7 @@ class Ledger:
         return self.place().head
 
     def place(self) -> Place:
-        """Where it stands: a ledger only grows."""
+        """Place of the ledger, which only grows."""
         with self._reading() as books:
             return Place(books.sequence + 1, books.head.hex())
 

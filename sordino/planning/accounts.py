@@ -302,7 +302,7 @@ class Accounts:
         ]
 
     def _held(self, claim: Claim, draws: int, gate: Reader | Uplink) -> Claim:
-        """What is left of a claim on these data and with this noise; its conditions, where a part of the gate that
+        """Claim as it holds on these data and with this noise; its conditions, where a part of the gate that
         makes it is somebody's own."""
         if any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event)):
             return claim

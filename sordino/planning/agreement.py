@@ -28,7 +28,7 @@ MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 
 
 class AboutData(Fact, extra="forbid"):
-    """What everybody may know of one example."""
+    """Public facts of one example."""
 
     kind: Literal["image", "table"]
     shape: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] = Field(min_length=1)
@@ -70,7 +70,7 @@ _PAIRS: TypeAdapter[list[tuple[StrictInt, StrictInt]]] = TypeAdapter(list[tuple[
 
 
 class PublicNumbers(AboutData):
-    """What everybody may know of the clients' data: rules, plans and models follow from it. No row is in it."""
+    """Public numbers of the clients' data: rules, plans and models follow from them. No row is in them."""
 
     # training examples of each client; ones, where these are nobody's business
     sizes: Annotated[Sequence[int], PlainValidator(_unpacked), PlainSerializer(_packed)]

@@ -76,7 +76,7 @@ class Population:
 
     @cached_property
     def public(self) -> PublicNumbers:
-        """What everybody may know of these data."""
+        """Public numbers of these data."""
         data, sizes = self.dataset, self.sizes
         check_words(self.experiment, data.columns)
         check_everybody_has_data(sizes, self.clients)

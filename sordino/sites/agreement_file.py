@@ -39,7 +39,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
 class Announced(AboutData):
-    """What everybody may know of one example, as sites tell it: there is no place for a number that rows decide."""
+    """Public facts of one example, as sites tell it: there is no place for a number that rows decide."""
 
     declared: str = ""  # digest of a table's schema
     reach: tuple[float, float] | None = None  # of values of a source of somebody's own, as its class declares it

@@ -302,6 +302,10 @@ def test_an_optional_method_needs_its_side() -> None:
         type("Half", (FedAvg,), {"requested_clients": requested})
     with pytest.raises(TypeError, match="OwnModels is not among its bases"):
         type("Half", (FedAvg,), {"personal": requested})
+    with pytest.raises(TypeError, match="OtherReads is not among its bases"):
+        type("Half", (FedAvg,), {"wants": "sums"})
+    with pytest.raises(TypeError, match="abstract"):
+        type("Silent", (FedAvg, RequestsClients), {})()
     made = type("Both", (FedAvg, RequestsClients), {"requested_clients": requested})
     assert RequestsClients.of(made()).requested_clients(None) == [0]
 

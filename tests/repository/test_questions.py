@@ -24,6 +24,14 @@ def compared(*words: str) -> Callable[[ast.AST], bool]:
     return asks
 
 
+def of_noise(node: ast.AST) -> bool:
+    """A comparison of where noise comes from, with a word or with a name for one."""
+    sides = (node.left, *node.comparators) if isinstance(node, ast.Compare) else ()
+    return compared("system", "counter")(node) or any(
+        isinstance(side, ast.Attribute) and side.attr == "noise" for side in sides
+    )
+
+
 def of_a_cohort(node: ast.AST) -> bool:
     """`cohort.hidden`, whatever the cohort belongs to."""
     return (
@@ -39,7 +47,11 @@ def of_prices(node: ast.AST) -> bool:
 
 
 QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
-    "is this noise real?": (compared("system", "counter"), {"accounting/policy.py"}),
+    "is this noise real?": (
+        of_noise,
+        # a receipt's noise is the experiment's, and a generator's noise is what it draws images from
+        {"accounting/policy.py", "receipts/verify.py", "synthesis/generators/shape.py"},
+    ),
     "is the cohort hidden?": (
         of_a_cohort,
         # plans and refusals, which have a cohort before there is a policy; an audit plans a cohort of its own
@@ -78,6 +90,7 @@ def test_each_question_is_asked_in_one_place(question: str) -> None:
     ("question", "line"),
     [
         ("is this noise real?", "real = experiment.privacy.noise != 'system'"),
+        ("is this noise real?", "real = federation.noise == SYSTEM"),
         ("is the cohort hidden?", "hidden = setup.cohort.hidden and real"),
         ("are clients in other processes?", "far = engine.executor in ('processes', 'ranks')"),
         ("does everyone pay, and one price?", "alike = plan.offer.everyone_pays and not plan.individual"),

@@ -178,7 +178,7 @@ class Links:
         return replace(claim, event=event)
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:
-        """What is left of a claim where the server cannot read single uploads."""
+        """Claim as it holds where the server cannot read single uploads."""
         secure, noise = self.secure, self.noise()
         if secure is None or (noise is not None and not self.central and claim.adversary == "server"):
             return claim
