@@ -13,7 +13,7 @@ import pytest
 
 from sordino.cli import main
 from sordino.errors import ConfigError
-from sordino.laws import LAWS, Law, Report, check
+from sordino.laws import LAWS, Law, Report, check, models
 from sordino.transport import pipes
 from tests.laws import warm
 from tests.laws.broken_twins import PRELUDE, TWINS
@@ -234,3 +234,9 @@ def test_the_command_says_what_is_broken_and_ends_with_2(
     assert found["holds"] is True
     assert found["algorithm"] == "my_prox:FedProx"
     assert [row["law"] for row in found["laws"]] == list(LAWS)
+
+
+def test_the_readme_counts_the_laws() -> None:
+    told = "`sordino check` tries twenty laws on an algorithm, and seven on a model"
+    assert told in Path("README.md").read_text(encoding="utf-8")
+    assert (len(LAWS), len(models.LAWS) + 1) == (20, 7)  # a model must be made, too
