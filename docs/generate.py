@@ -33,7 +33,7 @@ from sordino.cli.program import app
 from sordino.config import Experiment, gates
 from sordino.partition.schemes import SCHEMES
 from sordino.runs.catalogue import catalogue
-from sordino.runs.editor import described
+from sordino.runs.editor import meanings
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 
@@ -269,9 +269,14 @@ def is_section(kind: Any) -> bool:
 
 
 def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:
-    said = described(section)
+    said = meanings(section)
     return [
-        (f"`{name}`", type_text(field.annotation), f"`{shown_default(field.get_default())}`", plain(said[name]))
+        (
+            f"`{name}`",
+            type_text(field.annotation),
+            f"`{shown_default(field.get_default())}`",
+            plain(said[name]),
+        )
         for name, field in section.model_fields.items()
         if keep(field.annotation)
     ]

@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -253,6 +253,12 @@ class Range:
             if end is not None
         )
         return f"a {'whole' if self.whole else 'finite'} number, {said}"
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """The schema of a field of settings with this range beside its type."""
+        ends = {"exclusiveMinimum": self.above, "minimum": self.least, "maximum": self.most}
+        ends["exclusiveMaximum"] = self.below
+        return handler(core) | {name: end for name, end in ends.items() if end is not None}
 
 
 POSITIVE = Range(above=0)

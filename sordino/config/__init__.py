@@ -3,25 +3,21 @@
 Its tables and keys, the gates it may name, and what is said of a wrong one.
 """
 
-from sordino.config.data_section import Data
-from sordino.config.engine_section import Engine, Network
-from sordino.config.experiment import (
-    CHOOSERS,
+from sordino.config.choices import CHOOSERS, build, filled, parameters
+from sordino.config.experiment import load, places, validate
+from sordino.config.paths import resolved_table
+from sordino.config.settings import (
     Chaos,
+    Data,
+    Engine,
     EvaluationSettings,
     Experiment,
+    Network,
     Privacy,
+    Section,
     Slow,
     Table,
-    build,
-    filled,
-    load,
-    parameters,
-    places,
-    validate,
 )
-from sordino.config.paths import resolved_table
-from sordino.config.section import Section
 
 __all__ = [
     "CHOOSERS",

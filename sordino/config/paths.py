@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import user_code
-from sordino.config.experiment import Experiment
+from sordino.config.settings import Experiment
 
 PATHS = ("path", "file", "schema", "ledger", "cache")  # keys that name a file or a folder, in whatever table
 

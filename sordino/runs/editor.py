@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
+import textwrap
+from itertools import pairwise
 from typing import Any
 
 from sordino.accounting.events import Json
@@ -59,16 +61,6 @@ def _parameter(entry: Json) -> Json:
     return {**entry["schema"], "description": entry["meaning"], **default}
 
 
-def _describe(made: Json, section: type[Section]) -> None:
-    words = described(section)
-    for name, field in section.model_fields.items():
-        made["properties"][name]["description"] = words[name]
-        made["properties"][name].pop("title", None)
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            _describe(made["properties"][name], kind)
-
-
 def _inlined(made: Json) -> Json:
     """Without references: every section stands where it belongs."""
     known = made.pop("$defs", {})
@@ -76,19 +68,30 @@ def _inlined(made: Json) -> Json:
     def put(value: Any) -> Any:
         if isinstance(value, dict):
             there = known[value["$ref"]] if "$ref" in value else {}
-            return {name: put(part) for name, part in {**there, **value}.items() if name != "$ref"}
+            return {name: put(part) for name, part in {**there, **value}.items() if name not in ("$ref", "title")}
         return [put(part) for part in value] if isinstance(value, list) else value
 
     found: Json = put(made)
     return found
 
 
-def described(section: type[Section]) -> dict[str, str]:
-    """The meaning of each key of a section: the comment beside it, or above it."""
-    source = inspect.getsource(section)
-    comments = re.findall(r"((?:^    # .*\n)+)    (\w+):", source, re.MULTILINE)
-    above = [(" ".join(line.strip("# ") for line in lines.splitlines()), name) for lines, name in comments]
-    beside = re.findall(r"^    (\w+):.*?  #\s(?!type:)(.*)$", source, re.MULTILINE)
-    behind = re.findall(r"^    (\w+):.*?#\stype: ignore\S+\s+#\s(.*)$", source, re.MULTILINE)
-    said = {name: words for words, name in above} | dict(beside) | dict(behind)
-    return {name: said.get(name, "") for name in section.model_fields}
+def meanings(section: type[Section]) -> dict[str, str]:
+    """The meaning of each key of a section: the text below its field."""
+    (written,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(written, ast.ClassDef)
+    return {
+        field.target.id: " ".join(str(text.value.value).split())
+        for field, text in pairwise(written.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _describe(made: Json, section: type[Section]) -> None:
+    for name, words in meanings(section).items():
+        made["properties"][name]["description"] = words
+        kind = section.model_fields[name].annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            _describe(made["properties"][name], kind)

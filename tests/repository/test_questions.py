@@ -63,7 +63,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "audits/canaries.py",
         },
     ),
-    "are clients in other processes?": (compared("processes", "ranks"), {"config/engine_section.py", "runs/setup.py"}),
+    "are clients in other processes?": (compared("processes", "ranks"), {"config/settings.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (
         of_prices,
         # the plan answers; before there is one, these two look for offers that cannot be priced together

@@ -1,0 +1,101 @@
+"""Tables that choose something and take exactly the parameters of what they choose: `[algorithm] name = "fedprox"`.
+
+The signature of the chosen class or function is the schema, so an algorithm file is all there is to write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from sordino import user_code
+from sordino.accounting.claims import check_neighbours
+from sordino.config.wording import check_keys, nearest, wrong
+from sordino.errors import ConfigError
+
+T = TypeVar("T")
+CHOOSERS = {
+    "partition": "scheme",
+    "model": "name",
+    "cohort": "name",
+    "algorithm": "name",
+    "data": "source",
+    "candidates": "source",
+    "loss": "name",
+    "task": "name",
+}
+
+
+def build(
+    table: Mapping[str, object],
+    choices: Mapping[str, Callable[..., T]],
+    where: str,
+    key: str = "name",
+    own: type[T] | None = None,
+) -> T:
+    """What a choosing table chooses, made with the rest of the table as arguments. `own`: what somebody's own class
+    must be a subclass of.
+    """
+    rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
+    name = rest.pop(key, None)
+    if own is not None and isinstance(name, str) and user_code.is_own(name):
+        return filled(user_code.of_kind(name, where, own), rest, f"[{where}] {name}")
+    if not isinstance(name, str) or name not in choices:
+        raise ConfigError(
+            f"[{where}] {key} = {name!r} is not known", fix=nearest(str(name), choices), code="unknown-choice"
+        )
+    if rest and not parameters(choices[name]):
+        takers = [other for other in choices if rest.keys() <= parameters(choices[other]).keys()]
+        raise ConfigError(
+            f"[{where}] {name} has no key {next(iter(rest))!r}",
+            why=f"{name} takes no settings",
+            fix=(f"choose it without: {where}={name}" if where in CHOOSERS else "leave it out")
+            + (f"; or one that takes it: {where}.{key}={' or '.join(takers)}" if takers else ""),
+            code="unknown-key",
+        )
+    return filled(choices[name], rest, f"[{where}] {name}")
+
+
+def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T:
+    """The value that a class or function makes with a table as its arguments."""
+    fields = parameters(made)
+    if table.keys() - fields.keys():
+        from sordino.algorithms.preset import Preset
+
+        if isinstance(made, Preset):
+            made.refuse_fixed(table)
+    check_keys(table, fields, where)
+    if table.get("neighbours") is not None:
+        check_neighbours(table["neighbours"])
+    try:
+        values = _model(made).model_validate(table)
+    except ValidationError as error:
+        raise wrong(error, where, {}) from None
+    return made(**{field: getattr(values, field) for field in fields if field in table})
+
+
+@lru_cache(maxsize=256)
+def _model(made: Callable[..., object]) -> type[BaseModel]:
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model: type[BaseModel] = create_model("Table", __config__=strict, **parameters(made))  # type: ignore[call-overload]
+    return model
+
+
+def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
+    """The parameters that a table may set: name -> (type, default). Gates have tables of their own; what begins with
+    `_` is the engine's to set.
+    """
+    # a class without fields says them in its constructor
+    written = inspect.isclass(made) and inspect.isfunction(made.__init__) and not dataclasses.is_dataclass(made)
+    hints = get_type_hints(made) | (get_type_hints(made.__init__) if written else {})
+    found = {}
+    for name, parameter in inspect.signature(made).parameters.items():
+        if name not in ("read", "uplink") and not name.startswith("_"):
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            found[name] = (hints.get(name, Any), default)
+    return found
