@@ -29,6 +29,7 @@ ONE: Mapping[Unit, str] = {
     "image": "one image",
     "example": "one example",
     "cell": "one cell of examples",
+    "person": "one person with several examples",
     "client": "one client",
 }
 SURE: Mapping[Neighbours, str] = {

@@ -8,10 +8,11 @@ from typing import Literal, get_args
 from sordino.accounting.events import Event, Json, from_json, to_json
 from sordino.errors import UnsoundGuarantee
 
-# an image is an example whose label is given, a cell a fixed part of a client's examples; a test example lies in none
-# of them, since nothing is trained on it
-Unit = Literal["pixel", "image", "example", "cell", "client", "test example"]
-UNITS: tuple[Unit, ...] = ("pixel", "image", "example", "cell", "client")  # from small to large
+# an image is an example whose label is given, a cell a fixed part of a client's examples; a person is all examples
+# with one value of the key, as many as the schema allows, and no release speaks of it by itself; a test example lies
+# in none of them, since nothing is trained on it
+Unit = Literal["pixel", "image", "example", "cell", "person", "client", "test example"]
+UNITS: tuple[Unit, ...] = ("pixel", "image", "example", "cell", "person", "client")  # from small to large
 Neighbours = Literal["replace", "zero_out"]
 Adversary = Literal["server", "participants", "public"]
 Status = Literal["proved", "conditional", "nominal", "none"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -70,6 +70,8 @@ def steps(claimed: Subject, asked: Subject) -> int | None:
     if claimed == asked:
         return 1
     (unit, how), (part, change) = claimed, asked
+    if "person" in (unit, part):  # several clients may hold its examples, and how many they are, no release says
+        return None
     if unit == part:
         return 2 if how == "zero_out" else None
     if UNITS.index(unit) < UNITS.index(part) or ((how, change) == ("replace", "zero_out") and unit != "client"):
@@ -203,12 +205,20 @@ def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
     """The guarantee against two changes, such as a client that counts for nothing, and then with one example changed:
     (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
     """
+    return 2 * of_one_change(lambda smaller: (best(event, smaller, neighbours).epsilon, smaller), delta, 2)[0]
+
+
+def of_one_change(promise: Callable[[float], tuple[float, float]], delta: float, number: int) -> tuple[float, float]:
+    """The epsilon and delta of one change by which so many of them, one after the other, keep (number epsilon, delta):
+    each multiplies the deltas of those after it by e^epsilon. An infinite epsilon where none reaches that far.
+    `promise`: the epsilon where a delta is asked for, and the delta at which it holds.
+    """
     smaller = delta
     for _ in range(40):
-        epsilon = best(event, smaller, neighbours).epsilon
-        if not epsilon < 300:
-            return math.inf
-        if (1 + math.exp(epsilon)) * smaller <= delta:
-            return 2 * epsilon
-        smaller = delta / (1 + math.exp(epsilon * 1.01))
-    return math.inf
+        epsilon, held = promise(smaller)
+        if not epsilon * (number - 1) < 300:
+            break
+        if math.fsum(math.exp(i * epsilon) for i in range(number)) * held <= delta:
+            return epsilon, smaller
+        smaller = delta / math.fsum(math.exp(i * epsilon * 1.01) for i in range(number))
+    return math.inf, delta

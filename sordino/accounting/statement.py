@@ -24,13 +24,15 @@ from sordino.accounting.claims import (
     Status,
     Unit,
 )
-from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, subjects
+from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, of_one_change, subjects
 from sordino.accounting.events import Event, Json, NonPrivate, from_json, leaves, to_json
 from sordino.accounting.facts import Epsilon, Fact, delta_text
 from sordino.accounting.notes import Release, histories, read_notes
 
 Key = tuple[Unit, Neighbours, Adversary]
 SCORES = "the server is told how well models meet this site's test examples, exactly and as often as it asks"
+SEVERAL = "{} examples of one person in one table (group privacy of the example row); more of them elsewhere add to it"
+LOUD = "the epsilon of one example is too large for a finite one of {}"
 COARSE = "what the tables of the noise lack of the ideal law is more than this epsilon can bear"
 
 
@@ -81,9 +83,12 @@ class Guarantee(Fact):
         return math.isfinite(self.epsilon)
 
 
-def statement(texts: Iterable[str], population: int, delta: float, every: bool = False) -> list[Guarantee]:
+def statement(
+    texts: Iterable[str], population: int, delta: float, every: bool = False, rows_per_key: int = 1
+) -> list[Guarantee]:
     """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. With `every`,
     all accountants are asked also where one is exact: who checks wants to see that no other comes out below it.
+    `rows_per_key`: the most examples that one person has, where that is declared.
     """
     distinct = list(read_notes(texts, population).values())
     released = [release for releases in distinct for release in releases]
@@ -94,6 +99,8 @@ def statement(texts: Iterable[str], population: int, delta: float, every: bool =
             found = [_row((unit, how, adversary), distinct, delta, every) for part, how in asked if part == unit]
             finite = [row for row in found if row.finite]
             rows += finite or [_void(found, distinct, delta)]
+            if unit == "example" and rows_per_key > 1:
+                rows += [_person(row.subject, distinct, delta, every, rows_per_key) for row in finite]
     return sorted(rows, key=_order)
 
 
@@ -156,6 +163,31 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bo
         because=because,
         releases=count,
         event=worst.event,
+    )
+
+
+def _person(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bool, rows: int) -> Guarantee:
+    """Of all examples of one person, whichever clients hold them: they change one after the other, and each costs at
+    most what the client that lost most has lost of one (Dwork and Roth 2014, theorem 2.2).
+    """
+    found: dict[float, Guarantee] = {}
+
+    def promise(at: float) -> tuple[float, float]:
+        found[at] = _row(key, clients, at, every)
+        return found[at].epsilon, found[at].delta
+
+    epsilon, at = of_one_change(promise, delta, rows)
+    one = found[at]
+    if not math.isfinite(epsilon):
+        return _nothing(("person", *key[1:]), delta, "none", (LOUD.format(rows),), one.releases)
+    name = f"{one.accountant}, {rows} steps of the example row"
+    return one.beside(
+        unit="person",
+        epsilon=rows * epsilon,
+        delta=delta,
+        accountant=name,
+        accountants={name: rows * epsilon},
+        because=(*one.because, SEVERAL.format(rows)),
     )
 
 

@@ -39,6 +39,7 @@ WHAT: Mapping[Unit, str] = {
     "image": "one image of one client, whose label is given",
     "example": "one example (one row, one image) of one client",
     "cell": "one cell, a fixed part of a client's examples",
+    "person": "all examples of one person, as many as the schema allows",
     "client": "everything one client holds",
 }
 CHANGE: Mapping[Neighbours, str] = {

@@ -29,7 +29,8 @@ def _unit(value: str | None) -> str | None:
     if value not in (None, "client", "example"):
         raise typer.BadParameter(
             f"{value!r} is neither client nor example. A person with several rows is protected as a whole where each "
-            "is a client: name the column that tells whose a row is in data.group and in data.key"
+            "is a client: name the column that tells whose a row is in data.group and in data.key. What a run promises "
+            "about examples it also says of a person, where its schema has rows = 5 beside the key"
         )
     return value
 

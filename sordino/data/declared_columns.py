@@ -4,7 +4,9 @@ one is inferred from all rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from sordino.data.dataset import Array
 from sordino.data.inferred_columns import learned
 from sordino.data.outcome import LabelKind, check_outcome
 from sordino.data.outside import Unknown
-from sordino.data.schema import BOOLEANS, FEATURES, Column, TableSchema, TextColumn
+from sordino.data.schema import BOOLEANS, FEATURES, Column, KeyColumn, TableSchema, TextColumn
 from sordino.data.table_files import TableRows, Written, read
 from sordino.data.words import tokens
 from sordino.errors import DataError
@@ -41,6 +43,8 @@ def columns_of(
     y = _places(held, label[0], classes, "class") if outcome is None else outcome.read(held, label)
     names = () if group is None else said[group].words or tuple(sorted(set(texts(held.columns[group]))))
     numbers = () if schema is None or outcome is None else label
+    if schema is not None and key is not None:
+        _check_rows_per_key(held, key, said[key])
     return held.rows, Columns(
         list(features.values()),
         y,
@@ -111,6 +115,16 @@ def _check_agreement(schema: TableSchema, roles: Mapping[str | None, str]) -> No
                 fix=f"write in the schema: {name} = {{ kind = {role!r}, ... }}, or choose another data.{role}",
                 code="schema-disagrees",
             )
+
+
+def _check_rows_per_key(held: WithoutGaps, name: str, said: Column) -> None:
+    """Refuses more rows of one person than the promise about a person counts."""
+    if isinstance(said, KeyColumn):
+        cells = texts(held.columns[name])
+        value, rows = max(Counter(cells).items(), key=itemgetter(1), default=("", 0))
+        if rows > said.rows:
+            what = f"stands in {rows} rows, and the schema allows {said.rows}"
+            raise held.unfit(name, value, cells.index(value), what, f"leave rows out, or declare rows = {rows}")
 
 
 def _check_columns(rows: TableRows, schema: TableSchema) -> None:

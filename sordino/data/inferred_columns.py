@@ -28,7 +28,7 @@ from sordino.data.cells import (
     without_gaps,
 )
 from sordino.data.dataset import Array
-from sordino.data.schema import BOOLEANS, FEATURES, LISTS, Column, check_roles
+from sordino.data.schema import BOOLEANS, FEATURES, LISTS, Column, KeyColumn, check_roles
 from sordino.data.table_files import AS_SEEN, TableRows, Written, read
 from sordino.errors import DataError
 
@@ -135,6 +135,9 @@ def find(rows: TableRows, wanted: str) -> None:
 def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
     """Draft of a column for a schema, and what a person must confirm of it."""
     if role == "key":
+        most = max(pc.value_counts(column).field("counts").to_pylist(), default=1)
+        if most > 1:
+            return KeyColumn("key", rows=most), "confirm: the most rows that one person can have; it is no feature"
         return Column("key"), "names the row, and is no feature"
     if role == "person":
         return Column("group"), "each is a client, and is no feature"
@@ -208,6 +211,8 @@ def _written(said: Column, kind: pa.DataType) -> str:
             for word in said.words
         )
         return f"{told}, {LISTS[said.kind][0]} = [{', '.join(words)}]"
+    if isinstance(said, KeyColumn):
+        return f"{told}, rows = {said.rows}"
     return told if said.low == said.high else f"{told}, range = [{said.low!r}, {said.high!r}]"
 
 

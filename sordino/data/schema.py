@@ -8,7 +8,7 @@
                                                              # "move": even where there are many
     note = { kind = "text", buckets = 4096, length = 32 }  # the first 32 words; or words = ["pain", "fever"]
     doctor = { kind = "ignored" }
-    visit_id = { kind = "key" }                              # names the row
+    visit_id = { kind = "key" }                              # names the row; rows = 5: at most five rows have the same
     clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
     outcome = { kind = "label", classes = ["ill", "well"] }  # or range = [0, 120], of a number that is predicted
 
@@ -34,7 +34,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said o
     "boolean": ("missing",),
     "text": ("words", "buckets", "length", "missing"),
     "ignored": (),
-    "key": (),
+    "key": ("rows",),
     "group": ("names",),
     "label": ("classes", "range"),
 }
@@ -48,6 +48,7 @@ LISTS = {
 
 FEATURES = ("number", "levels", "boolean", "text")
 MOST_TOKENS = 2**20  # words of a list, or buckets
+MOST_ROWS = 1000  # of one person
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,13 @@ class TextColumn(Column):
 
 
 @dataclass(frozen=True)
+class KeyColumn(Column):
+    """A key of which several rows may have the same value: those of one person."""
+
+    rows: int = 1  # at most
+
+
+@dataclass(frozen=True)
 class TableSchema:
     columns: Mapping[str, Column]  # features come in this order, whatever the order of the file
     draft: bool = False
@@ -106,6 +114,11 @@ class TableSchema:
     def features(self) -> dict[str, Column]:
         """The columns that a model sees, in their order."""
         return {name: column for name, column in self.columns.items() if column.kind in FEATURES}
+
+    def rows_per_key(self, key: str | None) -> int:
+        """The most rows that have one value of this column, where it says so; else 1."""
+        column = self.columns.get(key or "")
+        return column.rows if isinstance(column, KeyColumn) else 1
 
     def named(self, kind: str) -> str | None:
         """The column of a kind that at most one column has."""
@@ -203,6 +216,10 @@ def _column(name: str, said: Any) -> Column:
         if "missing" in said and gap not in BOOLEANS:
             raise ValueError(f"{name}: missing = {said['missing']!r} is neither true nor false")
         return Column(kind, missing=gap)
+    if kind == "key" and "rows" in said:
+        if not (type(rows := said["rows"]) is int and 1 <= rows <= MOST_ROWS):
+            raise ValueError(f"{name}: rows = {rows!r} is no whole number from 1 to {MOST_ROWS}")
+        return KeyColumn(kind, rows=rows)
     if kind == "label" and "range" in said:
         if "classes" in said:
             raise ValueError(f"{name}: a label has classes, or a range, and not both")

@@ -92,21 +92,23 @@ def load(
         groups=found.groups,
         groups_declared=found.groups_declared,
         columns=found.said,
-        remarks=(*_several(found, key if key != group else None), *remarks(found.unknown, owners)),
+        remarks=(*_several(found, key if key != group else None, schema), *remarks(found.unknown, owners)),
         misfit=misfit(found.unknown, owners),
     )
 
 
-def _several(found: Columns, key: str | None) -> tuple[str, ...]:
-    """Keys with several rows, where a column is a key."""
+def _several(found: Columns, key: str | None, schema: TableSchema | None) -> tuple[str, ...]:
+    """Keys with several rows, where a column is a key, and no schema says how many rows a promise has to cover."""
     rows = Counter(found.keys or ())
-    if key is None or (most := max(rows.values(), default=1)) < 2:
+    declared = schema is not None and schema.rows_per_key(key) > 1
+    if key is None or declared or (most := max(rows.values(), default=1)) < 2:
         return ()
     many = sum(count > 1 for count in rows.values())
     return (
         f"{key}: {many:,} of {len(rows):,} values stand in several rows, at most in {most}: a promise about one "
-        f"example protects one of these rows, and nobody as a whole. With data.group = {key!r}, too, each is a client, "
-        "which a method for clients protects",
+        f"example protects one of these rows, and nobody as a whole. With rows = {most} beside this key in the schema "
+        f"the table of guarantees has a row for all of them; with data.group = {key!r}, too, each is a client, which a "
+        "method for clients protects",
     )
 
 

@@ -35,6 +35,7 @@ class AboutData(Fact, extra="forbid"):
     classes: int = Field(ge=0, le=MOST)  # of the data
     named: int = Field(ge=0, le=MOST)  # as the clients call them
     names: tuple[str, ...] = ()  # of the classes
+    rows_per_key: int = Field(default=1, ge=1, le=MOST)  # at most, of one person
     assumed: tuple[str, ...] = ()  # what the numbers rest on, because of how the data were read
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
 

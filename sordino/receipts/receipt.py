@@ -26,7 +26,7 @@ from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.op import Op
 from sordino.ledger.storage import missing
 from sordino.planning.accounts import Accounts
-from sordino.planning.agreement import Agreement
+from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder
@@ -74,7 +74,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
-    rows = stated(notes, len(federation.sizes), experiment.privacy.delta, environment, every)
+    rows = stated(notes, setup.public, experiment.privacy.delta, environment, every)
     simulated_ = simulated(notes) if notes else not federation.policy.real
     budget = _budget(setup, federation)
     assumptions = [TUNING, *_scored(environment), *setup.public.assumed]
@@ -108,9 +108,11 @@ def _scored(environment: Environment) -> tuple[str, ...]:
     return (AT_THE_SERVER if environment.site else EVALUATION,)
 
 
-def stated(notes: Sequence[str], people: int, delta: float, environment: Environment, every: bool) -> list[Guarantee]:
+def stated(
+    notes: Sequence[str], public: PublicNumbers, delta: float, environment: Environment, every: bool
+) -> list[Guarantee]:
     """The rows that follow from what was released, and from the scores that a site shares."""
-    rows = statement(notes, people, delta, every)
+    rows = statement(notes, len(public.sizes), delta, every, public.rows_per_key)
     return beside_scores(rows, delta) if environment.shares_scores else rows
 
 
@@ -165,12 +167,14 @@ def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
     notes: dict[str, list[str]] = {mine.phase: [] for mine in (*setup.preparation, setup)}
     for entry in federation.entries():
         notes[Op.of(entry.op).phase].append(entry.note)
-    people, delta = len(federation.sizes), setup.experiment.privacy.delta
+    public, delta = setup.public, setup.experiment.privacy.delta
     return tuple(
         OfPhase(
             phase=phase or TRAINING,
             releases=len(mine),
-            guarantees=tuple(map(_promised, statement(mine, people, delta))),
+            guarantees=tuple(
+                map(_promised, statement(mine, len(public.sizes), delta, rows_per_key=public.rows_per_key))
+            ),
         )
         for phase, mine in notes.items()
     )
@@ -192,7 +196,7 @@ def _as_published(setup: PlannedPhase, row: Guarantee, rounds: int, budget: Rece
     """Beside a nominal row what the source's formula prints, and where its rounds do not add up to that, what the same
     formula gives for all of them.
     """
-    if row.status != "nominal":
+    if row.status != "nominal" or row.unit == "person":
         return row
     gate = setup.algorithm.uplink.as_published if row.unit == "client" else setup.algorithm.read
     records = max(1, min(setup.public.sizes))

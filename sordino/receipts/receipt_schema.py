@@ -26,7 +26,8 @@ INSIDE: Mapping[str, Json] = {  # the types that fields of events have
 }
 
 GUARANTEE = {
-    "unit": "What is protected: a pixel, an image, an example, a cell of examples, or everything of a client.",
+    "unit": "What is protected: a pixel, an image, an example, a cell of examples, a person with "
+    "several examples, or everything of a client.",
     "neighbours": "Which change of one unit the promise hides: `replace` (it has another value), `zero_out` (its "
     "contribution is counted or not; that it exists, and how many there are, is public).",
     "adversary": "From whom: the `server` sees every upload, `participants` every model that is sent out, the `public` "

@@ -73,7 +73,7 @@ def _record(found: Evidence, best: Guarantee) -> Json:
             "privacy_loss": {
                 "privacy_unit": ONE[best.unit],
                 "privacy_unit_details": f"Adjacent data sets differ in {ONE[best.unit]}: {best.neighbours}, "
-                f"{CHANGE[best.neighbours]}. {SEVERAL}",
+                f"{CHANGE[best.neighbours]}." + f" {SEVERAL}" * (best.unit != "person"),
                 "privacy_parameters": {"epsilon": rounded_up(best.epsilon), "delta": best.delta},
                 "privacy_parameters_details": _lines(rows),
             },

@@ -65,8 +65,8 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
             f"the planned noise and the budget: they follow from somebody's own code ({', '.join(own)}), and "
             "--with-code would run it"
         )
-        people, notes = len(Agreement.read(folder).public.sizes), [entry.note for entry in entries]
-        rows = stated(notes, people, delta or 0.0, mine.environment, every=True)
+        public, notes = Agreement.read(folder).public, [entry.note for entry in entries]
+        rows = stated(notes, public, delta or 0.0, mine.environment, every=True)
         again: Json = {"guarantees": [row.to_json() for row in rows]}
         compared: tuple[str, ...] = ()
     else:

@@ -53,8 +53,11 @@ def page(found: Evidence) -> str:
 
 def _who(found: Evidence) -> Html:
     kept = [row.words for row in found.rows if math.isfinite(row.epsilon)]
-    person = "A person who has several of these units is not protected as a whole by a promise about one of them."
-    return _section("Who is protected", listed([*kept, person] if kept else [NOTHING]))
+    if kept and not any(row.unit == "person" and math.isfinite(row.epsilon) for row in found.rows):
+        kept.append(
+            "A person who has several of these units is not protected as a whole by a promise about one of them."
+        )
+    return _section("Who is protected", listed(kept or [NOTHING]))
 
 
 def _who_not(found: Evidence) -> Html:

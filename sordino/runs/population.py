@@ -93,6 +93,7 @@ class Population:
             note="" if self.experiment.privacy.real else data.note,  # it may say how the rows were written
             names=data.names,
             clients=self.clients,
+            rows_per_key=self._rows_per_key,
         )
 
     def check(self) -> None:
@@ -143,8 +144,14 @@ class Population:
         trusted = tuple(TRUSTED.format(name) for name in dict.fromkeys(code) if name != LENT_PATH)
         taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
         data = made.data
-        several = (public_inputs.SEVERAL.format(data.key),) if data.key not in (None, data.group) else ()
+        unsaid = data.key not in (None, data.group) and self._rows_per_key == 1
+        several = (public_inputs.SEVERAL.format(data.key),) if unsaid else ()
         return (*several, *taken, *trusted)
+
+    @property
+    def _rows_per_key(self) -> int:
+        """The most rows of one person, as the schema of a table declares it."""
+        return 1 if self.declared is None else self.declared.rows_per_key(self.experiment.data.key)
 
     @property
     def _void(self) -> tuple[str, ...]:

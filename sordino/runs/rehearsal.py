@@ -50,7 +50,8 @@ class Rehearsal:
         notes = [*self._before, *(entry.note for entry in run.ledger.entries())]
         # where everyone pays for every round, one client's row is everyone's
         alike = run.plan.one_price and not run.cohort.personal and not self._before
-        return statement(notes, 1 if alike else run.population, self.setup.experiment.privacy.delta)
+        people, rows = 1 if alike else run.population, self.setup.public.rows_per_key
+        return statement(notes, people, self.setup.experiment.privacy.delta, rows_per_key=rows)
 
     @cached_property
     def _before(self) -> list[str]:

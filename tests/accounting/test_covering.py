@@ -59,7 +59,11 @@ def changed(world: World, unit: Unit, how: Neighbours) -> Iterator[World]:
 
 START: World = ((0, 0, 0), (0, 1, 0), (1, 1, 1))
 SUBJECTS: list[Subject] = [  # nothing finite is said of a test example, on which nobody trains
-    (unit, how) for unit in UNITS[1:] for how in RELATIONS if how == "replace" or unit in ("example", "cell", "client")
+    (unit, how)
+    for unit in UNITS[1:]
+    if unit != "person"
+    for how in RELATIONS
+    if how == "replace" or unit in ("example", "cell", "client")
 ]
 
 
@@ -254,3 +258,52 @@ def test_what_the_noise_tables_lack_is_taken_out_of_delta() -> None:
     assert row.delta == pytest.approx(DELTA + (1 + math.exp(row.epsilon)) * 2e-7, rel=1e-9)
     loud = claim("example", "replace", Gaussian(0.1), drift=1e-9)
     assert math.isinf(stated((loud,))["example", "replace"].epsilon)  # e^epsilon times as much is no delta
+
+
+# persons --------------------------------------------------------------------------------------------------------------
+
+
+def person(rows: int, *releases: Sequence[Claim], delta: float = DELTA) -> Guarantee:
+    texts = [note([("*", list(claims))]) for claims in releases]
+    found = {row.unit: row for row in statement(texts, 3, delta, rows_per_key=rows)}
+    assert found["person"].subject[1:] == found["example"].subject[1:]
+    return found["person"]
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize("delta", [1e-7, 0.01])
+def test_a_person_is_never_priced_below_the_exact_cost_of_all_its_rows(rows: int, delta: float) -> None:
+    """Rows that all move the same sum in one direction move it rows times as far, which Gaussian noise prices exactly
+    (Dong, Roth and Su 2022, theorem 6). The broken twin takes the delta of one row: it comes out below.
+    """
+    for noise in (5.0, 20.0, 100.0):
+        exact, one = epsilon_of(rows * math.sqrt(2) / noise, delta), epsilon_of(math.sqrt(2) / noise, delta)
+        row = person(rows, *[(claim("example", "replace", Gaussian(noise)),)] * 2, delta=delta)
+        assert exact <= row.epsilon <= max(1.6 * exact, 1e-3), (noise, exact, row.epsilon)
+        assert row.delta == delta
+        assert rows * one < exact or one == 0
+
+
+def test_a_person_costs_so_many_times_what_pure_noise_costs() -> None:
+    row = person(4, (claim("example", "replace", Laplace(2.0)),), delta=0.0)
+    assert (row.epsilon, row.delta) == (2.0, 0.0)
+    assert "4 steps of the example row" in row.accountant
+
+
+def test_a_person_is_promised_nothing_where_one_example_loses_too_much() -> None:
+    row = person(50, (claim("example", "replace", Gaussian(0.5)),))
+    assert math.isinf(row.epsilon)
+    assert row.status == "none"
+    assert "too large" in row.because[0]
+
+
+def test_what_the_noise_tables_lack_counts_for_every_row_of_a_person() -> None:
+    made = [person(3, (claim("example", "replace", Gaussian(4.0), drift=drift),)) for drift in (0.0, 1e-8, 1e-4)]
+    assert {row.delta for row in made} == {DELTA}
+    assert made[0].epsilon < made[1].epsilon < made[2].epsilon == math.inf
+
+
+def test_no_row_of_a_person_beside_raw_rows_or_where_nobody_has_several() -> None:
+    for rows, event in ((3, NonPrivate("raw rows")), (1, Gaussian(4.0))):
+        texts = [note([("*", [claim("example", "replace", event)])])]
+        assert {row.unit for row in statement(texts, 3, DELTA, rows_per_key=rows)} == {"example"}

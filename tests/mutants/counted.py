@@ -70,9 +70,23 @@ COUNTED_OR_NOT = [
     one(
         "two steps at e^epsilon delta",
         "accounting/covering.py",
-        "if (1 + math.exp(epsilon)) * smaller <= delta:",
-        "if math.exp(epsilon) * smaller <= delta:",
+        "if math.fsum(math.exp(i * epsilon) for i in range(number)) * held <= delta:",
+        "if math.exp((number - 1) * epsilon) * held <= delta:",
         f"{COVERING}::test_two_steps_are_never_below_the_exact_price",
+    ),
+    one(
+        "a person costs k epsilons at the delta of one example",
+        "accounting/statement.py",
+        "of_one_change(promise, delta, rows)",
+        "of_one_change(promise, delta, 1)",
+        f"{COVERING}::test_a_person_is_never_priced_below_the_exact_cost_of_all_its_rows",
+    ),
+    one(
+        "a person may have more rows than are counted",
+        "data/declared_columns.py",
+        "if rows > said.rows:",
+        "if False:",
+        "tests/runs/test_people.py::test_more_rows_of_one_person_than_are_declared_are_refused",
     ),
     one(
         "a row that is as sure as its surest client",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,52 @@ def test_each_patient_can_be_a_client_whose_visits_all_train_or_all_test(
         "data", "schema", tmp_path / "visits.csv", "--label", "died", "--group", "patient", "--key", "patient"
     )
     assert 'patient = { kind = "group" }' in drafted.out
+
+
+def test_where_rows_are_declared_a_receipt_has_a_row_for_a_person(
+    tmp_path: Path, visits: list[str], cli: Callable[..., Said]
+) -> None:
+    (tmp_path / "rows.toml").write_text(SCHEMA.replace('"KIND"', '"key", rows = 4'))
+    words = [*visits, f"data.schema={tmp_path / 'rows.toml'}", "partition={scheme='iid',clients=3}"]
+    words = [*words, "privacy.epsilon=1"]
+    shown = " ".join(cli("run", *words, "--dry-run", "--out", tmp_path / "no").out.split())
+    run = tmp_path / "run"
+    said = " ".join(cli("run", *words, "--out", run).out.split())
+    assert "person" in shown
+    assert "4 examples of one person" in said
+    assert WHOLE not in said
+    assert "stand in several rows" not in said
+    receipt = json.loads((run / "privacy.json").read_text())
+    rows = {(row["unit"], row["adversary"]): row for row in receipt["guarantees"]}
+    example, person = rows["example", "server"], rows["person", "server"]
+    assert 4 * example["epsilon"] < person["epsilon"] < 8 * example["epsilon"]
+    assert person["delta"] <= 1e-5
+    assert cli("privacy", "verify", run).code == 0
+    assert cli("report", run).code == 0
+    for kind, name in (("card", "card.md"), ("annex", "annex.html"), ("registry", "registry.yaml")):
+        assert cli("privacy", "export", run, "--as", kind, "--out", tmp_path / name).code == 0
+        assert "person" in (tmp_path / name).read_text()
+        assert "not protected as a whole" not in (tmp_path / name).read_text()
+    # who edits the number of rows is noticed: the twin promises a person with two rows only
+    agreed = run / "agreement.json"
+    agreed.write_text(agreed.read_text().replace('"rows_per_key": 4', '"rows_per_key": 2'))
+    assert cli("privacy", "verify", run).code != 0
+
+
+def test_more_rows_of_one_person_than_are_declared_are_refused(
+    tmp_path: Path, visits: list[str], cli: Callable[..., Said]
+) -> None:
+    (tmp_path / "rows.toml").write_text(SCHEMA.replace('"KIND"', '"key", rows = 3'))
+    words = [*visits, f"data.schema={tmp_path / 'rows.toml'}", "partition={scheme='iid',clients=3}"]
+    said = cli("run", *words, "--out", tmp_path / "run")
+    assert said.code != 0
+    assert "stands in 4 rows, and the schema allows 3" in " ".join(said.err.split())
+    assert not (tmp_path / "run" / "privacy.json").exists()
+
+
+def test_a_draft_counts_the_rows_of_a_person(tmp_path: Path, visits: list[str], cli: Callable[..., Said]) -> None:
+    drafted = cli("data", "schema", tmp_path / "visits.csv", "--label", "died", "--key", "patient").out
+    assert 'patient = { kind = "key", rows = 4 }' in drafted
 
 
 def test_a_unit_of_patients_is_answered_with_the_way_to_get_it(cli: Callable[..., Said]) -> None:
