@@ -1,5 +1,8 @@
 """Devices: where a run computes, on the processor or an accelerator.
 
+Numbers of 32 bits are multiplied in 32 bits there too, not in the 19 that torch lets a GPU's convolutions use, and by
+kernels that give the same bits again.
+
 While a run is `on` a device, whatever is made without further words lies there: data, models, what clients keep, clips,
 noise, sums. What leaves a run, and what random numbers are drawn from, is on the processor, so a device changes no draw
 (but a dropout that follows how a tensor lies in memory: `generators.discriminator`), and nothing of what is written
@@ -32,7 +35,7 @@ def on(name: str) -> Iterator[None]:
         return
     _at = None if device.type == CPU else device
     try:
-        with device:
+        with device, torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             yield
     finally:
         _at = before

@@ -17,7 +17,7 @@ from sordino.errors import ConfigError
 from sordino.runs import run
 from tests.laws.cases import BY_NAME, CASES
 from tests.laws.test_executors import CLOSE, apart, paid
-from tests.laws.traces import Trace, finished
+from tests.laws.traces import Trace, finished, interrupted
 from tests.pretended import DEVICE, LeftBehind, accelerator
 
 QUICK = ("gaussian_gdp", "scaffold")
@@ -101,6 +101,15 @@ def test_what_belongs_on_the_processor_stays_there() -> None:
         assert torch.zeros(2).device.type == keys.uniform(5, 4).device.type == "cpu"
 
 
+def test_products_there_are_of_32_bits_and_repeatable() -> None:
+    """As long as a run computes there; torch by itself lets a GPU's convolutions multiply in tf32, of 19 bits."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic
+    with accelerator(), device.on(str(DEVICE)):
+        assert (cudnn.allow_tf32, cudnn.deterministic) == (False, True)
+    assert (cudnn.allow_tf32, cudnn.deterministic) == before == (True, False)
+
+
 @pytest.mark.parametrize(
     ("name", "code"), [("mps", "device-without-float64"), ("abacus", "unknown-device"), ("xpu", "unknown-device")]
 )
@@ -149,3 +158,11 @@ def test_on_a_real_one_it_is_the_same_but_for_rounding(case: Any, tmp_path: Path
     away = finished(case.experiment(engine={**engine, "device": "cuda"}), tmp_path / "away")
     assert [paid(entry) for entry in here.ledger] == [paid(entry) for entry in away.ledger]
     assert apart(tmp_path / "here", tmp_path / "away") < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "gaussian_gdp", "dp_prox", "cuag_pfl_published", "slaug_fl"])
+def test_on_a_real_one_a_run_that_was_stopped_is_the_same_to_the_byte(name: str, tmp_path: Path) -> None:
+    there = BY_NAME[name].experiment(engine={"executor": "auto", "workers": 1, "device": "cuda"})
+    assert finished(there, tmp_path / "whole") == interrupted(there, tmp_path / "stopped")
