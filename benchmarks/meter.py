@@ -56,12 +56,19 @@ class Meter:
         if self._began is None:
             self._answer(base_kb=self._base, says=says, **self._learned(weights()))
         else:
+            self._wait()
             cpu, wall = (now - then for now, then in zip(clocks(), self._began, strict=True))
             self._answer(cpu=cpu, wall=wall, peak_kb=peak())
         if sys.stdin.readline().strip() != "go":
             self._leave()
             os._exit(0)  # some libraries keep threads that would outlive a return
+        self._wait()
         self._began = clocks()
+
+    def _wait(self) -> None:
+        """Until an accelerator has done what it was asked for: clocks are read only then."""
+        if self.w.device != "cpu":
+            torch.cuda.synchronize()
 
     def _answer(self, **said: Any) -> None:
         print(json.dumps(said), file=self._answers, flush=True)

@@ -6,7 +6,8 @@ round each, and medians are compared. A side that did not learn the same in its 
 noise, did other work: it gets no ratio, and the exit status is 1. Peers live in environments of their own, DIR/pfl,
 DIR/flower and DIR/fedlab; one that is not there is not guessed.
 
-    --check   no timing, and next to no noise: do all sides learn the same?
+    --check    no timing, and next to no noise: do all sides learn the same?
+    --device   where all sides compute, such as cuda; the limits, and sides of several threads, are of the processor
 """
 
 from __future__ import annotations
@@ -283,13 +284,16 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="cpu")
     asked, wrong = parser.parse_args(), False
     for name in asked.names:
-        w = replace(WORKLOADS[name], multiplier=WORKLOADS[name].multiplier and 1e-6) if asked.check else WORKLOADS[name]
+        w = replace(WORKLOADS[name], device=asked.device)
+        w = replace(w, multiplier=w.multiplier and 1e-6) if asked.check else w
         sides = [
             one
             for one in SIDES[name]
-            if not asked.only or one.reference or any(word in one.name for word in asked.only)
+            if (not asked.only or one.reference or any(word in one.name for word in asked.only))
+            and (asked.device == "cpu" or not (one.limit or one.options.get("threads", 1) > 1))
         ]
         before = machine()
         rows = measured(w, sides, 0 if asked.check else asked.repeats, asked.peers)

@@ -53,6 +53,7 @@ class Workload:
     )
     spread: float = 0.0  # of the logarithm of sizes; 0: all are equal
     method: str = ""  # by its name in sordino, where it is another one than follows from the rest
+    device: str = "cpu"
 
     @property
     def noise(self) -> float:
@@ -84,7 +85,7 @@ class Workload:
         size = self.batch or examples
         left = -(-examples // size) if self.spread else self.steps
         while left > 0:
-            for rows in torch.randperm(examples).split(size)[:left]:
+            for rows in torch.randperm(examples, device=self.device).split(size)[:left]:
                 left -= 1
                 yield rows
 
@@ -127,7 +128,7 @@ def data(w: Workload) -> Data:
     for start in range(0, len(x), 1000):  # no second copy, even for a moment: peak memory is measured
         rows = slice(start, start + 1000)
         x[rows] = rng.integers(0, 128, x[rows].shape, dtype=np.uint8) + pattern[y[rows]]
-    return Data(*(torch.from_numpy(part) for part in (x[:n], y[:n], x[n:], y[n:])))
+    return Data(*(torch.from_numpy(part).to(w.device) for part in (x[:n], y[:n], x[n:], y[n:])))
 
 
 def floats(x: Tensor) -> Tensor:
@@ -157,4 +158,4 @@ def network(w: Workload) -> nn.Sequential:
     """At the weights from which every side starts."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return MODELS[w.model](w.shape)
+        return MODELS[w.model](w.shape).to(w.device)

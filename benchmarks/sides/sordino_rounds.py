@@ -22,15 +22,17 @@ MODELS = {"cnn": "cnn_wide", "mlp": "mlp"}
 def main() -> None:
     meter = Meter()
     import sordino  # after what memory is measured against
+    from sordino.device import on
     from sordino.engine.memory import keep_freed_memory
     from sordino.round import one_round
 
     w = meter.w
     engine = {name: meter.options[name] for name in ("precision", "executor", "workers") if name in meter.options}
-    parts = prepared(w, meter.data, engine=engine)
-    keep_freed_memory()  # as every run does
     stack = ExitStack()
     meter.leaving(stack.close)
+    stack.enter_context(on(w.device))
+    parts = prepared(w, meter.data, engine=engine | {"device": w.device})
+    keep_freed_memory()  # as every run does
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     federation = parts.federation(folder / "ledger.sqlite", "bench")
     clients = parts.executor(folder, folder, "bench", None, None, stack)  # threads and forks as in a run
@@ -55,8 +57,9 @@ def prepared(w: Workload, data: Data, **tables: Any) -> Any:
 
     population = Population(config.validate(table(w) | tables))
     half, owner = (0.5,) * w.shape[-1], np.arange(w.clients).repeat(w.sizes)
-    train = Split(data.x.numpy(), data.y.numpy(), owner)
-    test = Split(data.held_x.numpy(), data.held_y.numpy(), np.arange(HELD_OUT) % w.clients)
+    x, y, held_x, held_y = (part.cpu().numpy() for part in data)
+    train = Split(x, y, owner)
+    test = Split(held_x, held_y, np.arange(HELD_OUT) % w.clients)
     vars(population)["dataset"] = Dataset("pixels", "image", CLASSES, train, test, half, half)  # in place of a loader
     return Simulation.of(population)
 

@@ -29,7 +29,7 @@ def main() -> None:
 
     def stacked(start: Params, clients: list[int]) -> Params:
         params = {name: value.expand(w.cohort, *value.shape).clone() for name, value in start.items()}
-        first = torch.tensor([client * w.examples for client in clients])[:, None]
+        first = torch.tensor([client * w.examples for client in clients], device=w.device)[:, None]
         for rows in zip(*(list(w.batches(w.examples)) for _ in clients), strict=True):
             chosen = first + torch.stack(rows)
             grads = of_clients(params, x[chosen], y[chosen])
