@@ -88,10 +88,12 @@ def _cells(table: Table, row: Row, runs: Sequence[Run], whole: bool) -> dict[str
         cells |= _costs(runs, sheet.targets)
     if whole:
         cells["loss"] = spread(run.loss for run in runs)
-        return cells | (_sent(row, runs) if sheet.traffic else {})
+        cells |= _sent(row, runs) if sheet.traffic else {}
+        return cells | _origin(runs) if any(run.commit for run in table.runs) else cells
     if any(run.seconds is not None for run in table.runs):
         about, timed = table.minutes(row), any(run.seconds is not None for run in runs)
         cells["minutes a run"] = NOTHING if about is None else f"{about:.1f}" if timed else f"about {about:g}"
+        cells["minutes a run"] += " (GPU)" * any(run.accelerator for run in runs)
     if any(other.why for other in sheet.row if table.of(other)):
         cells["why"] = row.why or NOTHING
     return cells
@@ -138,6 +140,12 @@ def _sent(row: Row, runs: Sequence[Run]) -> dict[str, str]:
         "GiB up per slot": f"{statistics.mean(sent):.4f}" if sent else NOTHING,
         "published GiB": NOTHING if row.slot_gib is None else str(row.slot_gib),
     }
+
+
+def _origin(runs: Sequence[Run]) -> dict[str, str]:
+    """The commits that a row was run from, and the accelerators; early runs kept neither."""
+    told = {"commit": [run.commit for run in runs], "accelerator": [run.accelerator for run in runs]}
+    return {head: "; ".join(sorted({name or NOTHING for name in names})) for head, names in told.items()}
 
 
 def _programs(table: Table) -> list[str]:

@@ -21,11 +21,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from pages import block, command, lasting, missing, write
 from tables import RESULTS, ROWS, TUNING, Program, Row, Run, Table, keep, read
 
 from sordino import config
 from sordino.accounting.claims import STATUSES
+from sordino.device import CPU
+from sordino.engine.choose_executor import device_of
 from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError, SordinoError
 
 T = TypeVar("T")
@@ -165,7 +168,22 @@ def one(table: Table, row: Row, seed: int, data: Path | None, tuned: float | Non
     words = row.set if tune is None or tuned is None else (*row.set, f"{tune.key}={tuned}")
     facts = measured(run_row(table, row, words, seed, data), table)
     facts |= {"name": row.name, "seed": seed, "set": row.set, "seconds": round(time.monotonic() - begun, 1)}
+    facts |= {"commit": commit(), "accelerator": accelerator(config.load(table.experiment, words).engine.device)}
     return Run.model_validate(facts | ({} if tuned is None else {"tuned": tuned}))
+
+
+def commit() -> str | None:
+    """The commit of this repository; None outside of one."""
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def accelerator(device: str) -> str | None:
+    """The name of an accelerator, and the torch that uses it; None for the processor."""
+    return None if device_of(device) == CPU else f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
 def tried(table: Table, row: Row, seed: int, data: Path | None, value: float) -> Run:

@@ -140,6 +140,8 @@ class Run(Declared):
     tuned: float | None = None
     seconds: float | None = None
     set: tuple[str, ...] | None = None  # what its row changed when it was run
+    commit: str | None = None  # of the repository it was run from
+    accelerator: str | None = None  # and the torch that used it; None: the processor
 
 
 @dataclass(frozen=True)

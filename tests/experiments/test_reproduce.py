@@ -125,6 +125,17 @@ def test_first_seeds_first_and_what_is_kept_is_not_run_again(
     assert json.loads(line)["seconds"] >= 0
 
 
+def test_a_run_names_its_commit_and_its_accelerator(
+    tmp_path: Path, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "commit", lambda: "abc1234")
+    monkeypatch.setattr(reproduce, "device_of", lambda name: "cuda")
+    monkeypatch.setattr(reproduce.torch.cuda, "get_device_name", lambda: "a GPU")
+    (one, _) = run_all(table(tmp_path, HEAD + "traffic = true\n" + ONE)).runs
+    assert (one.commit, one.accelerator) == ("abc1234", f"a GPU, torch {reproduce.torch.__version__}")
+    assert "| abc1234 | a GPU, torch" in (tmp_path / "table.md").read_text()
+
+
 def test_each_row_takes_the_step_that_was_best_with_another_seed(tmp_path: Path, runs: list[Any]) -> None:
     done = run_all(table(tmp_path, TUNE + ONE))
     best = ("algorithm.lr=0.1",)
