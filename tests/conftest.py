@@ -106,9 +106,9 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     import torch.distributed as dist
 
-    from sordino.runs import between_ranks
+    from sordino.runs import rank_team
 
-    between_ranks.joined.cache_clear()
+    rank_team.joined.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

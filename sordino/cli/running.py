@@ -84,7 +84,7 @@ def _say_only(
 ) -> None:
     """A run that does not begin. What would be refused is refused here."""
     with loading():
-        from sordino.runs.dry import choices, would_write
+        from sordino.runs.dry_run import choices, would_write
         from sordino.runs.forecast import Forecast
         from sordino.runs.run import checked, fresh_folder
 

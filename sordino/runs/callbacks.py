@@ -1,6 +1,6 @@
-"""What somebody's own program is told as a run goes on: what may be shown to whom the statement names, nothing else.
+"""Callbacks: your own code, called after each round with what the guarantees cover, and nothing else.
 
-No examples, no uploads and no model pass here; with real noise not even test results, which lie in the private folder.
+No examples, uploads or models are passed; with real noise not even test results, which lie in the private folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sordino.accounting.policy import Policy
 from sordino.config import filled
 from sordino.errors import ConfigError
 from sordino.metrics.rows import RoundRow
-from sordino.runs.metrics import shown
+from sordino.runs.metric_files import shown
 
 
 class Callback:
@@ -47,7 +47,7 @@ def named(tables: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
 
 
 def visible(row: RoundRow, policy: Policy) -> Json:
-    """What a callback is told of a round: never a list with one value for each client."""
+    """The row that a callback gets: never a list with one value for each client."""
     return shown(row, policy.hidden) if policy.real else _summed(row.to_json())
 
 

@@ -1,4 +1,4 @@
-"""What all runs on one ledger have spent together: the number that a person who is in all of them has to live with."""
+"""Lifetime privacy cost: the guarantee for a person who is in every run on one ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIMULATED = "at least one of the runs drew its noise from a seed: no guarantee f
 
 
 def lifetime(place: Path) -> Lifetime:
-    """The statement of every release on a ledger."""
+    """Guarantees and spending over every release on a ledger."""
     with open(place, "rb") as file:
         if file.read(len(SQLITE)) != SQLITE:
             raise RunError(

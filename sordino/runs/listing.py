@@ -1,4 +1,4 @@
-"""What lies in a folder of runs, read from their files alone: no data is loaded, nothing is recomputed."""
+"""List the runs in a folder, from their files alone: no data is loaded, nothing is recomputed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Listed(NamedTuple):
         return {**self._asdict(), "guarantee": row}
 
     def words(self) -> dict[str, str]:
-        """What people read, column by column."""
+        """Columns of the table, as text."""
         unknown = self.state in ("damaged", "unreadable")
         return {
             "folder": self.folder,
@@ -67,7 +67,7 @@ def listed(place: Path) -> list[Listed]:
 
 
 def adding_up(found: Sequence[Listed]) -> list[str]:
-    """Notes on runs that protect the same people: their costs add up."""
+    """Warnings about runs that read the same data: their privacy costs add up."""
     real = Counter(one.data for one in found if one.data and one.simulated is False and one.guarantee is not None)
     return [
         f"{count} runs with real noise read the same data ({data}): what they cost adds up, and no row shows the sum. "
@@ -78,14 +78,14 @@ def adding_up(found: Sequence[Listed]) -> list[str]:
 
 
 def _closed(path: Path) -> bool:
-    """Is it a folder of somebody else, who shows nobody what is in it?"""
+    """True for a folder that this user may not read."""
     return path.is_dir() and not os.access(path, os.R_OK | os.X_OK)
 
 
 def _one(folder: Path, name: str) -> Listed:
     mine = RunFolder(folder)
     if _closed(folder):
-        return Listed(name, state="unreadable", promise="it belongs to somebody else")
+        return Listed(name, state="unreadable", promise="you may not read it")
     try:
         mine.check()
         experiment, rows = mine.experiment, mine.metrics()

@@ -26,14 +26,15 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
-from sordino.runs import bundle, callbacks, metrics
-from sordino.runs.interrupts import patience
+from sordino.runs import bundle, callbacks
+from sordino.runs import metric_files as metrics
 from sordino.runs.noise_level import drowning
 from sordino.runs.preparation import Prepared, prepare
+from sordino.runs.reused_preparation import adopt
 from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup
-from sordino.runs.taken_over import adopt
+from sordino.runs.stop_signals import patience
 from sordino.runs.witness import Witness, needed
 from sordino.tree import Tree
 

@@ -22,7 +22,7 @@ from sordino.ledger.files import atomic_write
 from sordino.metrics.rows import RoundRow
 from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome
-from sordino.runs import metrics
+from sordino.runs import metric_files as metrics
 from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.witness import Witness

@@ -1,8 +1,8 @@
-"""Where the time of a run goes: every few milliseconds somebody looks at what its threads are doing.
+"""Sampling profiler: every few milliseconds it looks at the stacks of a run's threads, and sums time by kind of work.
 
-Nothing in the run is changed or counted for it, so it costs next to nothing and sees whatever is there. The innermost
-part of the library on a thread's stack says what it does; some parts, such as the ledger, speak for all that they call.
-Several threads at work share the moment. Other processes are not looked into: whoever has asked them waits.
+The run itself is not changed, so it costs next to nothing. The innermost part of the library on a stack decides the
+kind; some parts, such as the ledger, count for all that they call. Threads that work at the same time share it. Other
+processes are not looked into.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sordino.fast.products import linear
 EVERY = 0.004  # seconds between two looks
 PACKAGE = PurePath(__file__).parents[1]
 
-# who speaks for all that it calls
+# parts that count for all that they call
 CALLERS = {
     "evaluation": ("metrics/",),
     "ledger and prices": ("accounting/", "ledger/", "budget/", "planning/prices.py"),
-    "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/metrics.py"),
+    "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/metric_files.py"),
     "noise": ("privacy/noise/",),
     "secure sums": ("secagg/", "engine/secure_sum.py"),
     "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/clip_layers.py"),
 }
-# who speaks for itself, and for what it calls of nobody here
+# parts that count for themselves, and for other libraries that they call
 OWN = {
     "forward and backward": ("tasks/", "synthesis/generators/"),
     "steps of the method": ("algorithms/", "synthesis/"),
@@ -60,7 +60,7 @@ class TimeShare(NamedTuple):
 
 
 class Profile:
-    """It looks from `with` to the end of the block."""
+    """Samples from the start of a `with` block to its end."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -80,7 +80,7 @@ class Profile:
 
     @property
     def shares(self) -> list[TimeShare]:
-        """The kinds of work, the longest first."""
+        """Kinds of work, the longest first."""
         return sorted((TimeShare(*found) for found in self._seconds.items()), key=lambda share: -share.seconds)
 
     def _look(self) -> None:
@@ -97,7 +97,7 @@ class Profile:
 
 
 def kind_of(frame: FrameType | None) -> str | None:
-    """What a thread is doing; None where it waits, or does nothing of ours."""
+    """The kind of work on a thread's stack; None where it waits, or runs none of this library."""
     if frame is None or frame.f_code.co_filename.endswith(WAITS):
         return None
     places = []
@@ -113,7 +113,7 @@ def kind_of(frame: FrameType | None) -> str | None:
 
 
 def reach(threads: int) -> float:
-    """Operations a second that matrix products of this machine reach on so many threads."""
+    """Operations per second that matrix products reach on this machine with so many threads."""
     size, before = 768, torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

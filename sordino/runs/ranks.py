@@ -36,9 +36,9 @@ from sordino.engine.memory import keep_freed_memory
 from sordino.errors import RunError
 from sordino.privacy.uplink import Summed
 from sordino.receipts.private import secret_of
-from sordino.runs.between_ranks import Team, joined, local_rank
-from sordino.runs.interrupts import patience
+from sordino.runs.rank_team import Team, joined, local_rank
 from sordino.runs.simulation import Simulation, reads_single_uploads, simulated
+from sordino.runs.stop_signals import patience
 from sordino.tree import Tree
 from sordino.types import Params, Terms
 

@@ -21,7 +21,7 @@ from sordino.errors import LedgerError, NonFiniteModel
 from sordino.metrics.rows import RoundRow, Secure
 from sordino.privacy.uplink import Summed
 from sordino.round import Outcome, one_round
-from sordino.runs.metrics import Rows
+from sordino.runs.metric_files import Rows
 from sordino.runs.setup import Setup
 from sordino.tree import Tree
 from sordino.types import Terms

@@ -27,13 +27,13 @@ from sordino.planning.agreement import Agreement
 from sordino.planning.methods import Methods
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
-from sordino.runs.dry import choices
-from sordino.runs.founding import environment_of, found
+from sordino.runs.dry_run import choices
+from sordino.runs.new_folder import environment_of, found
 from sordino.runs.play import Ended, Progress, play
+from sordino.runs.reused_preparation import check_source
 from sordino.runs.setup import decided
 from sordino.runs.shared_ledger import joined
 from sordino.runs.simulation import Simulation, settle, simulated
-from sordino.runs.taken_over import check_source
 
 DEEPEST = 100  # folders of a path
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a run leaves behind, in a form that can be compared byte for byte."""
+"""Trace of a run: hashes of all its results, to compare two runs byte for byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sordino.runs.simulation import simulated
 
 
 class Trace(NamedTuple):
-    """Everything that must not depend on how, when and where a run was computed."""
+    """Results that must not depend on how, when and where a run was computed."""
 
     model: str
     metrics: str
@@ -27,8 +27,8 @@ class Trace(NamedTuple):
 
 
 def trace(folder: Path) -> Trace:
-    """Without where the ledger stood: every stop seals what there is, so a run that was stopped has more records than
-    one that was not."""
+    """The trace of a finished run. Positions in the ledger are left out: every stop seals it, so a run that was stopped
+    has more records."""
     _, federation = opened(folder)
     mine = RunFolder(folder)
     setup = simulated(mine.experiment).setup
@@ -49,5 +49,5 @@ def trace(folder: Path) -> Trace:
 
 
 def differences(a: Trace, b: Trace) -> list[str]:
-    """Names of what differs: [] is the law."""
+    """Names of the fields that differ; the law is []."""
     return [name for name in Trace._fields if getattr(a, name) != getattr(b, name)]

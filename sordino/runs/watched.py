@@ -1,4 +1,4 @@
-"""How a run stands, seen from outside: from its files, and from whether its lock is held. No ledger is opened."""
+"""State of a run, read from outside: from its files and its lock. No ledger is opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sordino.transport.events import RunEvent
 
 
 class SiteNow(NamedTuple):
-    """How a site stands with the server, as the last events say."""
+    """State of a site, after the last events."""
 
     connected: bool = False
     since: str = ""  # UTC; nothing: it has not come yet
@@ -43,25 +43,25 @@ class Seen(NamedTuple):
 
 
 class WatchStart(NamedTuple):
-    """Since when rounds are counted: the begin of the run, or of the watching where the run was stopped in between."""
+    """Start of counting rounds: the start of the run, or of watching it where the run was resumed."""
 
     at: float
     round: int
 
 
 def events(run: RunFolder) -> list[RunEvent]:
-    """What happened between sites, as far as this user may know."""
+    """Events between sites that this user may read."""
     whole = RunFolder(run.private).events_file
     return rows_of(whole, RunEvent) if whole.exists() else public_events(run)
 
 
 def public_events(run: RunFolder) -> list[RunEvent]:
-    """What may be told to whom the statement names."""
+    """Events that the guarantees cover."""
     return rows_of(run.events_file, RunEvent)
 
 
 def look(run: RunFolder) -> Seen:
-    """How a run stands, from what it has written."""
+    """State, round and score of a run, from what it has written."""
     alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
     planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
     happened = events(run)
@@ -84,7 +84,7 @@ def look(run: RunFolder) -> Seen:
 def state(
     run: RunFolder, alive: bool, rows: Sequence[RoundRow], events: Sequence[RunEvent], receipt: Receipt | None
 ) -> str:
-    """The state of a run, in a word."""
+    """One word: running, finished, budget spent, stopped or killed."""
     if alive:
         return "running"
     if run.environment.clients is not None:  # a site: how many rounds it is asked for is not its decision
@@ -98,8 +98,8 @@ def state(
 
 
 def sites(events: Sequence[RunEvent], alive: bool) -> dict[str, SiteNow]:
-    """Everybody who was heard of since the last start. Who was there before it may be gone, and where nothing is
-    `alive` nobody is connected.
+    """State of each site since the last start. Sites known from before it count as gone until they come back; of a run
+    that is not `alive` none is connected.
     """
     found: dict[str, SiteNow] = {}
     for event in events:
@@ -124,7 +124,7 @@ def sites(events: Sequence[RunEvent], alive: bool) -> dict[str, SiteNow]:
 
 
 def beginning(run: RunFolder) -> WatchStart | None:
-    """The time when a run began that was never resumed: every start touches the lock, so it is as old as the run."""
+    """Start time of a run that was never resumed: every start touches the lock, so the lock is as old as the run."""
     started = run.environment.started
     try:
         begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime

@@ -190,7 +190,7 @@ def join(
 ) -> None:
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
     from sordino.receipts.signature import private_key
-    from sordino.runs.interrupts import patience
+    from sordino.runs.stop_signals import patience
     from sordino.sites.join import Joining, proposed
     from sordino.sites.join import join as joining
     from sordino.sites.plan_table import plan
@@ -268,7 +268,7 @@ def hold_key(
 ) -> None:
     """Hold the key of a run whose sums are encrypted: it opens sums, and has no data."""
     from sordino.receipts.signature import private_key
-    from sordino.runs.interrupts import patience
+    from sordino.runs.stop_signals import patience
     from sordino.sites.hold_key import KeyHolding, hold
 
     shown = Console(stderr=True, quiet=quiet)

@@ -1,7 +1,8 @@
 """events.jsonl: what happened in a run between sites, with its time, as it happens. It is only added to.
 
-With real noise the whole lies in the private folder, as it does with metrics (see `runs.metrics`). What may be shown
-has no free texts, which are sites' own words; and of a hidden cohort nothing that tells who was drawn or who answered.
+With real noise the whole lies in the private folder, as it does with metrics (see `runs.metric_files`). What may be
+shown has no free texts, which are sites' own words; and of a hidden cohort nothing that tells who was drawn, or who
+answered.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from sordino.metrics.evaluation import check_shared
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Receipt
-from sordino.runs.founding import environment_of, found
 from sordino.runs.home import ServersHome
+from sordino.runs.new_folder import environment_of, found
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Whole
 from sordino.runs.witness import needed, place_for

@@ -20,13 +20,13 @@ from sordino.planning.methods import Methods
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Environment
-from sordino.runs.founding import environment_of, found
 from sordino.runs.home import ServersRows
-from sordino.runs.interrupts import patience
+from sordino.runs.new_folder import environment_of, found
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.public_inputs import check_announced, declared
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle
+from sordino.runs.stop_signals import patience
 from sordino.sites import invitation as invitations
 from sordino.sites.agreement_file import AgreedClient, SitesAgreement
 from sordino.sites.agreement_file import read as read_agreement

@@ -15,7 +15,7 @@ from sordino.ledger.ledger import Entry
 from sordino.planning.methods import Methods
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
-from sordino.runs.founding import environment_of, found
+from sordino.runs.new_folder import environment_of, found
 from sordino.runs.play import Ended, play
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle, simulated

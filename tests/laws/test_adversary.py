@@ -24,7 +24,7 @@ from sordino.data import tabular
 from sordino.data.dataset import Dataset, stratified
 from sordino.keys import fold, root
 from sordino.planning import accounts
-from sordino.runs import metrics
+from sordino.runs import metric_files as metrics
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 from sordino.runs.witness import Witness

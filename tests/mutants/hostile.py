@@ -153,7 +153,7 @@ HOSTILE = [
     ),
     one(
         "a new run begins no record",
-        "runs/founding.py",
+        "runs/new_folder.py",
         "if needed(setup):",
         "if False:",
         f"{WITNESS}::test_a_receipt_says_where_nobody_would_notice",
@@ -206,14 +206,14 @@ HOSTILE = [
     ),
     one(
         "rows of a hidden cohort are shown",
-        "runs/metrics.py",
+        "runs/metric_files.py",
         "*(() if hidden else SEEN)",
         "*SEEN",
         DRAWN_TELLS,
     ),
     one(
         "scores are shown",
-        "runs/metrics.py",
+        "runs/metric_files.py",
         'ALWAYS = ("phase", "round", "lost", "model_norm")',
         'ALWAYS = ("phase", "round", "lost", "model_norm", "accuracy", "loss", "clients")',
         f"{BINDING}::test_the_user_who_may_see_it_sees_it_all",
@@ -351,7 +351,7 @@ HOSTILE = [
     ),
     one(
         "metrics that are not synced",
-        "runs/metrics.py",
+        "runs/metric_files.py",
         "        os.fsync(self._file.fileno())\n",
         "",
         "tests/cli/test_main.py::test_metrics_are_synced_before_the_checkpoint_that_counts_on_them",

@@ -50,7 +50,7 @@ def test_what_is_imported_at_start_needs_nothing_that_only_linux_has() -> None:
     """As on Windows: no fcntl, resource, termios or pwd. What needs a lock says so."""
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['fcntl', 'resource', 'termios', 'pwd', 'grp']))\n"
-        "import sordino.errors, sordino.cli.program, sordino.receipts.folder, sordino.runs.interrupts\n"
+        "import sordino.errors, sordino.cli.program, sordino.receipts.folder, sordino.runs.stop_signals\n"
         "from sordino.ledger.storage import lock\n"
         "try: lock(0)\n"
         "except sordino.errors.SordinoError as error: print(error.code)\n"

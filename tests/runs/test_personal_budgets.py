@@ -26,7 +26,7 @@ from sordino.receipts.receipt import opened, receipt
 from sordino.receipts.verify import verify
 from sordino.results.one_run import open_run
 from sordino.round import one_round
-from sordino.runs.founding import environment_of
+from sordino.runs.new_folder import environment_of
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation
 from sordino.types import Grant

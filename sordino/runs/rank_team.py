@@ -1,4 +1,4 @@
-"""What the ranks of torch.distributed say to each other: texts, messages of clients, and sums.
+"""Communication between ranks of torch.distributed: texts, client messages and sums.
 
 Only lengths, JSON and wire messages cross: no object that would have to be unpickled. They travel by gloo, from the
 processor. Sums travel by nccl, from one accelerator to the other, where every rank has one of its own; and by gloo
@@ -31,7 +31,7 @@ AHEAD = 1 << 26  # bytes of messages that a rank has sent, and rank 0 has not ta
 
 
 class Team:
-    """All ranks of a run, as one of them speaks with the others."""
+    """All ranks of a run, seen from one of them."""
 
     def __init__(self) -> None:
         import torch.distributed.nn  # noqa: F401  # before there is a group: see `leave`
@@ -43,7 +43,7 @@ class Team:
         self._sent: deque[tuple[Any, Tensor]] = deque()  # what is on its way to rank 0
 
     def meet(self, device: str) -> None:
-        """Every rank says where it computes, and all come to the same way of adding. They do so once in a run."""
+        """Exchange devices and agree on a backend for sums, once in a run."""
         if self._met:
             return
         self._met = True
@@ -55,7 +55,7 @@ class Team:
             self._adders = dist.new_group(backend="nccl", timeout=PATIENCE)
 
     def say(self, text: bytes, body: bytes = b"") -> None:
-        """Rank 0 speaks, and all others hear."""
+        """Broadcast from rank 0."""
         with on(CPU):
             dist.broadcast(torch.tensor([len(text), len(body)]), 0)
             dist.broadcast(_bytes(text + body), 0)
@@ -71,14 +71,14 @@ class Team:
         return whole[:text], whole[text:]
 
     def send(self, message: bytes) -> None:
-        """Gives rank 0 a message, which it takes when the turn comes; the sender goes on, but not too far ahead."""
+        """Send a message to rank 0 without waiting, up to `AHEAD` bytes in flight."""
         with on(CPU):
             for data in (torch.tensor([len(message)]), _bytes(message)):
                 self._sent.append((dist.isend(data, 0), data))
         self.flush(AHEAD)
 
     def flush(self, ahead: int = 0) -> None:
-        """Waits until no more than so many bytes are on their way."""
+        """Wait until at most `ahead` bytes are in flight."""
         waiting = sum(data.nbytes for _, data in self._sent)
         while self._sent and waiting > ahead:
             sending, data = self._sent.popleft()
@@ -95,11 +95,11 @@ class Team:
         return data.numpy().tobytes()
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Barrier: return when every rank has called it."""
         dist.barrier()
 
     def added(self, numbers: Tensor) -> Tensor:
-        """The sum of what every rank has."""
+        """The sum of `numbers` over all ranks."""
         if self._adders is not None:
             dist.all_reduce(numbers, group=self._adders)
             return numbers
@@ -140,7 +140,7 @@ def local_rank() -> int:
 
 
 def _name_of(device: torch.device, rank: int) -> str:
-    """What no other accelerator is called, on any machine; every rank on the processor has its own."""
+    """A name unique to this accelerator on all machines; on the processor, to this rank."""
     if device.type != "cuda":
         return f"rank {rank}"
     return str(torch.cuda.get_device_properties(device).uuid)

@@ -1,4 +1,4 @@
-"""Signals that end a run: the first one waits for the end of the round, so nothing is lost."""
+"""Stop signals: the first Ctrl-C or SIGTERM waits for the end of the round, so nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-_PATIENT: list[Callable[[], bool]] = []  # the one that has the signals of this process
+_PATIENT: list[Callable[[], bool]] = []  # the outermost, which holds the signals of this process
 
 
 @contextlib.contextmanager
 def patience() -> Iterator[Callable[[], bool]]:
-    """A first Ctrl-C waits for the end of the round, a second one stops at once.
+    """Delay a first Ctrl-C to the end of the round; a second one stops at once.
 
-    So do SIGTERM and, unless somebody (nohup) had it ignored, SIGHUP. SIGQUIT ends at once. Inside another patience it
-    is the same one.
+    SIGTERM does the same, and SIGHUP too unless `nohup` had it ignored. SIGQUIT ends at once. A patience inside another
+    one is the outer one.
     """
     pressed = 0
     if _PATIENT:
@@ -30,7 +30,7 @@ def patience() -> Iterator[Callable[[], bool]]:
         if pressed > 1:
             raise KeyboardInterrupt
         again = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        with contextlib.suppress(OSError):  # with the terminal went whoever could read it
+        with contextlib.suppress(OSError):  # the terminal may be gone
             os.write(2, f"stopping after this round; {again} again stops at once\n".encode())
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread has signals to wait for

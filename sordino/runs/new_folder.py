@@ -1,4 +1,4 @@
-"""A new run folder, with all that `resume` needs: it appears whole or not at all."""
+"""Create a run folder with all that `resume` needs. It appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def found(
     story: Json | None = None,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """`story`: how the server's own images were made; `more`: further files, by name."""
+    """Write the folder beside its place, then rename it. `story`: how the server's own images were made; `more`:
+    further files, by name.
+    """
     experiment, young = setup.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         parents = list(folder.absolute().parents)
@@ -71,7 +73,9 @@ def found(
 
 
 def environment_of(experiment: Experiment, prepared: Path | None = None, run: str = "") -> Environment:
-    """`prepared`: the run whose preparation is taken over; `run`: the name of the run, where somebody else gave it."""
+    """Versions, machine, time and name of a new run. `prepared`: the run whose preparation is reused; `run`: the name,
+    where another party chose it.
+    """
     digest = experiment.digest()
     # a seeded run is the same release whenever it is repeated; noise from the system never is
     run = run or (digest[:16] if not experiment.privacy.real else f"{digest[:16]}-{secrets.token_hex(6)}")

@@ -1,5 +1,5 @@
-"""metrics.jsonl: one object per round. Where noise is real it holds only what the statement names, and what an
-evaluator sees lies in the private folder.
+"""Write metrics.jsonl, one object per round. With real noise it holds only what the guarantees cover; the rest goes to
+the private folder, for the evaluator.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sordino.metrics.rows import Played
 from sordino.receipts.private import FOLDER
 
 ALWAYS = ("phase", "round", "lost", "model_norm")
-# by all who see who takes part
+# public where the cohort is
 SEEN = ("active", "answered", "bytes_down", "bytes_up", "payload", "device_flops", "secure")
-INSIDE = ("saturated", "cpu_seconds")  # of a secure sum: how large single values were, and how long everybody took
+INSIDE = ("saturated", "cpu_seconds")  # of a secure sum: the size of single values, and the time of single clients
 
 
 def shown(row: Played, hidden: bool) -> Json:
-    """The part of a row that tells nothing but what was released: of a hidden cohort not even how many were drawn, nor
-    anything that grows with it.
+    """The public part of a row: what was released anyway. For a hidden cohort it leaves out its size, and all that
+    grows with it.
     """
     told = row.to_json()
     kept = {name: told[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in told}
@@ -51,7 +51,7 @@ class Rows:
         self._private.write(_line({"round": row.round, **kept}))
 
     def sync(self) -> dict[str, int | str]:
-        """Durable; returns how long the files are and what is in them, for the checkpoint that knows of these rows."""
+        """Flush to disk; returns lengths and digests of the files, for the checkpoint."""
         known = self._public.sync("metrics")
         return known if self._private is None else known | self._private.sync("private")
 
@@ -61,7 +61,7 @@ def _line(told: Json) -> bytes:
 
 
 class _Kept:
-    """A file that is only added to, and the digest of all that is in it."""
+    """An append-only file, and the digest of its content."""
 
     def __init__(self, file: IO[bytes], digest: hashlib._Hash) -> None:
         self._file, self._digest = file, digest
@@ -78,7 +78,7 @@ class _Kept:
 
 @contextlib.contextmanager
 def opened(path: Path, known: Json, private: bool, hidden: bool) -> Iterator[Rows]:
-    """Both files, cut back to what the checkpoint knows of."""
+    """Open both files, truncated to the length that the checkpoint names."""
     with contextlib.ExitStack() as stack:
         public = stack.enter_context(_cut(path, known, "metrics", 0o644))
         place = path.parent / FOLDER / path.name

@@ -1,9 +1,7 @@
-"""A preparation that another run has made, taken over: what comes after it can be tried in many ways without paying for
-it again in time.
+"""Reuse the preparation of another run (`--prepared`), to try training in many ways after one preparation.
 
-It is the same release. Its ledger entries come with it, charges too, so the receipt of the new run says what both
-phases lose. Runs that share a preparation on ledgers of their own know nothing of each other's training, as all such
-runs.
+It is the same release: its ledger entries are copied with their charges, and the receipt of the new run accounts for
+both phases. Runs that share a preparation but not a ledger do not see each other's training, as always.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # table
 
 
 def check_source(setup: Setup, source: Path) -> None:
-    """Refuses a run whose preparation is not over, or is not what this experiment would make."""
+    """Refuse a preparation that is not finished, or that differs from the one this experiment would make."""
     its = RunFolder(source)
     its.check()
     other = simulated(its.experiment).setup
@@ -69,8 +67,8 @@ def check_source(setup: Setup, source: Path) -> None:
 
 
 def _depends(setup: Setup, version: str) -> Json:
-    """What a preparation follows from, by the names by which it is told. Code and images of somebody's own are not
-    looked into.
+    """Everything that decides a preparation, by the names used in messages. The text of user code and the content of
+    images are not compared.
     """
     experiment = setup.experiment
     tables = experiment.model_dump(mode="json", include={*DEPENDS})
@@ -88,7 +86,7 @@ def _depends(setup: Setup, version: str) -> Json:
 
 
 def _priced(setup: Setup) -> bool:
-    """Does the preparation promise anything?"""
+    """True where the preparation spends a budget."""
     return any(mine.plan.offer is not None for mine in setup.preparation)
 
 
@@ -97,7 +95,7 @@ def _phase(setup: Setup, name: str) -> Setup:
 
 
 def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
-    """Of each phase where it stands, and what the ledger holds of it."""
+    """For each phase: its last checkpoint, and its entries in the ledger."""
     _, federation = opened(source)
     with federation.ledger:
         entries = federation.entries()
@@ -111,8 +109,8 @@ def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
 
 
 def adopt(half: ServersHalf, folder: Path, run: str, ledger: Path, source: Path) -> None:
-    """Phase by phase into a new run folder: first the ledger, then the rows, then the checkpoint by which the phase is
-    over. Cut short, it is done again.
+    """Copy each phase into a new run folder: first ledger entries, then metric rows, then the checkpoint that ends the
+    phase. After a crash it is done again.
     """
     setup = half.setup
     ours, theirs = RunFolder(folder), RunFolder(source)

@@ -1,4 +1,4 @@
-"""A run that is only talked about: what would be decided, and what would be written."""
+"""Dry run: the choices that a run would make, and the files that it would write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERED = "it stands in [engine]"
 
 
 def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
-    """What the program decides of how a run is computed, and why."""
+    """The program's own choices for a run (executor, device, precision, noise, ledger), each with its reason."""
     rule = {
         "pooled": "the algorithm reads examples behind noise, and clients at equal weights can share a pass",
         "stack": "the algorithm reads examples as they are, and clients of equal shape can be trained in one call",
@@ -45,7 +45,7 @@ def choices(asked: Engine, engine: Engine, experiment: Experiment) -> list[str]:
 
 def _placed(asked: Engine, engine: Engine) -> str:
     if asked.device != "auto":
-        return ORDERED if engine.device != CPU else "the processor, where nothing else is said"
+        return ORDERED if engine.device != CPU else "the default"
     return "this machine has no other" if engine.device == CPU else "this machine has one"
 
 
@@ -56,7 +56,7 @@ def _places(path: str | list[str]) -> str:
 
 
 def would_write(folder: Path, setup: Setup) -> list[Path]:
-    """What a run leaves, in the order in which it appears."""
+    """Files that a run writes, in the order in which they appear."""
     mine, experiment = RunFolder(folder), setup.experiment
     own = experiment.privacy.real
     shared = experiment.privacy.ledger
