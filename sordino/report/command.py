@@ -24,20 +24,31 @@ def report(
         bool, typer.Option("--evaluator", help="With real noise: also what only the evaluator may see, in RUN/private.")
     ] = False,
     figures: Figures = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the page and its figures, for a RUN that can only be read.")
+    ] = None,
 ) -> None:
     """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no
     network.
     """
+    if out is not None and len(folders) > 1:
+        raise ConfigError(
+            f"--out {out} with {len(folders)} runs",
+            why="all their pages would have one name there",
+            fix="give one RUN with each --out",
+            code="one-run-for-out",
+        )
     with when_used("torch"):
         from sordino.report.figures import available, of_run
         from sordino.report.run_facts import gather
-        from sordino.report.run_page import write
+        from sordino.report.run_page import page_of, write
 
     if figures is not None:
         available()
     for folder in folders:
         facts = gather(folder, evaluator)
-        written = [write(folder, facts=facts, evaluator=evaluator)]
+        elsewhere = None if out is None else out / page_of(folder, evaluator).name
+        written = [write(folder, elsewhere, facts, evaluator)]
         if figures is not None:
             written += of_run(facts, written[0].parent / "figures", figures)
         for path in written:

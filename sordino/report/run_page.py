@@ -27,15 +27,15 @@ SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of eve
 
 
 def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, evaluator: bool = False) -> Path:
-    """report.html in the run folder, bound to its receipt, or elsewhere; from facts that were gathered before, where
-    there are any.
+    """report.html in the run folder, bound to its receipt; or the file `out`, which nothing binds, and then the run is
+    only read. From facts that were gathered before, where there are any.
 
     The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
     """
     told = gather(folder, evaluator) if facts is None else facts
-    run = RunFolder(folder)
-    own = evaluator and run.private.is_dir()
-    target = out if out is not None else RunFolder(run.private).evaluators_page if own else run.page_file
+    home = page_of(folder, evaluator)
+    own, target = home.parent != folder, home if out is None else out
+    target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, page(told).encode(), private=own)
     if out is None and not own:
         try:
@@ -44,6 +44,12 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
             target.unlink()
             raise
     return target
+
+
+def page_of(folder: Path, evaluator: bool) -> Path:
+    """Where the page of a run lies: that of its evaluator in the private folder, where the run has one."""
+    run = RunFolder(folder)
+    return RunFolder(run.private).evaluators_page if evaluator and run.private.is_dir() else run.page_file
 
 
 def page(facts: RunFacts) -> str:

@@ -30,6 +30,24 @@ def test_the_page_of_an_evaluator_is_stamped(run: Path, cli: Callable[..., Said]
     assert "EVALUATOR ONLY" not in (run / "report.html").read_text()
 
 
+def test_a_page_elsewhere_leaves_the_run_as_it_is(run: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:
+    """So that a page can be made of an archive that is read-only. The control: without --out the folder changes."""
+
+    def state() -> dict[Path, tuple[int, bytes]]:
+        files = [run, *run.rglob("*")]
+        return {file: (file.stat().st_mtime_ns, file.read_bytes() if file.is_file() else b"") for file in files}
+
+    before, pages = state(), tmp_path / "new" / "pages"
+    assert cli("report", run, "--out", pages).out.strip() == str(pages / "report.html")
+    assert cli("report", run, "--evaluator", "--out", pages).out.strip() == str(pages / "evaluator-only.html")
+    assert state() == before
+    assert "EVALUATOR ONLY" not in (pages / "report.html").read_text()
+    assert (pages / "evaluator-only.html").stat().st_mode & 0o077 == 0
+    assert cli("report", run, run, "--out", pages).code == 2
+    assert cli("report", run).code == 0
+    assert state() != before
+
+
 @pytest.mark.slow
 def test_figures_of_an_evaluator_lie_beside_that_page(run: Path, cli: Callable[..., Said]) -> None:
     pytest.importorskip("matplotlib")
