@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from sordino.accounting.accountants import EXACT, EpsilonBound, best, bounds, needed
+from sordino.accounting.accountants import EXACT, EpsilonBound, best, checked, needed
 from sordino.accounting.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
 from sordino.accounting.events import (
     Event,
@@ -154,18 +154,16 @@ def _cheapest(release: Release, asked: Subject, adversary: Adversary) -> tuple[S
 
 
 @lru_cache(maxsize=4096)
-def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, every: bool = False) -> Bounded:
-    """The epsilon of all parts together, and what accountants say of it: beside an exact one others only where `every`
-    one is asked.
-    """
+def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, check: bool = False) -> Bounded:
+    """The epsilon of all parts together, and what accountants say of it; with `check`, an exact one between limits."""
     if len(parts) == 1:
-        return _alone(parts[0], delta, every)
-    summed = math.fsum(_alone(part, delta / len(parts), every).epsilon for part in parts)
+        return _alone(parts[0], delta, check)
+    summed = math.fsum(_alone(part, delta / len(parts), check).epsilon for part in parts)
     listed = {f"sum of {len(parts)} kinds of claims": summed}
     stretched = [part.event if part.steps == 1 else part.event.stretched(part.steps) for part in parts]
     if all(event is not None for event in stretched):
         together = compact([event for event in stretched if event is not None])
-        listed |= _said(together, delta, neighbours, every)
+        listed |= _said(together, delta, neighbours, check)
     accountant = _tightest(listed)
     return Bounded(listed[accountant], accountant, listed)
 
@@ -178,9 +176,9 @@ def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) 
     return bounded(parts, delta, neighbours).epsilon
 
 
-def _said(event: Event, delta: float, neighbours: Neighbours, every: bool) -> dict[str, float]:
+def _said(event: Event, delta: float, neighbours: Neighbours, check: bool) -> dict[str, float]:
     """The epsilons of single accountants."""
-    asked: list[EpsilonBound] = (bounds if every else needed)(event, delta, neighbours)
+    asked: list[EpsilonBound] = (checked if check else needed)(event, delta, neighbours)
     return {bound.accountant: bound.epsilon for bound in asked}
 
 
@@ -189,9 +187,9 @@ def _tightest(listed: dict[str, float]) -> str:
     return EXACT if EXACT in listed else min(listed, key=lambda name: listed[name])
 
 
-def _alone(part: CountedPart, delta: float, every: bool) -> Bounded:
+def _alone(part: CountedPart, delta: float, check: bool) -> Bounded:
     (unit, neighbours), number, event = part
-    listed = _said(event, delta, neighbours, every)
+    listed = _said(event, delta, neighbours, check)
     accountant = _tightest(listed)
     if number == 1:
         return Bounded(listed[accountant], accountant, listed)

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
 
 from sordino.accounting.events import valid_delta, valid_epsilon
 from sordino.errors import InvalidBudget, is_number
+
+CELLS = 20_000  # of a sum over privacy losses
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -54,6 +58,30 @@ def epsilon_of(mu: float, delta: float) -> float:
     top = float(-ndtri(delta)) + 1e-12
     x = bisect(lambda x: _log_delta(x, mu) <= log_delta, good=top, bad=-mu / 2)
     return max(0.0, mu * (mu / 2 + x))
+
+
+@lru_cache(maxsize=64)
+def integrated(mu: float, delta: float) -> tuple[float, float]:
+    """Limits of `epsilon_of` by another way: the definition of delta, summed over cells of the privacy loss.
+
+    The loss is normal with mean mu^2 / 2 and deviation mu; delta is the mean of 1 - e^(epsilon - loss) where that is
+    positive. Every loss of a cell is rounded down for the first number, up for the second one, so both are certain.
+    """
+    import numpy as np
+    from scipy.special import log_ndtr, ndtri
+
+    x = np.linspace(-mu / 2, -float(ndtri(max(delta * 1e-3, 1e-307))), CELLS)
+    mass = -np.diff(np.exp(log_ndtr(-x) - math.log(delta)), append=0.0)  # of a cell, and of all beyond, over delta
+    down = mu * (x + mu / 2)
+    up = np.append(down[1:], math.inf)
+
+    def keeps(epsilon: float, losses: Any) -> bool:
+        return float(mass @ -np.expm1(np.minimum(epsilon - losses, 0.0))) <= 1
+
+    def limit(losses: Any) -> float:
+        return 0.0 if keeps(0.0, losses) else bisect(partial(keeps, losses=losses), good=float(down[-1]), bad=0.0)
+
+    return limit(down), limit(up)
 
 
 def mu_of(epsilon: float, delta: float) -> float:

@@ -84,10 +84,10 @@ class Guarantee(Fact):
 
 
 def statement(
-    texts: Iterable[str], population: int, delta: float, every: bool = False, rows_per_key: int = 1
+    texts: Iterable[str], population: int, delta: float, check: bool = False, rows_per_key: int = 1
 ) -> list[Guarantee]:
-    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. With `every`,
-    all accountants are asked also where one is exact: who checks wants to see that no other comes out below it.
+    """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. With `check`,
+    an exact epsilon stands beside the limits that integration gives.
     `rows_per_key`: the most examples that one person has, where that is declared.
     """
     distinct = list(read_notes(texts, population).values())
@@ -96,11 +96,11 @@ def statement(
     for adversary in ADVERSARIES:
         asked = subjects(released, adversary)
         for unit in dict.fromkeys(unit for unit, _ in asked):
-            found = [_row((unit, how, adversary), distinct, delta, every) for part, how in asked if part == unit]
+            found = [_row((unit, how, adversary), distinct, delta, check) for part, how in asked if part == unit]
             finite = [row for row in found if row.finite]
             rows += finite or [_void(found, distinct, delta)]
             if unit == "example" and rows_per_key > 1:
-                rows += [_person(row.subject, distinct, delta, every, rows_per_key) for row in finite]
+                rows += [_person(row.subject, distinct, delta, rows_per_key) for row in finite]
     return sorted(rows, key=_order)
 
 
@@ -137,7 +137,7 @@ def _place(subject: Key) -> tuple[int, int]:
     return UNITS.index(subject[0]), ADVERSARIES.index(subject[2])
 
 
-def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bool = False) -> Guarantee:
+def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
     """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
     unit, neighbours, adversary = key
     costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
@@ -150,7 +150,7 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bo
         return _nothing(key, delta, status, never, count)
     if whole >= 1:
         return _nothing(key, delta, "none", (COARSE,), count)
-    bound = bounded(worst.parts, ideal, neighbours, every)
+    bound = bounded(worst.parts, ideal, neighbours, check)
     return Guarantee(
         unit=unit,
         neighbours=neighbours,
@@ -166,14 +166,14 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bo
     )
 
 
-def _person(key: Key, clients: Sequence[Sequence[Release]], delta: float, every: bool, rows: int) -> Guarantee:
+def _person(key: Key, clients: Sequence[Sequence[Release]], delta: float, rows: int) -> Guarantee:
     """Of all examples of one person, whichever clients hold them: they change one after the other, and each costs at
     most what the client that lost most has lost of one (Dwork and Roth 2014, theorem 2.2).
     """
     found: dict[float, Guarantee] = {}
 
     def promise(at: float) -> tuple[float, float]:
-        found[at] = _row(key, clients, at, every)
+        found[at] = _row(key, clients, at)
         return found[at].epsilon, found[at].delta
 
     epsilon, at = of_one_change(promise, delta, rows)

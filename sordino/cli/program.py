@@ -18,7 +18,7 @@ from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from sordino.branches import BRANCHES, part, parts, present
-from sordino.cli import checking, comparing, data, looking, machine, predicting, privacy, running, watching
+from sordino.cli import checking, comparing, data, doctor, looking, predicting, privacy, running, watching
 from sordino.cli.ending import ended
 from sordino.cli.screen import json_asked
 from sordino.cli.words import Verb, Verbs
@@ -46,7 +46,7 @@ app.command()(looking.schema)
 app.command()(checking.check)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
-app.command()(machine.doctor)
+app.command()(doctor.doctor)
 
 
 def _add_verbs_of_branches() -> None:

@@ -67,14 +67,14 @@ OWN_MODELS = (
 )
 
 
-def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment, every: bool = False) -> Receipt:
+def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment, check: bool = False) -> Receipt:
     """The receipt that follows from the ledger alone, so that it can be made again: a round that was begun counts,
-    finished or not. `every`: with what every accountant says, also where one is exact.
+    finished or not. `check`: with the limits of every exact epsilon.
     """
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
     notes = [entry.note for entry in federation.entries()]
-    rows = stated(notes, setup.public, experiment.privacy.delta, environment, every)
+    rows = stated(notes, setup.public, experiment.privacy.delta, environment, check)
     simulated_ = simulated(notes) if notes else not federation.policy.real
     budget = _budget(setup, federation)
     assumptions = [TUNING, *_scored(environment), *setup.public.assumed]
@@ -109,10 +109,10 @@ def _scored(environment: Environment) -> tuple[str, ...]:
 
 
 def stated(
-    notes: Sequence[str], public: PublicNumbers, delta: float, environment: Environment, every: bool
+    notes: Sequence[str], public: PublicNumbers, delta: float, environment: Environment, check: bool
 ) -> list[Guarantee]:
     """The rows that follow from what was released, and from the scores that a site shares."""
-    rows = statement(notes, len(public.sizes), delta, every, public.rows_per_key)
+    rows = statement(notes, len(public.sizes), delta, check, public.rows_per_key)
     return beside_scores(rows, delta) if environment.shares_scores else rows
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sordino import user_code
-from sordino.accounting.accountants import EXACT, UPPER
+from sordino.accounting.accountants import EXACT, LIMITS
 from sordino.accounting.events import Json
 from sordino.accounting.notes import parsed
 from sordino.algorithms.optional import RequestsClients
@@ -66,13 +66,13 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
             "--with-code would run it"
         )
         public, notes = Agreement.read(folder).public, [entry.note for entry in entries]
-        rows = stated(notes, public, delta or 0.0, mine.environment, every=True)
+        rows = stated(notes, public, delta or 0.0, mine.environment, check=True)
         again: Json = {"guarantees": [row.to_json() for row in rows]}
         compared: tuple[str, ...] = ()
     else:
         setup, federation = opened(folder)
         with federation.ledger:
-            again, compared = receipt(setup, federation, mine.environment, every=True).to_json(), COMPARED
+            again, compared = receipt(setup, federation, mine.environment, check=True).to_json(), COMPARED
         wrong += _replayed(setup, federation, entries, between=bool(mine.environment.site))
         agreed.append("every release is the one that the experiment plans")
         wrong += [f"{name}: in the receipt only" for name in sorted(claimed.keys() - again.keys() - {"files"})]
@@ -124,21 +124,28 @@ def _guarantees(again: Json, claimed: Json) -> list[str]:
 
 
 def _contradicted(again: Json) -> list[str]:
-    """Accountants that come out below an exact one, further than rounding explains: one of the two is mistaken."""
+    """An exact epsilon outside its limits, or above another upper bound, further than rounding explains: one of the two
+    is mistaken.
+    """
     return [
-        f"{' / '.join(_subject(row))}: {name} gives {float(epsilon):.6g}, below what is exact"
+        f"{' / '.join(_subject(row))}: {name} gives {float(epsilon):.6g}, and what is called exact {float(exact):.6g}"
         for row in again["guarantees"]
+        if (exact := row["accountants"].get(EXACT)) is not None
         for name, epsilon in row["accountants"].items()
-        if float(epsilon) < float(row["accountants"].get(EXACT, 0)) * (1 - 1e-6) - 1e-9
+        if _below(*((exact, epsilon) if name == LIMITS[0] else (epsilon, exact)))
     ]
 
 
+def _below(a: float | str, b: float | str) -> bool:
+    return float(a) < float(b) * (1 - 1e-6) - 1e-9
+
+
 def _as_far_as_told(name: str, value: Any, told: Json) -> Any:
-    """What the ledger gives, without what a row need not say: beside an exact bound, what other accountants give."""
+    """The value that the ledger gives, without the limits of an exact epsilon, which no receipt has to state."""
     stated = told.get(name)
     if name != "accountants" or not isinstance(stated, dict) or EXACT not in stated:
         return value
-    return {accountant: epsilon for accountant, epsilon in value.items() if accountant not in UPPER - stated.keys()}
+    return {accountant: epsilon for accountant, epsilon in value.items() if accountant not in {*LIMITS} - {*stated}}
 
 
 def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:

@@ -23,7 +23,6 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
@@ -34,8 +33,7 @@ from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
 from sordino.planning.agreement import MOST, AboutData, PublicNumbers
 from sordino.runs.public_inputs import declared_scale
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+from sordino.sites.identity import Name
 
 
 class Announced(AboutData):

@@ -19,16 +19,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from sordino.errors import ConfigError
 from sordino.ledger.files import atomic_write
-from sordino.sites.agreement_file import Name
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 LENGTH = 32  # bytes of a public key
 GROUP = 4  # characters that are read aloud together

@@ -14,7 +14,7 @@ from sordino.accounting.events import (
     Gaussian,
     Repeat,
 )
-from sordino.accounting.gaussian_dp import delta_of, epsilon_of, mu_of
+from sordino.accounting.gaussian_dp import delta_of, epsilon_of, integrated, mu_of
 from sordino.errors import InvalidBudget
 from tests.accounting.priced import by
 
@@ -43,6 +43,24 @@ def test_both_inverses_keep_the_promise_and_waste_nothing(mu: float, delta: floa
         assert delta_of(epsilon * (1 - 1e-6), mu) > delta
         assert mu_of(epsilon, delta) == pytest.approx(mu, rel=1e-5)
         assert delta_of(epsilon, mu_of(epsilon, delta)) <= delta * (1 + 1e-9)
+
+
+@given(st.floats(-4, 2.5), st.floats(-12, -0.3))
+@settings(max_examples=60, deadline=None)
+def test_integration_holds_the_exact_epsilon_between_two_numbers(log_mu: float, log_delta: float) -> None:
+    mu, delta = 10**log_mu, 10**log_delta
+    low, high = integrated(mu, delta)
+    epsilon = epsilon_of(mu, delta)
+    assert low <= epsilon * (1 + 1e-9) + 1e-12
+    assert epsilon <= high * (1 + 1e-9) + 1e-12
+    if epsilon > 0.01:
+        assert high - low < 0.01 * epsilon
+
+
+def test_integration_where_numbers_end() -> None:
+    for mu, delta in ((1e6, 1e-5), (1e-9, 1e-5), (1.0, 1e-300), (1.0, 0.9999), (300.0, 0.5)):
+        low, high = integrated(mu, delta)
+        assert low <= epsilon_of(mu, delta) <= high
 
 
 def test_gaussian_numbers() -> None:

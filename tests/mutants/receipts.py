@@ -20,14 +20,14 @@ RECEIPTS = [
         "receipts/verify.py",
         "        *_contradicted(again),\n",
         "",
-        f"{VERIFY}::test_a_receipt_does_not_hold_where_two_accountants_contradict_each_other",
+        f"{VERIFY}::test_a_receipt_does_not_hold_where_what_is_called_exact_is_not",
     ),
     one(
         "an epsilon a hundredth below the ledger's passes",
         "receipts/verify.py",
         "rel_tol=1e-9",
         "rel_tol=1e-2",
-        f"{VERIFY}::test_beside_an_exact_bound_the_others_need_not_be_told_and_are_checked_where_they_are",
+        f"{VERIFY}::test_the_limits_of_an_exact_epsilon_need_not_be_told_and_no_other_bound_may_be_added",
     ),
     one(
         "noise of a seed passes for noise of the system",

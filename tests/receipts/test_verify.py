@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from sordino.accounting import accountants, covering
+from sordino.accounting.accountants import LIMITS
+from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.ledger import storage
 from sordino.planning.accounts import Accounts
 from sordino.receipts import verify as verification
@@ -61,12 +63,14 @@ def test_noise_that_is_not_that_of_the_experiment_is_named(tmp_path: Path) -> No
     assert ["its noise was 'counter'" in line for line in verification._edited(setup.experiment, other)] == [True]
 
 
-def test_beside_an_exact_bound_the_others_need_not_be_told_and_are_checked_where_they_are(tmp_path: Path) -> None:
+def test_the_limits_of_an_exact_epsilon_need_not_be_told_and_no_other_bound_may_be_added(tmp_path: Path) -> None:
     start(CASE.experiment(privacy=REAL), tmp_path / "run")
     told = json.loads((tmp_path / "run" / "privacy.json").read_text())
     setup, federation = opened(tmp_path / "run")
     with federation.ledger:
-        every = receipt(setup, federation, RunFolder(tmp_path / "run").environment, every=True).to_json()
+        every = receipt(setup, federation, RunFolder(tmp_path / "run").environment, check=True).to_json()
+    limits = [row["accountants"] for row in every["guarantees"] if row["accountant"] == "gdp"]
+    assert all(bounds[LIMITS[0]] < bounds["gdp"] < bounds[LIMITS[1]] for bounds in limits)
     bounds = [set(row["accountants"]) for row in told["guarantees"] if row["accountant"] == "gdp"]
     assert bounds
     assert all(found == {"gdp"} for found in bounds)
@@ -92,6 +96,10 @@ def test_an_accountant_that_comes_out_below_an_exact_one_is_named() -> None:
     assert found(rdp=1.2, pld=1.0) == []  # neither claims to be exact
     assert found(none="inf") == []
     assert len(found(gdp=1.0, rdp=1.2, pld=0.9)) == 1
+    low, high = LIMITS
+    assert found(**{"gdp": 1.0, low: 0.99, high: 1.01}) == []
+    assert len(found(**{"gdp": 1.0, low: 1.01, high: 1.03})) == 1
+    assert len(found(**{"gdp": 1.0, low: 0.97, high: 0.99})) == 1
 
 
 def test_whoever_only_looks_needs_no_ledger_to_write_to(
@@ -138,19 +146,23 @@ def test_a_run_of_somebody_else_does_not_hide_the_others(
     assert "unreadable" in cli("list", tmp_path).out
 
 
-def test_a_receipt_does_not_hold_where_two_accountants_contradict_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("times", "limit"), [(0.99, LIMITS[0]), (1.01, LIMITS[1])])
+def test_a_receipt_does_not_hold_where_what_is_called_exact_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, limit: str
 ) -> None:
-    start(CASE.experiment(privacy=REAL), tmp_path / "run")
-    assert examine(tmp_path / "run").wrong == []
-    monkeypatch.setitem(accountants._ACCOUNTANTS, "rdp", lambda *_: 0.01)
-    covering.bounded.cache_clear()
+    """The program that verifies makes the same mistake as the one that wrote the receipt: an epsilon that is too small,
+    or too large."""
+    monkeypatch.setattr(accountants, "epsilon_of", lambda mu, delta: times * epsilon_of(mu, delta))
+    for cached in (covering.bounded, covering.least):
+        cached.cache_clear()
     try:
+        start(CASE.experiment(privacy=REAL), tmp_path / "run")
         wrong = examine(tmp_path / "run").wrong
     finally:
-        covering.bounded.cache_clear()
+        for cached in (covering.bounded, covering.least):
+            cached.cache_clear()
     assert wrong
-    assert all("rdp gives 0.01, below what is exact" in line for line in wrong)
+    assert all(f"{limit} gives" in line for line in wrong)
 
 
 def test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line(tmp_path: Path) -> None:

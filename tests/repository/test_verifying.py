@@ -26,7 +26,7 @@ FILES = {
 }
 SHARED = ["branches", "device", "errors", "keys", "later", "tree", "types", "user_code", "version"]
 MOST = 12_000  # lines of code
-HEAVY = "torch", "pyarrow", "PIL", "grpc", "matplotlib", "tenseal"
+HEAVY = "torch", "pyarrow", "PIL", "grpc", "matplotlib", "tenseal", "dp_accounting", "scipy.stats"
 # the command, as it is given; then all that is loaded when it is done
 COMMAND = """
 import sys

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from sordino import config
-from sordino.cli import main
-from sordino.laws import machine
-from sordino.laws.machine import GB, MachineFacts, engine, judge, measure
+from sordino.cli import doctor, main
+from sordino.cli.doctor import GB, MachineFacts, engine, judge, measure
 
 WELL = MachineFacts(
     python="3.12.1",
@@ -81,7 +80,7 @@ def test_the_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) ->
         'torch[x]>=2 ; extra == "solid"',
     ]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: named)
-    assert machine._extras() == {"dreams": ["no-such-thing"], "solid": []}
+    assert doctor._extras() == {"dreams": ["no-such-thing"], "solid": []}
 
 
 def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_a_place_that_takes_no_files_is_broken() -> None:
 
 def test_a_source_that_repeats_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", bytes)
-    assert machine._noise() == "the random source repeats itself"
+    assert doctor._noise() == "the random source repeats itself"
 
 
 def test_a_container_has_the_cores_and_the_memory_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +113,12 @@ def test_a_container_has_the_cores_and_the_memory_it_was_given(monkeypatch: pyte
         "memory.current": "1000000",
         "meminfo": "MemAvailable: 9000 kB",
     }
-    monkeypatch.setattr(machine, "_words", lambda path: words[path.name].split())
-    assert machine._cores() == 0.5
-    assert machine._memory() == 2_000_000
+    monkeypatch.setattr(doctor, "_words", lambda path: words[path.name].split())
+    assert doctor._cores() == 0.5
+    assert doctor._memory() == 2_000_000
     words |= {"cpu.max": "max 100000", "memory.max": "max"}
-    assert machine._cores() >= 1
-    assert machine._memory() == 9000 * 1024
+    assert doctor._cores() >= 1
+    assert doctor._memory() == 9000 * 1024
 
 
 @pytest.mark.parametrize("cores", [0.5, 1, 4, 64])

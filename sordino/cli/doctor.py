@@ -1,7 +1,7 @@
-"""What this machine can do for a run, measured, and what would make it slow or stop it.
+"""`sordino doctor`: measure this machine, and name all that would slow a run down or stop it.
 
-`measure` looks, `judge` says what it means, `engine` which [engine] table follows. Nothing is sent anywhere, nothing
-stays behind.
+`measure` collects facts, `judge` turns them into findings, `engine` into the [engine] table. Nothing is sent anywhere,
+nothing stays behind.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from sordino.accounting.events import Json
+import typer
+from rich.markup import escape
+
+from sordino.cli.loading import loading
+from sordino.cli.options import Json
+from sordino.cli.screen import Screen, say
 
 GB = 1e9
+STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
 SLOW_WRITE = 20.0  # ms: a local disk takes 0.1 to 10
 SPOKEN = "ε ∞ ·"  # what tables print
 
@@ -55,8 +61,30 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
+def doctor(
+    bench: Annotated[bool, typer.Option("--bench", help="Measure as well: about ten seconds.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look at this machine: what it can do, what would be slow, what is broken (then the exit code is 2)."""
+    facts = measure(Path("runs"))
+    findings = [*judge(facts), *(benched(facts) if bench else ())]
+    if as_json:
+        listed = [finding._asdict() for finding in findings]
+        say({"facts": asdict(facts), "findings": listed, "engine": engine(facts, 20)})
+    else:
+        from rich.table import Table
+
+        table = Table("what", "", "found", "to do")
+        for f in findings:
+            table.add_row(f.what, f"[{STYLES[f.state]}]{f.state}[/]", escape(f.says), escape(f.fix))
+        Screen().print(table)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(2)
+
+
 def measure(place: Path) -> MachineFacts:
-    import torch
+    with loading():
+        import torch
 
     from sordino.fast.processor import bf16_instructions
 
@@ -123,7 +151,7 @@ def judge(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding(f"extra {name}", "ok", says, hint if missing else "")
 
 
-def engine(facts: MachineFacts, clients: int) -> Json:
+def engine(facts: MachineFacts, clients: int) -> dict[str, Any]:
     """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their reads
     allow it.
     """
@@ -137,8 +165,8 @@ def engine(facts: MachineFacts, clients: int) -> Json:
 
 def benched(facts: MachineFacts) -> Iterator[Finding]:
     """The choice of `auto` on this machine, held against measurements."""
+    from sordino.cli.bench import measure as race
     from sordino.fast.processor import leaves_vectors_aside
-    from sordino.laws.bench import measure as race
 
     chosen = engine(facts, 20)
     auto = {"bf16": chosen["precision"] == "bf16", "oneDNN": leaves_vectors_aside(), "pooled": True, "stack": True}
