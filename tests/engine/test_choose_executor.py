@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sordino import config
+from sordino.cli import bench
 from sordino.engine import choose_executor
 from sordino.fast import products
-from sordino.laws import bench
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from tests.laws.traces import differences, finished, killed_at, trace
