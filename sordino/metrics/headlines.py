@@ -78,11 +78,6 @@ HEADLINES: dict[str, Headline] = {
 }
 
 
-def in_words() -> list[dict[str, object]]:
-    """The same for a page, the first that a round has being what it is judged by."""
-    return [{**found._asdict(), "full": found.full} for found in HEADLINES.values()]
-
-
 # of the scores that may stand beside it
 SCORED = {
     "auroc": "AUROC",

@@ -1,32 +1,41 @@
-"""One page for a data protection assessment: who is protected, from whom, how far, resting on what, checked how.
+"""The privacy annex: one page for a data protection assessment, as HTML or printed to a PDF.
 
-No script, no network, nothing to unfold: it can be printed and mailed. `printing` makes a PDF of it.
+It says who is protected, from whom, how far, on which assumptions, and what was checked. No script, no network, nothing
+to unfold. A browser that is already there prints it: no part of this library draws letters.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 from sordino.accounting.belief import headline
+from sordino.errors import BackendUnavailable
+from sordino.ledger.files import atomic_write
 from sordino.planning.agreement import FILE as AGREEMENT
-from sordino.receipts.evidence import COLUMNS, FORGED, Evidence, table
-from sordino.report.markup import Html, joined, listed, tag
-from sordino.report.markup import table as made
-from sordino.report.run_page import together
+from sordino.receipts.evidence import COLUMNS, FORGED, Evidence
+from sordino.receipts.evidence import table as rows_of
+from sordino.report.frame import document, source
+from sordino.report.markup import Html, joined, listed, section, table, tag
 
 NOTHING = "Nothing is promised about anybody by this run."
 READ = f"privacy.json, ledger.sqlite, experiment.toml, {AGREEMENT} and environment.json"
+BROWSERS = (
+    "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge", "msedge",
+)  # fmt: skip
+FLAGS = ("--headless", "--disable-gpu", "--no-first-run", "--no-pdf-header-footer", "--disable-background-networking")
+PATIENCE = 120  # seconds
+BY_HAND = "write it to a file ending in .html, open that in any browser, and print it to a PDF"
 
 
 def page(found: Evidence) -> str:
     """The whole page."""
     title = f"Privacy annex: {found.experiment.name}"
-    head = (
-        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Html("<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"),
-        tag("title", title),
-        tag("style", Html(together("web/annex.css"))),
-    )
+    policy = tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'")
     made_on = found.environment.started[:10] or "an unknown date"
     body = (
         *(tag("p", stamp, class_="stamp") for stamp in found.stamps),
@@ -38,17 +47,16 @@ def page(found: Evidence) -> str:
             class_="lead",
         ),
         tag("p", headline(found.receipt.guarantees, found.simulated) or NOTHING, class_="sentence"),
-        made("What is promised", COLUMNS, table(found)),
+        table("What is promised", COLUMNS, rows_of(found)),
         _columns(joined([_who(found), _how(found)]), _who_not(found)),
-        _section("What this rests on", listed(_rests(found))),
+        section("What this rests on", listed(_rests(found))),
         _columns(_checked(found), _unseen(found)),
         tag(
             "footer",
             f"Ledger head {found.receipt.ledger_head}. Experiment {found.receipt.config}.",
         ),
     )
-    whole = tag("html", tag("head", *head), tag("body", tag("main", *body)), lang="en")
-    return f"<!doctype html>\n{whole}\n"
+    return document(title, (policy, tag("style", source("annex.css"))), body)
 
 
 def _who(found: Evidence) -> Html:
@@ -57,12 +65,12 @@ def _who(found: Evidence) -> Html:
         kept.append(
             "A person who has several of these units is not protected as a whole by a promise about one of them."
         )
-    return _section("Who is protected", listed(kept or [NOTHING]))
+    return section("Who is protected", listed(kept or [NOTHING]))
 
 
 def _who_not(found: Evidence) -> Html:
     lost = [row.words for row in found.rows if not math.isfinite(row.epsilon)]
-    return _section("Who is not", listed(lost)) if lost else Html("")
+    return section("Who is not", listed(lost)) if lost else Html("")
 
 
 def _how(found: Evidence) -> Html:
@@ -75,7 +83,7 @@ def _how(found: Evidence) -> Html:
     if found.noised:
         source = "a seed: a simulation" if found.simulated else "the operating system's entropy"
         lines.append(f"The noise comes from {source}. All releases of all rounds are added up by the accountant named.")
-    return _section("What was computed", listed(lines))
+    return section("What was computed", listed(lines))
 
 
 def _rests(found: Evidence) -> list[str]:
@@ -85,22 +93,42 @@ def _rests(found: Evidence) -> list[str]:
 
 def _checked(found: Evidence) -> Html:
     if found.verdict.wrong:
-        return _section("What does not agree", listed(found.verdict.wrong))
-    return _section("What was checked, and agrees", listed(found.verdict.agreed))
+        return section("What does not agree", listed(found.verdict.wrong))
+    return section("What was checked, and agrees", listed(found.verdict.agreed))
 
 
 def _unseen(found: Evidence) -> Html:
     return joined(
         [
-            _section("What was not looked at", listed(found.verdict.unseen)) if found.verdict.unseen else "",
-            _section("What no receipt shows", listed(FORGED)),
+            section("What was not looked at", listed(found.verdict.unseen)) if found.verdict.unseen else "",
+            section("What no receipt shows", listed(FORGED)),
         ]
     )
 
 
-def _section(title: str, *inside: str) -> Html:
-    return tag("section", tag("h2", title), *inside)
-
-
 def _columns(*parts: Html) -> Html:
     return tag("div", *(tag("div", part) for part in parts), class_="columns")
+
+
+def as_pdf(page: str, out: Path) -> Path:
+    """Print a page to a PDF. It loads nothing and runs nothing."""
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        raise _cannot("no browser was found", f"one of {', '.join(BROWSERS[:3])} makes it")
+    with tempfile.TemporaryDirectory() as place:
+        source, target = Path(place) / "page.html", Path(place) / "page.pdf"
+        source.write_text(page, encoding="utf-8")
+        # browsers refuse their sandbox to root; the page has no script that it would hold back
+        root = ["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []
+        command = [browser, *FLAGS, *root, f"--user-data-dir={place}/profile", f"--print-to-pdf={target}"]
+        try:
+            subprocess.run([*command, source.as_uri()], capture_output=True, timeout=PATIENCE, check=True)
+            printed = target.read_bytes()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise _cannot(f"{browser} failed", str(error)) from None
+    atomic_write(out, printed)
+    return out
+
+
+def _cannot(what: str, why: str) -> BackendUnavailable:
+    return BackendUnavailable(f"a PDF cannot be printed: {what}", why=why, fix=BY_HAND, code="no-pdf-printer")

@@ -1,4 +1,4 @@
-"""`sordino report` and `sordino privacy export`: the page of a run, and documents about it for others."""
+"""`sordino report` and `sordino privacy export`: pages and figures of a run, and documents for third parties."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     evaluator: Annotated[
-        bool, typer.Option("--evaluator", help="With real noise: also what only the evaluator may see, in RUN/private.")
+        bool,
+        typer.Option(
+            "--evaluator", help="With real noise: add scores that only the evaluator may see, in RUN/private."
+        ),
     ] = False,
     figures: Figures = None,
     out: Annotated[
@@ -81,13 +84,14 @@ def export(
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
+        bool, typer.Option("--with-code", help="Import a user-defined algorithm to make its plan again.")
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Even of a receipt that does not hold; the document says so on its top.")
+        bool,
+        typer.Option("--anyway", help="Export even a receipt that does not hold; the document says so on its top."),
     ] = False,
 ) -> None:
-    """A document for others, from receipt and ledger alone. What is wrong with them is checked first: exit code 5."""
+    """Export a document for third parties from receipt and ledger alone. Both are verified first: exit code 5."""
     target = out if out is not None else folder / FILES[as_]
     kinds = {FILES[as_][FILES[as_].rindex(".") :], *([".pdf"] if as_ is Document.annex else [])}
     if target.suffix not in kinds:
@@ -107,8 +111,7 @@ def _written(found: Evidence, as_: Document, target: Path) -> Path:
     from sordino.ledger.files import atomic_write
     from sordino.receipts.model_card import card
     from sordino.receipts.registry import record
-    from sordino.report.annex import page
-    from sordino.report.printing import as_pdf
+    from sordino.report.annex import as_pdf, page
 
     if target.suffix == ".pdf":
         return as_pdf(page(found), target)

@@ -1,6 +1,4 @@
-"""What the page of a comparison shows: the table, curves over seeds, promises in words, and what choosing among them
-costs.
-"""
+"""The page of a comparison: its table, curves over seeds, guarantees in words, and the cost of choosing a method."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,12 +18,15 @@ from sordino.accounting.facts import Epsilon, Fact, Number
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
-from sordino.metrics.headlines import HEADLINES, Metric
+from sordino.metrics.headlines import HEADLINES, MEASURED, Metric
 from sordino.metrics.measures import Metrics, Point, curve, headline
 from sordino.metrics.preparation_cost import flops_until
-from sordino.report import still
+from sordino.report.charts import Axis, Line, Lines, ScatterPoint, Spot, lines, number, points
+from sordino.report.frame import promises, self_contained, top
+from sordino.report.markup import Html, folded, joined, scrolled, section, tag
+from sordino.report.run_charts import COMPUTED, ROUND, SENT, score_axis, written
 from sordino.report.run_facts import EVALUATOR
-from sordino.report.run_page import assemble
+from sordino.report.run_page import configuration
 from sordino.results.comparison_table import Row, caption, measured_by, shaped, sources
 from sordino.version import __version__
 
@@ -40,7 +41,7 @@ SHOWS_SCORES = (
     f"{EVALUATOR}: not to be shared. Some of these runs protect somebody, and no epsilon covers the scores on this "
     "page."
 )
-UNSAID = ("name", "seed", "engine")  # how a run is done, or told apart
+UNSAID = ("name", "seed", "engine")  # settings that are no difference between methods
 
 
 class Side(NamedTuple):
@@ -54,14 +55,14 @@ class Side(NamedTuple):
 
 
 class CurvePoint(Point):
-    flops: float | None  # that devices had computed by then
+    flops: float | None  # computed by devices until then
 
 
 class MethodFacts(Fact):
-    """What the page shows of one method."""
+    """Facts of one method."""
 
     name: str
-    label: str  # of its line: the name, and whose answers are scored where methods differ in it
+    label: str  # of its line: the name, and the models that are scored where methods differ in it
     curve: tuple[CurvePoint, ...]
     guarantees: tuple[Described, ...]
     differs: str
@@ -91,15 +92,15 @@ class Machine(Fact):
 
 
 class ComparisonFacts(Fact):
-    """All that the page and the figures of a comparison show."""
+    """Everything that the page and the figures of a comparison show."""
 
     title: str
     lead: str
-    notice: str  # what must not be overlooked
+    notice: str  # shown on top: it must not be overlooked
     metric: Metric
     seeds: int
     caption: str
-    measured_by: str  # whose answers all scores are of; of methods that differ, their labels say it
+    measured_by: str  # the models that all scores are of; where methods differ in it, their labels say so
     candidates: tuple[str, ...]
     prepared: bool
     table: tuple[tuple[str, ...], ...]
@@ -115,7 +116,7 @@ Setting = BaseModel | Mapping[str, object] | Number | str | None  # of an experi
 
 
 def gather(compared: Comparison) -> ComparisonFacts:
-    """All that the page and the figures of a comparison show."""
+    """Facts of a comparison for its page and figures."""
     from sordino.results.comparison import EQUAL  # a page of one run needs no runs
 
     table, first = compared.table, compared.methods[0].experiment
@@ -168,15 +169,169 @@ def gather(compared: Comparison) -> ComparisonFacts:
 
 
 def page(compared: Comparison, out: Path) -> Path:
-    """Writes the page of a comparison."""
+    """Write the page of a comparison."""
     return write(gather(compared), out)
 
 
 def write(facts: ComparisonFacts, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
-    text = assemble(f"sordino: {facts.title}", facts, still.of_comparison(facts), "web/comparison.js")
-    atomic_write(out, text.encode(), private=facts.notice == SHOWS_SCORES)
+    atomic_write(out, text(facts).encode(), private=facts.notice == SHOWS_SCORES)
     return out
+
+
+def text(facts: ComparisonFacts) -> str:
+    """The page as HTML."""
+    columns, *rows = facts.table
+    words = columns[1:] if columns[1:2] == (facts.methods[0].name,) else ("promise",)
+    return self_contained(
+        f"sordino: {facts.title}",
+        top(facts.title, facts.lead, facts.notice, *facts.candidates),
+        section("Result", scrolled(facts.caption, columns, rows, words, whole=True)),
+        section("Learning", tag("div", *map(lines, charts(facts)), class_="grid")),
+        section(
+            f"{HEADLINES[facts.metric].words.capitalize()} and privacy",
+            tag(
+                "div", *(_tradeoff(facts, unit) for unit in dict.fromkeys(p.unit for p in facts.points)), class_="grid"
+            ),
+        )
+        if facts.points
+        else "",
+        section("Privacy guarantees of each method", *_guarantees(facts)),
+        section("Choosing among them", *(tag("p", sentence) for sentence in facts.choosing)),
+        section("Settings held equal", *_equal(facts)),
+        section(
+            "Do it again",
+            tag("p", "This command makes the comparison again; finished runs are not repeated:"),
+            tag("pre", facts.command, tabindex="0"),
+            *(configuration(f"Configuration of {m.name}, seed 0", m.experiment) for m in facts.methods),
+            folded("Environment", tag("pre", json.dumps(facts.environment.to_json(), indent=2), tabindex="0")),
+        ),
+    )
+
+
+def charts(facts: ComparisonFacts) -> list[Lines]:
+    """The score of all methods over rounds, bytes and device compute; then the clients that are served worst."""
+    judged = HEADLINES[facts.metric]
+    band = f" Band: ± one standard deviation over {facts.seeds} seeds." if facts.seeds > 1 else ""
+    ends = [m.curve[-1] for m in facts.methods if m.curve]
+    prepared = ", from before the first round on" if facts.prepared else ""
+    unknown = " It is not known for every method." if any(end.flops is None for end in ends) else ""
+    sent, computed = [end.bytes for end in ends], [end.flops for end in ends]
+    drawn = (
+        ("over rounds", f"{facts.measured_by}, mean over seeds.", ROUND, _round),
+        ("over bytes sent", f"Both directions, as serialised{prepared}.", _far(SENT, sent), _bytes),
+        (
+            "over device compute",
+            f"Of all devices, counted from public sizes.{unknown}",
+            _far(COMPUTED, computed),
+            _flops,
+        ),
+    )
+    axis = score_axis(
+        judged, judged.axis if facts.measured_by == MEASURED["global"] else f"{judged.axis}\n{facts.measured_by}"
+    )
+    found = [
+        Lines(f"Test {judged.full} {over}", about[0].upper() + about[1:] + band, x, axis, _means(facts, read))
+        for over, about, x, read in drawn
+    ]
+    worst = [
+        Line(m.label, [Spot(p.round, p.worst, p.worst_std, _seeds(p, facts)) for p in m.curve if p.worst is not None])
+        for m in facts.methods
+    ]
+    about = f"Mean {judged.words} of the tenth of the clients that is served worst.{band}"
+    return [*found, Lines("Worst 10 % of clients", about, ROUND, axis, worst)]
+
+
+def _means(facts: ComparisonFacts, read: Callable[[CurvePoint], float | None]) -> list[Line]:
+    return [
+        Line(
+            m.label,
+            [
+                Spot(x, p.mean, p.std, _seeds(p, facts))
+                for p in m.curve
+                if p.mean is not None and (x := read(p)) is not None
+            ],
+        )
+        for m in facts.methods
+    ]
+
+
+def _seeds(point: CurvePoint, facts: ComparisonFacts) -> str:
+    """A remark where not all seeds got so far."""
+    return "" if point.n == facts.seeds else f" ({_count(point.n, 'seed')})"
+
+
+def _round(point: CurvePoint) -> float:
+    return point.round
+
+
+def _bytes(point: CurvePoint) -> float | None:
+    return point.bytes
+
+
+def _flops(point: CurvePoint) -> float | None:
+    return point.flops
+
+
+def _far(axis: Axis, ends: Sequence[float | None]) -> Axis:
+    """Logarithmic where methods cost more than ten times what others do."""
+    known = [end for end in ends if end]
+    return axis._replace(log=bool(known) and max(known) > 10 * min(known))
+
+
+def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
+    judged = HEADLINES[facts.metric]
+    shown, write, names = [p for p in facts.points if p.unit == unit], written(judged), [m.name for m in facts.methods]
+    columns = (
+        "method", "against", "epsilon that holds", "nominal epsilon", "delta", "status",
+        f"{judged.words}, mean of last 10", "± std",
+    )  # fmt: skip
+    rows = [
+        (
+            p.name,
+            p.by,
+            number(p.x),
+            "" if p.nominal is None else number(p.nominal),
+            f"{p.delta:.3g}",
+            p.standing,
+            write(p.y),
+            "" if p.std is None else write(p.std),
+        )
+        for p in shown
+    ]
+    return points(
+        f"{judged.words.capitalize()} and epsilon per {unit}",
+        "Filled: an epsilon that holds. Red cross: the epsilon of a published formula, which proves nothing; the "
+        "dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
+        Axis(f"epsilon per {unit}"),
+        score_axis(judged),
+        [ScatterPoint(p.name, names.index(p.name), p.x, p.y, p.std, p.nominal) for p in shown],
+        (columns, rows),
+    )
+
+
+def _guarantees(facts: ComparisonFacts) -> list[Html]:
+    """Methods that promise the same say it once."""
+    alike: dict[tuple[tuple[str, str], ...], list[MethodFacts]] = {}
+    for m in facts.methods:
+        alike.setdefault(tuple((g.status, g.words) for g in m.guarantees), []).append(m)
+    return [
+        joined([tag("h3", " · ".join(m.name for m in same)), promises(same[0].guarantees)]) for same in alike.values()
+    ]
+
+
+def _equal(facts: ComparisonFacts) -> list[Html]:
+    said = (
+        "Equal for all methods, seed by seed: the data, their partition among clients, client sampling, the initial "
+        "weights and the evaluation. No row is a best round, and nothing was chosen on test data."
+    )
+    unlike = [(m.name, m.differs) for m in facts.methods]
+    return [
+        tag("p", said),
+        scrolled("Settings held equal", ("equal for all", "value"), facts.equal, ("value",), whole=True),
+        tag("p", "Settings that differ:"),
+        scrolled("Settings that differ", ("method", "settings"), unlike, ("settings",), whole=True),
+    ]
 
 
 def _curve(runs: Sequence[Metrics], metric: Metric) -> tuple[CurvePoint, ...]:
@@ -185,7 +340,7 @@ def _curve(runs: Sequence[Metrics], metric: Metric) -> tuple[CurvePoint, ...]:
 
 
 def _points(row: Row, guarantees: Sequence[Described]) -> list[Tradeoff]:
-    """Accuracy against each finite epsilon; of several adversaries the first stands for its unit, the strongest."""
+    """Score and epsilon for each unit with a finite one, against its strongest adversary, which comes first."""
     if row.measured["last_ten"].mean is None:
         return []
     found: dict[Unit, Tradeoff] = {}

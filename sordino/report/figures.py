@@ -1,24 +1,21 @@
-"""Figures for papers, from the same facts as the pages: PDF, PNG or SVG, text kept as text, colours that everyone can
-tell apart.
+"""Figures for papers as PDF, PNG or SVG, drawn with matplotlib from the charts of the pages. Text stays text.
 
-Needs matplotlib (the `plots` extra). No global state: figures are made, saved and dropped, so a notebook's own settings
-stay as they are.
+Needs the `plots` extra. No global state of matplotlib is changed: a notebook's own settings stay as they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from sordino.errors import ConfigError
-from sordino.metrics.headlines import HEADLINES, MEASURED, Headline
-from sordino.metrics.measures import headline, last_scored, scores
-from sordino.metrics.rows import RoundRow
-from sordino.report.comparison_page import ComparisonFacts, CurvePoint, gather
-from sordino.report.palette import DASHES, LIGHT, SERIES
+from sordino.metrics.headlines import HEADLINES, Headline
+from sordino.report import run_charts
+from sordino.report.charts import Line, Lines
+from sordino.report.comparison_page import ComparisonFacts, charts, gather
+from sordino.report.palette import LIGHT, SERIES, dashes
 from sordino.report.run_facts import RunFacts
 
 if TYPE_CHECKING:
@@ -49,21 +46,19 @@ UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
 def of_run(facts: RunFacts, out: Path, kind: str = "pdf") -> list[Path]:
-    """What the run is judged by with the clients' band, over bytes and device compute, epsilon, traffic and the
-    partition of one run.
-    """
+    """Figures of one run: score over rounds, bytes and compute, epsilon, traffic and partition."""
     available()
-    return _save(facts, RUN, out, kind, _headline(facts))
+    return _save(facts, RUN, out, kind, run_charts.judged_by(facts.metrics))
 
 
 def of_comparison(facts: ComparisonFacts, out: Path, kind: str = "pdf") -> list[Path]:
-    """What the runs are judged by over rounds, bytes, device compute and epsilon, one line or point per method."""
+    """Figures of a comparison: score over rounds, bytes, compute and epsilon, one line or point per method."""
     available()
     return _save(facts, COMPARISON, out, kind, HEADLINES[facts.metric])
 
 
 def draw_comparison(compared: Comparison, out: Path, kind: str = "pdf") -> list[Path]:
-    """Draws the figures of a comparison."""
+    """Figures of a comparison that has just been made."""
     return of_comparison(gather(compared), out, kind)
 
 
@@ -109,80 +104,41 @@ class PlotLine(TypedDict):
 
 def line(i: int) -> PlotLine:
     """Colour and dashes of the i-th line, as on the page."""
-    dash = DASHES[(i + i // len(SERIES)) % len(DASHES)]
+    dash = dashes(i)
     return {"color": LIGHT[SERIES[i % len(SERIES)]], "linestyle": (0, dash) if dash else "solid"}
 
 
-# one run --------------------------------------------------------------------------------------------------------------
+def draw_lines(charts: Sequence[Lines | None], axes: Axes) -> bool:
+    """Lines of charts over the same axes, with their bands; False where there is nothing to draw."""
+    shown = [chart for chart in charts if chart is not None and any(one.points for one in chart.lines)]
+    for chart in shown:
+        for i, one in enumerate(chart.lines):
+            if one.points:
+                _draw_line(one, chart, None if chart.unproved else i, axes)
+    if shown:
+        first = shown[0]
+        if first.y.zero:
+            axes.set_ylim(bottom=0)
+        if first.x.zero:
+            axes.set_xlim(left=0)
+        several = sum(bool(one.points) for chart in shown for one in chart.lines) > 1
+        _name(axes, first.x.paper or first.x.label, first.y.paper or first.y.label, legend=several)
+    return bool(shown)
 
 
-def _score(facts: RunFacts, axes: Axes) -> bool:
-    judged = _headline(facts)
-    rows, scale = scores(facts.metrics, judged.name), judged.scale
-    if not rows:
-        return False
-    axes.plot([row.round for row, _ in rows], [scale * score for _, score in rows], label=facts.model, **line(0))
-    seen = [(row.round, row.clients) for row, _ in rows if row.clients is not None]
-    if seen:
-        x, mean, std = [t for t, _ in seen], [scale * c.mean for _, c in seen], [scale * c.std for _, c in seen]
-        low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
-        ceiling = 100 if judged.percent else math.inf
-        low, high = [max(0.0, v) for v in low], [min(ceiling, v) for v in high]
-        axes.fill_between(x, low, high, color=LIGHT["c2"], alpha=0.18, linewidth=0, label="clients, mean ± std")
-        axes.plot(x, [scale * c.worst_tenth for _, c in seen], label="worst 10 % of clients", **line(1))
-    _name(axes, "round", judged.axis)
-    return True
-
-
-def _headline(facts: RunFacts) -> Headline:
-    """What the last evaluated round is judged by."""
-    last = last_scored(facts.metrics)
-    return HEADLINES[headline([] if last is None else [last])]
-
-
-def _epsilon(facts: RunFacts, axes: Axes) -> bool:
-    for i, curve in enumerate(facts.epsilon):
-        axes.plot(*zip(*curve.points, strict=True), label=f"{curve.unit}, {curve.by}: {curve.standing}", **line(i))
-        if curve.nominal:
-            spent, label = zip(*curve.nominal, strict=True), "nominal: proves nothing"
-            axes.plot(*spent, label=label, color=LIGHT["warn"], linestyle=(0, (1, 2)), marker="x", markersize=4)
-    axes.set_ylim(bottom=0)
-    _name(axes, "round", f"ε at δ = {facts.delta:g}")
-    return bool(facts.epsilon)
-
-
-def _whole(facts: RunFacts) -> list[RoundRow]:
-    """What came before the first round, as a round 0, and all rounds."""
-    return [*([] if facts.before is None else [facts.before]), *facts.metrics]
-
-
-def _against(facts: RunFacts, axes: Axes, cost: Callable[[RoundRow], float | None], unit: float, label: str) -> bool:
-    """The score against what was spent, the preparation in front."""
-    rows, judged = _whole(facts), _headline(facts)
-    spent = [known / unit for row in rows if (known := cost(row)) is not None]
-    if last_scored(facts.metrics) is None or len(spent) < len(rows):
-        return False
-    until = dict(zip((row.round for row in rows), accumulate(spent), strict=True))
-    points = [(until[row.round], judged.scale * score) for row, score in scores(rows, judged.name)]
-    axes.plot(*zip(*points, strict=True), label=facts.model, **line(0))
-    axes.set_xlim(left=0)
-    _name(axes, label, judged.axis, legend=False)
-    return True
-
-
-def _sent(row: RoundRow) -> float | None:
-    return None if row.bytes_down is None or row.bytes_up is None else row.bytes
-
-
-def _traffic(facts: RunFacts, axes: Axes) -> bool:
-    rows = _whole(facts)
-    if any(_sent(row) is None for row in rows):  # of a hidden cohort nobody is told
-        return False
-    both = ("down", [row.bytes_down or 0 for row in rows]), ("up", [row.bytes_up or 0 for row in rows])
-    for i, (name, sizes) in enumerate(both):
-        axes.plot([row.round for row in rows], [total / 1e6 for total in accumulate(sizes)], label=name, **line(i))
-    _name(axes, "round", "MB sent")
-    return bool(rows)
+def _draw_line(one: Line, chart: Lines, i: int | None, axes: Axes) -> None:
+    x, y = [spot.x / chart.x.unit for spot in one.points], [spot.y / chart.y.unit for spot in one.points]
+    if i is None:
+        style: dict[str, Any] = {"color": LIGHT["warn"], "linestyle": (0, (1, 2)), "marker": "x", "markersize": 4}
+        axes.plot(x, y, label="nominal: proves nothing", **style)
+        return
+    axes.plot(x, y, label=one.label, **line(i))
+    if any(spot.spread is not None for spot in one.points):
+        most = chart.y.most / chart.y.unit
+        around = [(spot.spread or 0.0) / chart.y.unit for spot in one.points]
+        low = [m - s if math.isinf(most) else max(0.0, m - s) for m, s in zip(y, around, strict=True)]
+        high = [min(most, m + s) for m, s in zip(y, around, strict=True)]
+        axes.fill_between(x, low, high, color=line(i)["color"], alpha=0.16, linewidth=0)
 
 
 def _partition(facts: RunFacts, axes: Axes) -> bool:
@@ -201,37 +157,11 @@ def _partition(facts: RunFacts, axes: Axes) -> bool:
     return True
 
 
-# a comparison ---------------------------------------------------------------------------------------------------------
-
-
-def _curves(
-    facts: ComparisonFacts, axes: Axes, read: Callable[[CurvePoint], float | None], unit: float, label: str
-) -> bool:
-    scale, drawn = HEADLINES[facts.metric].scale, False
-    for i, method in enumerate(facts.methods):
-        x = [known / unit for p in method.curve if (known := read(p)) is not None]
-        if len(x) < len(method.curve):
-            continue
-        drawn = drawn or bool(x)
-        mean, std = [scale * (p.mean or 0.0) for p in method.curve], [scale * (p.std or 0.0) for p in method.curve]
-        axes.plot(x, mean, label=method.label, **line(i))
-        low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=line(i)["color"], alpha=0.15, linewidth=0)
-    _name(axes, label, _axis(facts))
-    return drawn
-
-
-def _axis(facts: ComparisonFacts) -> str:
-    """Label of the score's axis, with the model where it is not the global one."""
-    axis = HEADLINES[facts.metric].axis
-    return axis if facts.measured_by == MEASURED["global"] else f"{axis}\n{facts.measured_by}"
-
-
 def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
     names = [method.name for method in facts.methods]
+    scale = HEADLINES[facts.metric].scale
     nominal: list[tuple[float, float]] = []
     for p in facts.points:
-        scale = HEADLINES[facts.metric].scale
         colour, y = line(names.index(p.name))["color"], scale * p.y
         bar = None if p.std is None else scale * p.std
         marker = "o" if p.unit == "example" else "s"
@@ -249,7 +179,8 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
         axes.set_xticks([tick for tick in ticks if low / 1.3 <= tick <= high * 1.3])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-    _name(axes, "ε", _axis(facts))
+    axis = charts(facts)[0].y.paper
+    _name(axes, "ε", axis)
     return bool(facts.points)
 
 
@@ -264,20 +195,18 @@ def _name(axes: Axes, x: str, y: str, legend: bool = True) -> None:
         axes.legend()
 
 
-SCORE = "score"  # of a figure's name: what the runs are judged by
-SENT = "MB sent, both directions"
-COMPUTED = "TFLOP computed by devices"
+SCORE = "score"  # of a figure's name: the measure of the runs
 RUN: Mapping[str, Callable[[RunFacts, Axes], bool]] = {
-    SCORE: _score,
-    f"{SCORE}-bytes": lambda facts, axes: _against(facts, axes, _sent, 1e6, SENT),
-    f"{SCORE}-compute": lambda facts, axes: _against(facts, axes, lambda row: row.device_flops, 1e12, COMPUTED),
-    "epsilon": _epsilon,
-    "traffic": _traffic,
+    SCORE: lambda facts, axes: draw_lines([run_charts.score(facts.model, facts.metrics)], axes),
+    f"{SCORE}-bytes": lambda facts, axes: draw_lines([run_charts.score_over_bytes(facts)], axes),
+    f"{SCORE}-compute": lambda facts, axes: draw_lines([run_charts.score_over_compute(facts)], axes),
+    "epsilon": lambda facts, axes: draw_lines(run_charts.epsilons(facts), axes),
+    "traffic": lambda facts, axes: draw_lines([run_charts.traffic(run_charts.whole(facts))], axes),
     "partition": _partition,
 }
 COMPARISON: Mapping[str, Callable[[ComparisonFacts, Axes], bool]] = {
-    f"{SCORE}-rounds": lambda facts, axes: _curves(facts, axes, lambda point: point.round, 1, "round"),
-    f"{SCORE}-bytes": lambda facts, axes: _curves(facts, axes, lambda point: point.bytes, 1e6, SENT),
-    f"{SCORE}-compute": lambda facts, axes: _curves(facts, axes, lambda point: point.flops, 1e12, COMPUTED),
+    f"{SCORE}-rounds": lambda facts, axes: draw_lines(charts(facts)[0:1], axes),
+    f"{SCORE}-bytes": lambda facts, axes: draw_lines(charts(facts)[1:2], axes),
+    f"{SCORE}-compute": lambda facts, axes: draw_lines(charts(facts)[2:3], axes),
     f"{SCORE}-epsilon": _over_epsilon,
 }

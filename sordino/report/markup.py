@@ -1,19 +1,26 @@
-"""HTML that is written here, where no script may run: everything is text, unless it is made by these functions."""
+"""HTML elements that pages are made of. Everything is text, and shown as it is, unless these functions made it."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+Row = Sequence[str | int]
 
 
 class Html(str):
     """Text that is HTML already."""
 
 
-def tag(name: str, *inside: str | int, **attributes: str) -> Html:
-    """An element. What is inside is text, and shown as it is, unless it is HTML already."""
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>{joined(inside)}</{name}>")
+def tag(name: str, /, *inside: str | int, **attributes: str) -> Html:
+    """One element with its attributes; `img` and the like are closed where they stand."""
+    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{_quoted(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{said}>" if name in ("img", "meta", "link") else f"<{name}{said}>{joined(inside)}</{name}>")
+
+
+def _quoted(value: str) -> str:
+    return html.escape(value, quote=False).replace('"', "&quot;")
 
 
 def joined(parts: Iterable[str | int]) -> Html:
@@ -24,11 +31,66 @@ def listed(lines: Iterable[str], **attributes: str) -> Html:
     return tag("ul", *(tag("li", line) for line in lines), **attributes)
 
 
-def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]], **attributes: str) -> Html:
-    """The first of a row names it."""
-    top = tag("tr", *(tag("th", name, scope="col") for name in columns))
-    lines = [
-        tag("tr", *(tag("td", value) if i else tag("th", value, scope="row") for i, value in enumerate(row)))
-        for row in rows
-    ]
+def section(title: str, *inside: str, **attributes: str) -> Html:
+    """A section with its heading; nothing where nothing is inside."""
+    return tag("section", tag("h2", title), *inside, **attributes) if any(inside) else Html("")
+
+
+def note(text: str) -> Html:
+    return tag("p", text, class_="note") if text else Html("")
+
+
+def cards(shown: Iterable[tuple[str, str, str]]) -> Html:
+    """Headline numbers: each a name, a value, and a small remark."""
+    return joined(
+        tag("div", tag("dt", name), tag("dd", value, tag("small", small) if small else ""))
+        for name, value, small in shown
+    )
+
+
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Row],
+    words: Sequence[str] = (),
+    placed: bool = False,
+    **attributes: str,
+) -> Html:
+    """The first cell of a row names it. `words`: columns that hold sentences. `placed`: in front of each row stands its
+    place in a picture, which becomes an attribute.
+    """
+    kind = [{"class_": "words"} if name in words else {} for name in columns]
+    top = tag("tr", *(tag("th", name, scope="col", **of) for name, of in zip(columns, kind, strict=True)))
+    lines = []
+    for row in rows:
+        place, cells = ({"data_at": str(row[0])}, row[1:]) if placed else ({}, row)
+        first, *others = zip(cells, kind, strict=True)
+        lines.append(
+            tag("tr", tag("th", first[0], scope="row"), *(tag("td", cell, **of) for cell, of in others), **place)
+        )
     return tag("table", tag("caption", caption), tag("thead", top), tag("tbody", *lines), **attributes)
+
+
+def scrolled(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Row],
+    words: Sequence[str] = (),
+    placed: bool = False,
+    whole: bool = False,
+) -> Html:
+    """A table in a frame that scrolls sideways, and down too unless it is shown `whole`."""
+    made = table(caption, columns, rows, words, placed, class_="wide")
+    return tag(
+        "div", made, class_="scroll whole" if whole else "scroll", tabindex="0", role="region", aria_label=caption
+    )
+
+
+def folded(title: str, *inside: str) -> Html:
+    """A part that a reader may fold. A script folds it at first; without one nothing is hidden."""
+    return tag("details", tag("summary", title), *inside, open="")
+
+
+def saved(name: str, text: str) -> Html:
+    """A link that saves a text as a file."""
+    return tag("a", f"Save as {name}", download=name, href=f"data:text/plain;charset=utf-8,{quote(text)}")

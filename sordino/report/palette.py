@@ -1,5 +1,5 @@
-"""The colours of pages and figures: told apart by everyone, on light paper and on dark, and never alone (lines differ
-in their dashes too).
+"""Colours and dashes of lines on pages and in figures. Colour-blind readers can tell them apart, on light paper and on
+dark, and no line differs by its colour alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ SERIES = ("c0", "c1", "c2", "c3", "c4", "c5")
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (10, 3, 2, 3), (14, 4), (5, 2))
 
 
+def dashes(i: int) -> tuple[int, ...]:
+    """Dashes of the i-th line: no colour and dash come together twice before all have been used."""
+    return DASHES[(i + i // len(SERIES)) % len(DASHES)]
+
+
+def look(i: int | None) -> dict[str, str]:
+    """SVG attributes of the i-th line; None: of one that proves nothing."""
+    colour = "warn" if i is None else SERIES[i % len(SERIES)]
+    dash = " ".join(map(str, (2, 6) if i is None else dashes(i))) or "none"
+    return {"stroke": f"var(--{colour})", "stroke_dasharray": dash, "stroke_width": "2", "fill": "none"}
+
+
 def css() -> str:
-    """Custom properties, by the reader's own choice of theme."""
+    """Custom properties of both themes, of which the reader's system chooses one."""
     light, dark = ("".join(f"--{name}: {value}; " for name, value in theme.items()) for theme in (LIGHT, DARK))
     return f":root {{ color-scheme: light dark; {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}"

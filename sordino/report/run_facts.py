@@ -1,4 +1,4 @@
-"""What a report shows about one run, gathered from its folder: numbers only, no page."""
+"""Facts of one run for its page and figures, gathered from its folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LISTED = 10_000  # clients that a page shows: of more, so many at even distances
 
 
 class DrawnCurve(Curve):
-    """One line for all adversaries to whom it is the same; beside a nominal one also what its formula prints."""
+    """Epsilon over rounds: one line for all adversaries with the same one. `nominal`: as a published formula has it."""
 
     by: str
     nominal: Points | None
@@ -46,46 +46,39 @@ class DrawnCurve(Curve):
 
 
 class RunFacts(Fact):
-    """All that a page and figures show of one run."""
+    """Everything that a page and figures show of one run."""
 
-    lead: str
-    notice: str  # what must not be overlooked
-    evaluated: bool  # with what an evaluator may see
-    partition: tuple[tuple[int, ...], ...] | None
-    heterogeneity: dict[str, Number] | None
     name: str
-    data: str
-    note: str
-    candidates: str
-    algorithm: str
-    model: str
-    clients: int
-    names: tuple[str, ...]  # of the clients; none: they are known by their numbers
-    examples: int | str
-    parameters: int
-    metrics: tuple[RoundRow, ...]
-    warnings: tuple[str, ...]  # on how it ended
-    before: RoundRow | None
-    prepared: Preparation | None
-    secure: tuple[tuple[str, str], ...]
+    lead: str
+    notice: str  # shown on top: it must not be overlooked
+    warnings: tuple[str, ...]  # on how the run ended
     guarantees: tuple[Described, ...]
     by_phase: tuple[str, ...]
+    assumptions: tuple[str, ...]
     delta: Number
     epsilon: tuple[DrawnCurve, ...]
     budget: ReceiptBudget | None
     by_client: tuple[OfClient, ...]
     currency: str
-    assumptions: tuple[str, ...]
     simulated: bool
+    model: str  # the model that is scored
+    metrics: tuple[RoundRow, ...]
+    before: RoundRow | None  # traffic and compute before round 1
+    prepared: Preparation | None
+    secure: tuple[tuple[str, str], ...]
+    clients: int
+    names: tuple[str, ...]  # of the clients; none: they are known by their numbers
+    partition: tuple[tuple[int, ...], ...] | None
+    heterogeneity: dict[str, Number] | None
     experiment: str  # TOML
     commands: tuple[str, ...]
     environment: Environment
     ledger_head: str
-    audit: TrainedAudit | None = None  # of what was trained, where somebody has tried
-    attackers: Assault | None = None  # what they reached, where somebody has tried
+    audit: TrainedAudit | None = None
+    attackers: Assault | None = None
 
     def called(self, client: int) -> str:
-        """How a reader knows this client."""
+        """The name of a client, or its number."""
         return self.names[client] if client < len(self.names) else str(client)
 
 
@@ -106,8 +99,8 @@ NO_NOISE = "This method draws no noise: nothing is promised to anybody."
 
 
 def gather(folder: Path, evaluator: bool = False) -> RunFacts:
-    """The facts of a run: with real noise only what its statement names, and no data are read; for its `evaluator`
-    everything that this user may see.
+    """The facts of a run. With real noise they are those that its statement names, and no data are read; for its
+    `evaluator` also scores and counts of rows.
     """
     run = RunFolder(folder)
     if run.receipt_file.exists():
@@ -121,52 +114,43 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     spent = spending(folder, LISTED)
     metrics = run.metrics() if all_ else run.public_metrics()
     simulation = simulated(setup.experiment) if all_ else None
-    counts, unlike = (None, None) if simulation is None else _held(simulation.population)
-    played = Whole(setup.experiment, setup.public, setup.whole.agreed).phases[-1]
+    counts, unlike = (None, None) if simulation is None else _counts(simulation.population)
+    training = Whole(setup.experiment, setup.public, setup.whole.agreed).phases[-1]
     public, known = setup.public, None if simulation is None else simulation.population.sizes
     home = None if simulation is None else simulation.home
     experiment, notes = setup.experiment, [entry.note for entry in entries]
     examples = sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some"
-    candidates = preparation.label_of(experiment)
+    candidates, delta = preparation.label_of(experiment), experiment.privacy.delta
+    spent_curve = curve(notes, len(public.sizes), delta)
     return RunFacts(
+        name=experiment.name,
         lead=(
             f"{experiment.algorithm['name']} on {experiment.data.source}: {len(public.sizes)} clients, {examples} "
             f"examples, {setup.coordinates} parameters, {len(metrics)} rounds. {public.note}"
             + (f" Candidates: {candidates}." if candidates else "")
         ),
         notice=(SIMULATED if noised(notes) else NO_NOISE) if spent.simulated else EVALUATORS if all_ else HELD_BACK,
-        names=public.clients,
-        evaluated=all_,
-        partition=counts,
-        heterogeneity=unlike,
-        name=experiment.name,
-        data=experiment.data.source,
-        note=public.note,
-        candidates=candidates,
-        algorithm=experiment.algorithm["name"],
-        model=measured_by(metrics, setup.algorithm, setup.ways, experiment.evaluation.models),
-        clients=len(public.sizes),
-        examples=examples,
-        parameters=setup.coordinates,
-        metrics=_thin(metrics),
         warnings=tuple(warnings(metrics)),
-        before=next(iter(in_front(run.prepared())), None),
-        prepared=preparation.gather(folder, played, home, rounds=metrics),
-        secure=tuple(secure(metrics)),
         guarantees=described(spent.guarantees, spent.simulated),
         by_phase=by_phase(spent.guarantees, spent.phases, spent.simulated),
-        delta=experiment.privacy.delta,
-        epsilon=_drawn(
-            curve(notes, len(public.sizes), experiment.privacy.delta), _printed(entries, spent.budget), spent.simulated
-        ),
+        assumptions=spent.assumptions,
+        delta=delta,
+        epsilon=_drawn(spent_curve, _printed(entries, spent.budget), spent.simulated),
         budget=spent.budget,
         by_client=spent.by_client,
         currency=spent.currency,
-        assumptions=spent.assumptions,
         simulated=spent.simulated,
-        experiment=config.load(
-            run.experiment_file
-        ).toml(),  # as written: it tells nobody where this machine keeps files
+        model=measured_by(metrics, setup.algorithm, setup.ways, experiment.evaluation.models),
+        metrics=_thin(metrics),
+        before=next(iter(in_front(run.prepared())), None),
+        prepared=preparation.gather(folder, training, home, rounds=metrics),
+        secure=tuple(secure(metrics)),
+        clients=len(public.sizes),
+        names=public.clients,
+        partition=counts,
+        heterogeneity=unlike,
+        # as written: it does not tell where this machine keeps files
+        experiment=config.load(run.experiment_file).toml(),
         commands=(
             f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
             f"sordino privacy verify {shlex.quote(folder.name)}",
@@ -178,8 +162,8 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     )
 
 
-def _held(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[str, Number]]:
-    """Who holds how many of which label, and how much clients differ."""
+def _counts(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[str, Number]]:
+    """Counts of labels by client, and measures of how much clients differ."""
     rows, labels = population.shares[0], population.counted
     shown = rows if len(rows) <= LISTED else [rows[k] for k in some_of(len(rows), LISTED)]
     classes = max(population.dataset.classes, 1)
@@ -187,14 +171,12 @@ def _held(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[str
 
 
 def _passed_on(found: Environment) -> Environment:
-    """Pages are passed on: of a run whose preparation was taken over they say the name, not where on this machine it
-    lies.
-    """
+    """The environment without this machine's paths: pages are passed on."""
     return found.beside(prepared=Path(found.prepared).name) if found.prepared else found
 
 
 def _thin(metrics: Sequence[RoundRow]) -> tuple[RoundRow, ...]:
-    """Client by client only at the end: a thousand clients over a thousand rounds would not fit in a page."""
+    """Rounds with the scores of single clients at the end alone: those of every round would not fit in a page."""
     last = max((i for i, row in enumerate(metrics) if row.clients is not None), default=-1)
     return tuple(
         row if row.clients is None or i == last else row.beside(clients=row.clients.beside(each=None))
@@ -215,7 +197,7 @@ def _drawn(curves: Sequence[Curve], printed: Points, simulated: bool) -> tuple[D
 
 
 def _printed(entries: Sequence[Entry], budget: ReceiptBudget | None) -> Points:
-    """The source's own count: the budget's epsilon times the share that the busiest client has spent."""
+    """A publication's own count of epsilon: the budget's, times the share that the busiest client has spent."""
     if budget is None:
         return ()
     points, at = [], stops(len(entries))

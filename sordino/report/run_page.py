@@ -1,42 +1,43 @@
-"""One self-contained page: opened from disk, no network, no server. Both pages share a frame, a style sheet and the
-charts.
-
-The line charts are uPlot's (vendored, MIT); everything else is drawn by charts.js.
-"""
+"""The page of one run: guarantees, scores, spending and partition, in one file that opens from disk."""
 
 from __future__ import annotations
 
-import html
 import json
-import re
-from importlib.resources import files
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
-from sordino.accounting.facts import Fact
+from sordino.accounting.belief import epsilon_text
 from sordino.errors import LedgerError
 from sordino.ledger.files import atomic_write
-from sordino.metrics.headlines import in_words
+from sordino.metrics.measures import last_scored, last_ten, scores
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import bind_page
-from sordino.report import palette, still
-from sordino.report.markup import Html
+from sordino.receipts.run_files import Between, Group, OfClient
+from sordino.report import findings, preparation_section, run_charts
+from sordino.report.charts import Axis, bars, heat, lines, number, percent
+from sordino.report.frame import promises, self_contained, top
+from sordino.report.markup import Html, cards, folded, listed, note, saved, scrolled, section, tag
 from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather
+from sordino.results.tables import bytes_text
 
-STYLES = ("vendor/uPlot.min.css", "web/page.css")
-SCRIPTS = ("vendor/uPlot.iife.min.js", "web/page.js", "web/charts.js")  # of every page
+MIXED = (
+    "Total variation: how far a client's mix of labels is from that of all clients, 0 alike to 1. Effective classes: "
+    "as many equally frequent classes would be as mixed."
+)
 
 
 def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, evaluator: bool = False) -> Path:
-    """report.html in the run folder, bound to its receipt; or the file `out`, which nothing binds, and then the run is
-    only read. From facts that were gathered before, where there are any.
+    """Write report.html in the run folder, bound to its receipt; or the file `out`, which nothing binds, so that the run
+    is only read.
 
     The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
     """
-    told = gather(folder, evaluator) if facts is None else facts
+    shown = gather(folder, evaluator) if facts is None else facts
     home = page_of(folder, evaluator)
     own, target = home.parent != folder, home if out is None else out
     target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, page(told).encode(), private=own)
+    atomic_write(target, page(shown).encode(), private=own)
     if out is None and not own:
         try:
             bind_page(folder)
@@ -47,42 +48,197 @@ def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, 
 
 
 def page_of(folder: Path, evaluator: bool) -> Path:
-    """Where the page of a run lies: that of its evaluator in the private folder, where the run has one."""
+    """The file of a run's page; the evaluator's lies in the private folder, where the run has one."""
     run = RunFolder(folder)
     return RunFolder(run.private).evaluators_page if evaluator and run.private.is_dir() else run.page_file
 
 
 def page(facts: RunFacts) -> str:
-    """The page of one run."""
-    told = facts.beside(audit=None, attackers=None)  # their sections are taken over as they stand, without a script
     mark = f"{EVALUATOR}: " if facts.notice == EVALUATORS else ""
-    return assemble(
-        f"{mark}sordino: {facts.name}", told, still.of_run(facts), "web/curves.js", "web/prepared.js", "web/run.js"
+    return self_contained(
+        f"{mark}sordino: {facts.name}",
+        top(facts.name, facts.lead, facts.notice, *facts.warnings),
+        tag("dl", cards(_headline(facts)), class_="cards"),
+        section("Privacy guarantees, by unit and adversary", promises(facts.guarantees)),
+        _listed("Phase by phase", facts.by_phase),
+        _listed("What this rests on", facts.assumptions),
+        Html("") if facts.audit is None else findings.audited(facts.audit),
+        Html("") if facts.attackers is None else findings.attacked(facts.attackers),
+        section("Learning", tag("div", *_learning(facts), class_="grid")),
+        Html("") if facts.prepared is None else preparation_section.section(facts.prepared),
+        section("Privacy spent", tag("div", *_spent(facts), class_="grid")),
+        _partition(facts),
+        section("Do it again", *_again(facts)),
     )
 
 
-def assemble(title: str, facts: Fact, shown: Html, *scripts: str) -> str:
-    """The frame with everything it needs inside, filled in one pass: what is put in is not looked at again. `shown` is
-    there where no script runs.
-    """
-    styled = {**facts.to_json(), "colours": palette.SERIES, "dashes": palette.DASHES, "headlines": in_words()}
-    inserts = {
-        "PALETTE": palette.css(),
-        "CSS": together(*STYLES),
-        "SCRIPT": together(*SCRIPTS, *scripts),
-        "TITLE": html.escape(title),
-        "FACTS": in_script(styled),
-        "SHOWN": shown,
-    }
-    return re.sub(r"/\*([A-Z]+)\*/", lambda place: inserts[place[1]], together("web/frame.html"))
+def _listed(title: str, sentences: tuple[str, ...]) -> Html:
+    return section(title, listed(sentences, class_="plain")) if sentences else Html("")
 
 
-def in_script(told: object) -> str:
-    """JSON for a script element of a page."""
-    # only "</" and "<!--" could end the element
-    return json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
+def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
+    """Cards: the promise first, scores after it, traffic last."""
+    finite = [row for row in facts.guarantees if math.isfinite(row.epsilon)]
+    best = next((row for row in finite if row.unit == "client"), next(iter(finite), None))
+    if best is None:
+        found = [("epsilon", "∞", "nothing is promised")]
+    else:
+        printed = best.nominal_epsilon
+        small = (
+            f"{best.standing}, δ {best.delta:.3g}"
+            if printed is None
+            else f"holds; the published {epsilon_text(printed)} proves nothing"
+        )
+        found = [(f"ε per {best.unit}, against {best.by}", epsilon_text(best.epsilon), small)]
+    last = last_scored(facts.metrics)
+    if last is not None and last.headline is not None:
+        judged, value = last.headline
+        write = run_charts.written(judged)
+        ten = min(len(scores(facts.metrics)), 10)
+        found.append((f"test {judged.full}, final", write(value), ""))
+        found.append((f"mean of last {ten}", write(last_ten(facts.metrics) or value), ""))
+        if (constant := last.constant) is not None:
+            found.append((judged.constant, write(constant), ""))
+        found += [(name, f"{v:.4g}", "") for name, v in last.scores]
+        if (of := last.clients) is not None:
+            found.append(("mean over clients", write(of.mean), f"± {write(of.std)} between them"))
+            found.append(("worst 10 % of clients", write(of.worst_tenth), ""))
+    if all(row.bytes_up is not None for row in facts.metrics):
+        down, up = (sum(getattr(row, way) or 0 for row in facts.metrics) for way in ("bytes_down", "bytes_up"))
+        before = f", {bytes_text(facts.prepared.cost.bytes)} before round 1" if facts.prepared else ""
+        found.append(("sent down", bytes_text(down), f"{bytes_text(up)} up{before}"))
+    return [*found, *((name, value, "") for name, value in facts.secure)]
 
 
-def together(*names: str) -> str:
-    """Files of this room, one after another."""
-    return "\n".join(files("sordino.report").joinpath(name).read_text(encoding="utf-8") for name in names)
+def _learning(facts: RunFacts) -> list[Html]:
+    last = last_scored(facts.metrics)
+    rows = run_charts.whole(facts)
+    sent = run_charts.traffic(rows) if facts.metrics else None
+    if last is None:
+        held = tag("p", "Scores of the model are for the evaluator of this run only.")
+        return [held, *([lines(sent)] if sent else [])]
+    judged = run_charts.judged_by(facts.metrics)
+    drawn = [run_charts.score(facts.model, facts.metrics)]
+    drawn += [
+        chart for chart in (run_charts.score_over_bytes(facts), run_charts.score_over_compute(facts), sent) if chart
+    ]
+    found = list(map(lines, drawn))
+    if last.clients is not None and last.clients.each is not None:
+        each = [(facts.called(k), value) for k, value in enumerate(last.clients.each) if value is not None]
+        each.sort(key=lambda one: one[1], reverse=not judged.higher)
+        worst, write = max(1, math.ceil(len(each) / 10)), run_charts.written(judged)
+        about = f"Test {judged.full} of the {facts.model} on each client's own share; the worst tenth stands out."
+        axis = run_charts.score_axis(judged)._replace(label=f"{len(each)} clients")
+        numbers = ("client", f"test {judged.words}"), [(name, write(value)) for name, value in each]
+        found.insert(1, bars("Each client at the end, from worst to best", about, each, axis, numbers, worst))
+    if last.confusion is not None:
+        columns = ("true class", *(f"predicted {c}" for c in range(len(last.confusion))))
+        counted: list[Sequence[str | int]] = [(str(c), *row) for c, row in enumerate(last.confusion)]
+        found.append(tag("div", scrolled("Test examples by true and predicted class", columns, counted, whole=True)))
+    return found
+
+
+def _spent(facts: RunFacts) -> list[Html]:
+    found = [lines(chart) for chart in run_charts.epsilons(facts)]
+    endless = [f"one {row.unit}, against {row.by}" for row in facts.guarantees if not math.isfinite(row.epsilon)]
+    if not found:
+        found = [tag("p", "Nothing with a finite epsilon was released: no row of this run is protected.")]
+        endless = []
+    found += _budgets(facts)
+    if endless:
+        found.append(tag("p", f"Not drawn, because there is no finite epsilon: {'; '.join(endless)}."))
+    return found
+
+
+def _budgets(facts: RunFacts) -> list[Html]:
+    granted = [one for one in facts.by_client if one.granted]
+    if not granted:
+        return []
+    budget = facts.budget
+    groups = () if budget is None else budget.groups
+    claimed = any(group.claimed is not None for group in groups)
+    rows = [
+        (
+            facts.called(one.client),
+            *map(_count, (one.examples, one.exposures, one.planned)),
+            *map(_several, (one.spent, one.granted or ())),
+        )
+        for one in facts.by_client
+    ]
+    about = (
+        "In the publication's own count of epsilon, which proves nothing: read the table below."
+        if claimed
+        else f"In {facts.currency}, the currency that adds up. A client whose budget is spent is not asked again."
+    )
+    spent = sorted(((facts.called(one.client), _share(one)) for one in granted), key=lambda one: -one[1])
+    axis = Axis(f"{len(spent)} of {facts.clients} clients, from most to least spent", percent, most=1.0)
+    columns = "client", "examples", "exposures", "planned", "spent", "granted"
+    found = [bars("Spent of what each client granted", about, spent, axis, (columns, rows), limit="granted")]
+    if budget is not None and groups and (of := budget.subject) is not None:
+        caption = (
+            f"Personal budgets: epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta "
+            f"{budget.delta:g}" + ("; what the publication's count claims, and what holds" if claimed else "")
+        )
+        heads = "granted", "clients", "exposures", *(("claimed (nominal)",) if claimed else ()), "spent", "status"
+        lost = [_group(group, claimed, facts.simulated) for group in groups]
+        found.append(tag("div", scrolled(caption, heads, lost, whole=True), class_="row"))
+    return found
+
+
+def _group(group: Group, claimed: bool, simulated: bool) -> tuple[str | int, ...]:
+    over = ", over budget" if group.spent > group.granted * (1 + 1e-9) else ""
+    status = f"{group.status}{' (simulation)' if simulated else ''}{over}"
+    nominal = (number(group.claimed or 0.0),) if claimed else ()
+    return number(group.granted), group.clients, _span(group.exposures), *nominal, epsilon_text(group.spent), status
+
+
+def _span(between: Between) -> str:
+    low, high = number(between.min), number(between.max)
+    return low if low == high else f"{low} to {high}"
+
+
+def _share(one: OfClient) -> float:
+    return max((part / limit for part, limit in zip(one.spent, one.granted or (), strict=True) if limit), default=0.0)
+
+
+def _several(amounts: tuple[float, ...]) -> str:
+    return ", ".join(map(number, amounts))
+
+
+def _count(count: int | None) -> str:
+    return "" if count is None else f"{count:,}"
+
+
+def _partition(facts: RunFacts) -> Html:
+    """Labels by client, where the reader may know who holds what."""
+    counts = facts.partition
+    if counts is None:
+        return Html("")
+    names, sizes = [facts.called(k) for k in range(len(counts))], [sum(row) for row in counts]
+    if len(counts[0]) > 1:
+        group = math.ceil(len(counts) / 120)
+        mean = f"; each row is the mean of {group} neighbouring clients" if group > 1 else ""
+        about = f"Training examples of each class that a client holds. Darker is more{mean}."
+        drawn = heat("Labels of each client", about, counts, names)
+    else:
+        named = list(zip(names, map(float, sizes), strict=True))
+        numbers = ("client", "examples"), list(zip(names, sizes, strict=True))
+        drawn = bars("Examples of each client", "One bar per client.", named, Axis(f"{len(sizes)} clients"), numbers)
+    unlike = [(name.replace("_", " "), number(value)) for name, value in (facts.heterogeneity or {}).items()]
+    measured = scrolled("How different the clients are", ("measure", "value"), unlike, whole=True)
+    return section("Partition among clients", tag("div", drawn, tag("figure", measured, note(MIXED)), class_="grid"))
+
+
+def _again(facts: RunFacts) -> list[Html]:
+    environment = json.dumps({**facts.environment.to_json(), "ledger_head": facts.ledger_head}, indent=2)
+    return [
+        tag("p", "Save the configuration as experiment.toml and run:"),
+        tag("pre", "\n".join(facts.commands), tabindex="0"),
+        configuration("Configuration", facts.experiment),
+        folded("Environment", tag("pre", environment, tabindex="0")),
+    ]
+
+
+def configuration(title: str, toml: str) -> Html:
+    """The settings of an experiment, with a link that saves them."""
+    return folded(title, saved("experiment.toml", toml), tag("pre", toml, tabindex="0"))

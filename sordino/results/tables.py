@@ -36,11 +36,15 @@ STATUS_STYLE: Mapping[Status, str] = {
 
 
 def bytes_text(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
+    return scaled(count, ("B", "kB", "MB", "GB"))
+
+
+def scaled(value: float, units: Sequence[str]) -> str:
+    """A value in the largest unit, a thousand times the one before, of which it holds at least one."""
+    power = 0
+    while value >= 1000 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.1f} {units[power]}" if power else f"{value:.0f} {units[0]}"
 
 
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:

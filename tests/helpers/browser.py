@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sordino.report.printing import BROWSERS
+from sordino.report.annex import BROWSERS
 
 FIRST = """<script>window.failures = []; window.requests = [];
 addEventListener("error", e => failures.push(String(e.message)));

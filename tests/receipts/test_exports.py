@@ -15,7 +15,7 @@ import yaml
 
 import sordino
 from sordino.receipts.evidence import gather
-from sordino.report import printing
+from sordino.report import annex
 from sordino.report.annex import page
 from tests.helpers.browser import browser
 from tests.helpers.command_line import Said
@@ -157,7 +157,7 @@ def test_what_does_not_hold_is_refused_or_stamped(
 def test_a_pdf_is_one_page(runs: Path, tmp_path: Path) -> None:
     browser()
     made = page(gather(runs / "real", None, False, False))
-    printed = printing.as_pdf(made, tmp_path / "annex.pdf").read_bytes()
+    printed = annex.as_pdf(made, tmp_path / "annex.pdf").read_bytes()
     assert printed.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
 
@@ -165,7 +165,7 @@ def test_a_pdf_is_one_page(runs: Path, tmp_path: Path) -> None:
 def test_without_a_browser_it_says_what_to_do(
     runs: Path, tmp_path: Path, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(printing, "BROWSERS", ("no-such-browser",))
+    monkeypatch.setattr(annex, "BROWSERS", ("no-such-browser",))
     said = cli("privacy", "export", runs / "real", "--as", "annex", "--out", tmp_path / "annex.pdf")
     assert said.code == 2
     assert "no-pdf-printer" in said.err

@@ -64,14 +64,14 @@ def test_a_comparison_of_runs_that_protect_somebody_is_stamped_too(tmp_path: Pat
 
 
 def test_the_dashboard_calls_no_run_with_real_noise_simulated(run: Path) -> None:
-    from sordino.report.dashboard.facts import Watched
     from sordino.report.dashboard.page import page
+    from sordino.report.dashboard.watched import Watched
 
     watched = Watched(run)
     until = time.monotonic() + 30
     while (now := watched.look()).spending is None and time.monotonic() < until:
         time.sleep(0.2)  # a thread of its own works it out
-    text = page(watched, now, "0.0.00000000")
+    text = page(watched, now, "0.00000000")
     lead = text.partition('class="lead">')[2].partition("</p>")[0]
     assert lead.endswith("3 clients; in one place.")
     assert "against anyone" in text

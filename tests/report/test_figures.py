@@ -69,10 +69,12 @@ def test_a_run_is_drawn_from_its_facts(folder: Path) -> None:
     lines = drawn(figures.RUN["score"], facts)
     assert lines["global model"] == pytest.approx([100 * row.accuracy for row in facts.metrics])
     lines = drawn(figures.RUN["epsilon"], facts)
-    assert lines["example, anyone: holds (simulation)"] == pytest.approx([e for _, e in facts.epsilon[0].points])
+    assert lines["one example, against anyone: holds (simulation)"] == pytest.approx(
+        [e for _, e in facts.epsilon[0].points]
+    )
     assert lines["nominal: proves nothing"][-1] == pytest.approx(8.0)
     lines = drawn(figures.RUN["traffic"], facts)
-    assert lines["up"][-1] == pytest.approx(sum(row.bytes_up for row in facts.metrics) / 1e6)
+    assert lines["up, from clients"][-1] == pytest.approx(sum(row.bytes_up for row in facts.metrics) / 1e6)
 
 
 def test_a_bubble_has_the_area_of_its_count(folder: Path) -> None:

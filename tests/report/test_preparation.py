@@ -288,7 +288,8 @@ def test_nothing_is_said_of_a_run_that_did_not_prepare(tmp_path: Path, cli: Call
     assert result.preparation == []
     assert result.candidates == ""
     facts = gather(result.folder)
-    assert (facts.before, facts.prepared, facts.candidates) == (None, None, "")
+    assert (facts.before, facts.prepared) == (None, None)
+    assert "Candidates" not in facts.lead
     assert "Before round 1" not in cli("show", result.folder).out
     assert json.loads(cli("show", result.folder, "--json").out)["preparation"] == []
 
@@ -297,7 +298,7 @@ def test_the_label_stands_beside_results(folder: Path, cli: Callable[..., Said])
     result = sordino.open_run(folder)
     facts = gather(folder)
     shown = cli("show", folder)
-    for said in (shown.out, repr(result), result._repr_html_(), facts.candidates, facts.prepared.label):
+    for said in (shown.out, repr(result), result._repr_html_(), facts.lead, facts.prepared.label):
         assert PROXY in said
     assert "Before round 1" in shown.out
     assert "not reached" in shown.out or max(row.accuracy or 0 for row in result.metrics) >= 0.9

@@ -35,7 +35,7 @@ def test_the_figures_begin_with_the_preparation(folder: Path) -> None:
         assert figures.RUN[name](facts, axes)
         (line,) = axes.get_lines()
         assert line.get_xdata()[-1] == pytest.approx(ends)
-        assert list(line.get_ydata()) == [100 * row.accuracy for row in rows if row.accuracy is not None]
+        assert list(line.get_ydata()) == pytest.approx([100 * row.accuracy for row in rows if row.accuracy is not None])
     axes = Figure().subplots()
     assert figures.RUN["traffic"](facts, axes)
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [0, 0]

@@ -14,9 +14,9 @@ from sordino import run
 from sordino.accounting.belief import subject
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import described, merged, sentence, strength
+from sordino.report.frame import promises, style
 from sordino.report.run_facts import gather
-from sordino.report.run_page import STYLES, page, together
-from sordino.report.still import promises
+from sordino.report.run_page import page
 from sordino.runs.listing import promise
 
 ROW = Guarantee(
@@ -43,7 +43,7 @@ def test_the_facts_are_those_of_the_receipt(folder: Path) -> None:
     values = [value for _, value in curve.points]
     assert values == sorted(values)  # what was spent never falls
     assert values[-1] == pytest.approx(8.0, rel=1e-6)
-    assert sum(map(sum, facts.partition)) == facts.examples
+    assert f" {sum(map(sum, facts.partition))} examples" in facts.lead
 
 
 def test_words_say_the_number_and_the_subject() -> None:
@@ -109,7 +109,7 @@ def test_data_without_classes_has_a_page(tmp_path: Path) -> None:
     facts = gather(tmp_path / "run")
     assert facts.partition == ((1,),) * facts.clients  # one example each, of the one class
     assert facts.epsilon == ()
-    assert "FACTS" not in page(facts)
+    assert "Examples of each client" in page(facts)
 
 
 @pytest.mark.parametrize(
@@ -119,5 +119,5 @@ def test_data_without_classes_has_a_page(tmp_path: Path) -> None:
 def test_what_is_proved_and_weak_does_not_look_safe(epsilon: float, kind: str) -> None:
     (box,) = described([ROW.beside(epsilon=epsilon)], simulated=False)
     assert f'<li class="{kind}">' in promises([box])
-    style = together(*STYLES)
-    assert style.index(".promises .proved {") < style.index(".promises .weak {")  # the later rule holds
+    rules = style()
+    assert rules.index(".promises .proved {") < rules.index(".promises .weak {")  # the later rule holds

@@ -1,1 +1,1 @@
-"""A run as it goes on, in a browser"""
+"""Live dashboard of a run in a browser."""

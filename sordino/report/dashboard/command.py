@@ -1,5 +1,6 @@
-"""`sordino dashboard`: a run in a browser while it goes on. A program of its own: it holds no keys of the run, can come
-and go at any time, and what goes wrong in it stays in it.
+"""`sordino dashboard`: a run in a browser while it goes on, served by a separate program that only reads its files.
+
+It holds no keys of the run, can be started and stopped at any time, and cannot make the run fail.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sordino.cli.options import Quiet
 def dashboard(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: of a simulation, a server or a site.")],
     bind: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 is any free one.")
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen at; port 0 is any free one.")
     ] = "127.0.0.1:0",
     token_file: Annotated[
         Path | None,
@@ -34,13 +35,13 @@ def dashboard(
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show a run in the browser as it goes on: rounds, scores, sites, what was spent. It only reads files.
+    """Show a run in the browser as it goes on: rounds, scores, sites, epsilon spent. It only reads files.
 
     Another address than this machine's own needs --certificates and --token-file.
     """
     from sordino.receipts.folder import RunFolder
-    from sordino.report.dashboard.facts import Watched
     from sordino.report.dashboard.http_server import Dashboard, new_token, token_of
+    from sordino.report.dashboard.watched import Watched
     from sordino.transport.tls import of_server
 
     RunFolder(run).check()

@@ -1,8 +1,7 @@
-"""Who may see the page, and how it gets to them: a small server of this machine that only ever reads.
+"""HTTP server of the dashboard: read-only, for this machine alone unless it has a certificate and a token.
 
-It listens to this machine alone. For any other address it wants a certificate and a token. Whoever asks must name the
-host that it is (a page of somebody else that points its own name here is turned away), show the token where there is
-one, and ask for one of four things by GET.
+A request must name the right host (a foreign page that points its own name here is refused), carry the token where
+there is one, and ask for one of four paths by GET.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from sordino.errors import ConfigError
 from sordino.receipts import private
+from sordino.report import frame
 from sordino.report.dashboard import page
-from sordino.report.dashboard.facts import EVERY, Watched
 from sordino.report.dashboard.stream import AGAIN, Cursor, Listener, cursor
+from sordino.report.dashboard.watched import EVERY, Watched
 from sordino.transport.tls import Certificates
 
 TOKEN = 16  # bytes
@@ -47,7 +47,7 @@ HEADERS = {
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The server of one run's page."""
+    """HTTP server of one run's page."""
 
     daemon_threads = True
     block_on_close = False
@@ -80,12 +80,12 @@ class Dashboard(ThreadingHTTPServer):
         return f"http{'s' if self.tls else ''}://{f'[{name}]' if ':' in name else name}:{self.port}/"
 
     def server_bind(self) -> None:
-        """Binds without asking anybody for the name of this machine."""
+        """Bind without looking up the name of this machine."""
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Takes a caller in while there is room."""
+        """Accept a connection while there is room."""
         assert isinstance(request, socket.socket)
         if not self._room.acquire(blocking=False):
             request.close()
@@ -96,7 +96,7 @@ class Dashboard(ThreadingHTTPServer):
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
-        """Speaks with one caller, in a thread of its own: a slow handshake keeps nobody waiting."""
+        """Serve one connection in a thread of its own: a slow handshake blocks no other."""
         assert isinstance(request, socket.socket)
         try:
             if self.tls is not None:
@@ -108,14 +108,14 @@ class Dashboard(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A caller that breaks off is no news."""
+        """Ignore connections that break off."""
 
     def server_close(self) -> None:
         self.over.set()
         super().server_close()
 
     def knows(self, host: str) -> bool:
-        """Is it this server that a caller means?"""
+        """True where a Host header names this server."""
         try:
             said = urlsplit(f"//{host}")
             return said.hostname in self.names and (said.port or (443 if self.tls else 80)) == self.port
@@ -123,7 +123,7 @@ class Dashboard(ThreadingHTTPServer):
             return False
 
     def admits(self, shown: Sequence[str]) -> bool:
-        """Is one of these the token? A wrong one takes the same time, however much of it is right."""
+        """True where one of these is the token, compared in constant time."""
         if self.token is None:
             return True
         right = self.token.encode()
@@ -154,7 +154,7 @@ class _Caller(BaseHTTPRequestHandler):
             now = self.server.run.look()
             self._say(HTTPStatus.OK, page.page(self.server.run, now, str(cursor(now))), HTML)
         elif asked.path == "/page.css":
-            self._say(HTTPStatus.OK, page.style(), CSS)
+            self._say(HTTPStatus.OK, frame.style(), CSS)
         elif asked.path == "/page.js":
             self._say(HTTPStatus.OK, page.script(), SCRIPT)
         elif asked.path == "/stream":
@@ -168,14 +168,14 @@ class _Caller(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _only_get
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What cannot be understood is answered like everything else."""
+        """Answer malformed requests with the headers of all other answers."""
         self._say(HTTPStatus(code), HTTPStatus(code).phrase)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged: an address may hold a token."""
+        """Log nothing: an address may hold a token."""
 
     def _shown(self) -> list[str]:
-        """The tokens that came with a request."""
+        """Tokens of a request, from its header and its cookie."""
         kind, _, bearer = self.headers.get("Authorization", "").partition(" ")
         found = [bearer.strip()] if kind.lower() == "bearer" else []
         try:
@@ -189,7 +189,7 @@ class _Caller(BaseHTTPRequestHandler):
         return f"sordino-{self.server.port}"  # a browser sends a cookie to all ports of a host
 
     def _enter(self) -> None:
-        """The token moves from the address into a cookie."""
+        """Move the token from the address into a cookie."""
         secure = "; Secure" if self.server.tls is not None else ""
         cookie = f"{self._cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
         self._say(HTTPStatus.SEE_OTHER, "", Location="/", **{"Set-Cookie": cookie})
@@ -220,23 +220,23 @@ class _Caller(BaseHTTPRequestHandler):
             self.server.over.wait(EVERY)
 
 
-# what it takes --------------------------------------------------------------------------------------------------------
+# access --------------------------------------------------------------------------------------------------------
 
 
 def check(host: str, run: Watched, tls: bool, token: bool) -> None:
-    """Refuses an address that others reach, without what keeps strangers out."""
+    """Refuse an address that other machines reach without certificate and token."""
     if not _is_loopback(host) and not (tls and token):
         missing = " and ".join(name for name, there in (("certificate", tls), ("token", token)) if not there)
         raise ConfigError(
-            f"{host} is an address that others reach, and there is no {missing}",
-            why="whoever reaches it would read how the run stands, and what is sent to it",
+            f"{host} can be reached from other machines, and there is no {missing}",
+            why="anyone who reaches it could read the state of the run and all traffic to this page",
             fix="listen at 127.0.0.1, or give --certificates and --token-file",
             code="open-dashboard",
         )
     if run.evaluator and run.real and not token:
         raise ConfigError(
-            "a page for the evaluator without a token",
-            why="every user of this machine reaches its ports, and this page has what only the evaluator may see",
+            "the evaluator's dashboard needs a token",
+            why="every user of this machine reaches its ports, and this page shows what only the evaluator may see",
             fix="give --token-file",
             code="open-dashboard",
         )
@@ -247,16 +247,16 @@ def new_token() -> str:
 
 
 def token_of(path: Path) -> tuple[str, bool]:
-    """The token in a file that its owner alone can read; a new one, where there is no file. Is it new?"""
+    """The token in a file that its owner alone can read, made where there is none; and whether it is new."""
     if not path.exists():
-        with contextlib.suppress(FileExistsError):  # somebody else has just written it
+        with contextlib.suppress(FileExistsError):  # another process has just written it
             private.write(path, f"{new_token()}\n".encode(), new=True)
         return path.read_text().strip(), True
     token = path.read_text(errors="replace").strip()
     if path.stat().st_mode & 0o077:
         why, fix = "other users of this machine can read it", f"chmod 600 {path}"
     elif len(token) < len(new_token()) or not token.isascii() or not token.isprintable() or set(token) & set(' ";,\\'):
-        why, fix = "it is too short, or has characters that no cookie takes", "name a file that is not there yet"
+        why, fix = "it is too short, or has characters that a cookie cannot hold", "name a file that is not there yet"
     else:
         return token, False
     raise ConfigError(f"the token in {path} cannot be used", why=why, fix=fix, code="weak-token")
@@ -265,7 +265,9 @@ def token_of(path: Path) -> tuple[str, bool]:
 def _parted(bind: str) -> tuple[str, int]:
     host, sign, port = bind.rpartition(":")
     if not sign or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{bind!r} is no HOST:PORT", fix="write for example 127.0.0.1:0", code="no-address")
+        raise ConfigError(
+            f"not an address: {bind!r}", fix="write HOST:PORT, for example 127.0.0.1:0", code="no-address"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -277,7 +279,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _context(tls: Certificates) -> ssl.SSLContext:
-    tls.read()  # it says in words what is wrong with them
+    tls.read()  # its errors say what is wrong with the files
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(tls.chain, tls.key)

@@ -1,99 +1,52 @@
 "use strict";
-// What both pages are written with. No framework, no network: the facts lie in the page.
-const facts = JSON.parse(document.getElementById("facts").textContent);
-const main = document.getElementById("main");
+// A page is complete without this script, which folds numbers away and reads charts out. No framework, no network.
+const HINT = "Point at the chart, or focus it and press ← →, to read values.";
+const charts = ".plot[tabindex]", around = (node, name) => (node instanceof Element ? node.closest(name) : null);
+const rowsOf = plot => [...plot.closest("figure").querySelectorAll("tr[data-at]")];
 
-function make(tag, parent, text, attributes = {}) {
-  const node = document.createElement(tag);
-  if (text !== undefined && text !== null) node.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (parent) parent.append(node);
-  return node;
+// The row of numbers that lies at a place of a chart: as words below it, and as a line in it.
+function read(plot, index) {
+  const rows = rowsOf(plot), figure = plot.closest("figure"), heads = figure.querySelectorAll("thead th");
+  if (!rows.length) return;
+  const at = Math.min(rows.length - 1, Math.max(0, index)), cells = [...rows[at].cells].map(cell => cell.textContent);
+  plot.dataset.row = at;
+  figure.querySelector(".reading").textContent = `${heads[0].textContent} ${cells[0]}: ` +
+    cells.map((text, i) => `${heads[i].textContent} ${text}`).filter((_, i) => i && cells[i]).join("; ");
+  const picture = plot.querySelector("svg"), line = picture.querySelector(".cursor") || document.createElementNS(picture.namespaceURI, "line");
+  const place = rows[at].dataset.at + "%";
+  for (const [name, value] of Object.entries({ class: "cursor", x1: place, x2: place, y1: 14, y2: 226, stroke: "var(--soft)" })) line.setAttribute(name, value);
+  picture.append(line);
 }
 
-const capital = text => text[0].toUpperCase() + text.slice(1);
-const judge = name => facts.headlines.find(h => h.name === name); // what a run is judged by
-const percent = v => (100 * v).toFixed(1) + " %";
-const digits = (v, n = 3) => (v === 0 ? "0" : Math.abs(v) >= 1e5 || Math.abs(v) < 1e-3 ? v.toExponential(n - 1).replace(/\.?0+e/, "e") : String(+v.toPrecision(n)));
-const epsilon = v => (v === "inf" ? "∞" : digits(Number(v)));
-const either = (v, format) => (v === null || v === undefined ? "" : format(v));
+document.addEventListener("pointermove", event => {
+  const plot = around(event.target, charts);
+  if (!plot) return;
+  const box = plot.getBoundingClientRect(), at = 100 * (event.clientX - box.left) / box.width;
+  const away = rowsOf(plot).map(row => Math.abs(row.dataset.at - at));
+  read(plot, away.indexOf(Math.min(...away)));
+});
+document.addEventListener("keydown", event => {
+  const plot = around(event.target, charts), last = plot ? rowsOf(plot).length - 1 : 0, now = plot ? Number(plot.dataset.row ?? -1) : 0;
+  const next = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last }[event.key];
+  if (!plot || next === undefined) return;
+  event.preventDefault();
+  read(plot, next);
+});
+document.addEventListener("click", event => {
+  const key = around(event.target, ".legend button");
+  if (key) press(key, key.getAttribute("aria-pressed") !== "true");
+});
 
-const size = bytes => scaled(bytes, ["B", "kB", "MB", "GB"]);
-const flops = operations => scaled(operations, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
-
-function scaled(value, units) {
-  let power = 0;
-  while (Math.abs(value) >= 1000 && power < units.length - 1) { value /= 1000; power += 1; }
-  return `${power ? value.toFixed(1) : Math.round(value)} ${units[power]}`;
+// Show or hide the line of a key of a legend.
+function press(key, on) {
+  const keys = [...key.closest("ul").querySelectorAll("button")], lines = key.closest("figure").querySelectorAll(".series");
+  key.setAttribute("aria-pressed", on);
+  lines[keys.indexOf(key)].style.display = on ? "" : "none";
 }
 
-// A page says everything without a script, too: what is drawn here takes the place of that.
-function head(title, lead, notice) {
-  main.replaceChildren();
-  make("h1", main, title);
-  make("p", main, lead, { class: "lead" });
-  if (notice) make("p", main, notice, { class: "notice" });
+function ready(place) {
+  place.querySelectorAll("details").forEach(fold => { fold.open = false; });
+  place.querySelectorAll(".reading").forEach(line => { line.textContent = HINT; });
 }
 
-let sections = 0;
-function section(title, tag = "div", attributes = {}) {
-  const id = `section-${++sections}`, place = make("section", main, null, { "aria-labelledby": id });
-  make("h2", place, title, { id });
-  return tag ? make(tag, place, null, attributes) : place;
-}
-
-function cards(list) {
-  const place = make("dl", main, null, { class: "cards" });
-  for (const [name, value, small] of list) {
-    const card = make("div", place);
-    make("dt", card, name);
-    const shown = make("dd", card, value);
-    if (small) make("small", shown, small);
-  }
-}
-
-// Columns named in `words` hold sentences, all others numbers.
-function table(parent, { columns, rows, caption, words = [], wide = false }) {
-  const scroll = make("div", parent, null, { class: wide ? "scroll whole" : "scroll", tabindex: "0", role: "region", "aria-label": caption });
-  const made = make("table", scroll, null, wide ? { class: "wide" } : {});
-  make("caption", made, caption);
-  const kind = i => (words.includes(columns[i]) ? { class: "words" } : {});
-  const top = make("tr", make("thead", made));
-  columns.forEach((name, i) => make("th", top, name, { scope: "col", ...kind(i) }));
-  const body = make("tbody", made);
-  for (const row of rows) {
-    const line = make("tr", body);
-    row.forEach((value, i) => make(i ? "td" : "th", line, value, { ...(i ? {} : { scope: "row" }), ...kind(i) }));
-  }
-  return scroll;
-}
-
-function promises(parent, guarantees) {
-  const list = make("ul", parent, null, { class: "promises" });
-  for (const g of guarantees) {
-    const item = make("li", list, null, { class: `${g.status} ${g.grade || ""}`.trim() });
-    if (g.nominal_epsilon !== undefined) {
-      make("span", item, `nominal ε ${epsilon(g.nominal_epsilon)}: proves nothing`, { class: "badge unproved" });
-      make("span", item, `holds: ε ${epsilon(g.epsilon)}, ${g.strength}`, { class: "badge" });
-    } else {
-      make("span", item, g.epsilon === "inf" ? "ε ∞" : `ε ${epsilon(g.epsilon)}`, { class: "badge" });
-      make("span", item, g.epsilon === "inf" ? g.strength : `${g.standing}, ${g.strength}`, { class: "badge" });
-    }
-    item.append(g.words);
-    make("p", item, g.belief, { class: "belief" });
-  }
-}
-
-function folded(parent, title, text, file) {
-  const fold = make("details", parent);
-  make("summary", fold, title);
-  if (file) {
-    const save = make("button", fold, `Save as ${file}`, { type: "button" });
-    save.addEventListener("click", () => {
-      const link = make("a", null, null, { download: file, href: URL.createObjectURL(new Blob([text], { type: "text/plain" })) });
-      link.click();
-      URL.revokeObjectURL(link.href);
-    });
-  }
-  make("pre", fold, text, { tabindex: "0" });
-}
+ready(document);

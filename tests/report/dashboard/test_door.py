@@ -17,8 +17,8 @@ import pytest
 
 from sordino.errors import ConfigError
 from sordino.report.dashboard import http_server as door
-from sordino.report.dashboard.facts import Watched
 from sordino.report.dashboard.http_server import Dashboard, check, new_token, token_of
+from sordino.report.dashboard.watched import Watched
 from sordino.sites import trial_certificates as certificates
 from sordino.transport.tls import of_server
 from tests.report.dashboard.conftest import go_on
@@ -59,7 +59,7 @@ def test_the_page_comes_with_all_that_keeps_others_out(served: Served, simulated
     assert "unsafe" not in policy
     assert found.headers["Cache-Control"] == "no-store"
     assert "Access-Control-Allow-Origin" not in found.headers
-    assert text.count("<script") == 2  # the facts, which are no code, and a file of this server
+    assert text.count("<script") == 1  # a file of this server
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert "https://" not in text
 
@@ -220,12 +220,13 @@ def test_a_new_round_comes_down_the_stream_and_nothing_is_touched(
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     stream = ask(served(folder), "/stream")
     assert stream.headers["Content-Type"].startswith("text/event-stream")
-    rounds: list[int] = []
-    while rounds != [1, 2, 3]:
+    seen: list[str] = []
+    while not seen or "round 3 of 3" not in seen[-1]:
         line = stream.readline().decode()
         assert line
-        if line.startswith("data: ") and "round" in (told := json.loads(line[6:])):
-            rounds.append(told["round"])
+        if line.startswith("data: ") and "status" in (parts := json.loads(line[6:]) or {}):
+            seen.append(parts["status"])
+            assert "charts" in parts
         if "round 2 of 3" in line:
             assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
             go_on(folder)

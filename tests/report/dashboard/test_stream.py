@@ -1,4 +1,4 @@
-"""What the page is told: every event and every round once, in order, whatever breaks in between."""
+"""The stream: every event once, in order, whatever breaks in between, and the page as it stands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sordino.metrics.rows import RoundRow
-from sordino.report.dashboard import facts
-from sordino.report.dashboard.facts import Now, Watched
+from sordino.report.dashboard import watched as watching
 from sordino.report.dashboard.page import of_event
 from sordino.report.dashboard.stream import Cursor, Listener, cursor
+from sordino.report.dashboard.watched import Now, Watched
 from sordino.sites.event_log import Diary
 from sordino.transport.events import RunEvent
 
@@ -46,13 +46,14 @@ def standing(events: int, rows: int) -> Now:
 def test_every_event_comes_once_and_in_order_wherever_the_connection_breaks(run: Watched) -> None:
     """The law of the stream: at any message a browser may come again with the last id that it has seen."""
     whole = heard(Listener(Cursor()), run, standing(7, 5))
-    events, rounds = [of_event(event) for event in EVENTS], [row.to_json() for row in ROWS]
-    assert (of("event", whole), of("round", whole)) == (events, rounds)
+    events = [of_event(event) for event in EVENTS]
+    assert of("event", whole) == events
+    assert "round 5 of" in of("state", whole)[-1]["status"]
     for broken in range(len(whole)):
         before = whole[: broken + 1]
         after = heard(Listener(Cursor.read(before[-1][0])), run, standing(7, 5))
         assert of("event", before + after) == events
-        assert of("round", before + after) == rounds
+        assert "round 5 of" in of("state", before + after)[-1]["status"]
         assert not of("anew", after)
 
 
@@ -61,23 +62,32 @@ def test_a_run_that_grows_is_told_bit_by_bit(run: Watched) -> None:
     for events, rows in ((0, 0), (2, 0), (2, 1), (7, 5), (7, 5)):
         found += heard(told, run, standing(events, rows))
     assert of("event", found) == [of_event(event) for event in EVENTS]
-    assert of("round", found) == [row.to_json() for row in ROWS]
+    assert [part["status"] for part in of("state", found) if "charts" in part][1:] == [
+        part["status"] for part in of("state", found)[-2:]
+    ]
     assert heard(told, run, standing(7, 5)) == []  # and nothing is said where nothing has changed
 
 
-def test_a_run_that_took_rounds_back_is_told_anew(run: Watched) -> None:
+def test_a_run_that_took_rounds_back_is_drawn_again(run: Watched) -> None:
     """A resumed run goes on from its checkpoint: with fewer rows, or with another one in the same place."""
     other = (*ROWS[:2], ROWS[2].beside(bytes_up=99))
     for now in (Now("running", ROWS[:2], EVENTS), Now("running", other, EVENTS)):
         told = Listener(cursor(standing(7, 3)))
-        found = heard(told, run, now)
-        assert found[0][1] == "anew"
-        assert of("round", found) == [row.to_json() for row in now.rows]
-        assert of("event", found) == [of_event(event) for event in EVENTS]
+        heard(told, run, standing(7, 3))
+        (state,) = of("state", heard(told, run, now))
+        assert {"cards", "charts"} <= set(state)
+
+
+def test_other_events_are_told_anew(run: Watched) -> None:
+    told = Listener(cursor(standing(7, 3)))
+    now = Now("running", ROWS[:3], EVENTS[:6])
+    found = heard(told, run, now)
+    assert found[0][1] == "anew"
+    assert of("event", found) == [of_event(event) for event in EVENTS[:6]]
 
 
 @pytest.mark.parametrize(
-    "strange", ["", "x", "1.1", "9" * 30 + ".1.00000000", "1.1.00000000", "-1.0.00000000", "1.1.0000000g\n"]
+    "strange", ["", "x", "1.1", "9" * 30 + ".00000000", "1.00000000", "-1.00000000", "1.0000000g\n"]
 )
 def test_an_id_that_nobody_gave_begins_at_the_beginning(strange: str, run: Watched) -> None:
     found = heard(Listener(Cursor.read(strange)), run, standing(7, 5))
@@ -97,7 +107,7 @@ def test_the_files_of_a_run_are_the_stream(tmp_path: Path, simulated: Path, monk
     """From the diary to the browser, while it is written."""
     import shutil
 
-    monkeypatch.setattr(facts, "EVERY", 0.0)
+    monkeypatch.setattr(watching, "EVERY", 0.0)
     folder = Path(shutil.copytree(simulated, tmp_path / "run"))
     diary, watched, told, found = (
         Diary(folder, real=False, hidden=False),

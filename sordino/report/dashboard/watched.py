@@ -1,4 +1,8 @@
-"""How a run stands, as far as its reader may see it: from files alone, however often somebody asks."""
+"""State of a watched run, as far as its reader may see it, from files alone.
+
+Spending is computed in a thread of its own from a copy of the ledger: the run may go on writing there, and this program
+never does.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,16 @@ from sordino.errors import SordinoError
 from sordino.metrics.rows import PreparedRow, RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import spending
 from sordino.receipts.run_files import Spending
-from sordino.report.dashboard.spent import Spent
 from sordino.runs.setup import Whole
 from sordino.runs.watched import SiteNow, events, public_events, sites, state
 from sordino.transport.events import RunEvent
 
-EVERY = 0.5  # seconds between two looks, and ten times what a look takes
+EVERY = 0.5  # seconds between two looks at the files, and ten times what a look takes
+SPENT_EVERY = 2.0  # seconds between two looks at the ledger, at least
+SHARE = 0.05  # of the time of a processor that spending may take
+LISTED = 200  # clients; of more, so many at even distances
 
 
 class SiteClient(Protocol):
@@ -51,8 +58,47 @@ class Now(NamedTuple):
 
 
 @dataclass
+class Spent:
+    """The newest privacy statement, computed again where the ledger has changed."""
+
+    folder: Path
+    trouble: str = ""  # why there is no statement, or an old one
+    _found: Spending | None = None
+    _stamp: object = None
+    _next: float = 0.0
+    _busy: threading.Thread | None = field(default=None, repr=False)
+
+    @property
+    def ledger(self) -> Path:
+        return RunFolder(self.folder).ledger
+
+    def look(self) -> Spending | None:
+        """The newest statement that is ready; a later call may return a newer one."""
+        if self._busy is not None and not self._busy.is_alive():
+            self._busy = None
+        if self._busy is None and time.monotonic() >= self._next and (stamp := self._stand()) != self._stamp:
+            self._stamp = stamp
+            self._busy = threading.Thread(target=self._compute, daemon=True)
+            self._busy.start()
+        return self._found
+
+    def _stand(self) -> object:
+        return _stamp(self.ledger), _stamp(Path(f"{self.ledger}-wal"))
+
+    def _compute(self) -> None:
+        begun = time.monotonic()
+        try:
+            self._found, self.trouble = spending(self.folder, LISTED), ""
+        except (SordinoError, OSError) as error:
+            self.trouble = f"spending cannot be read now: {error}"
+            self._stamp = None  # so that the next look tries again
+        now = time.monotonic()
+        self._next = now + max(SPENT_EVERY, (now - begun) / SHARE)
+
+
+@dataclass
 class Watched:
-    """A run folder that is looked at. `evaluator`: with what lies in its private folder."""
+    """A run folder, read again where its files have changed. `evaluator`: with its private folder."""
 
     folder: Path
     evaluator: bool = False
@@ -72,7 +118,7 @@ class Watched:
 
     @cached_property
     def real(self) -> bool:
-        """Is there something that only the evaluator may see?"""
+        """True where the run draws real noise: then some files are for the evaluator alone."""
         return self.run.experiment.privacy.real
 
     @cached_property
@@ -81,17 +127,17 @@ class Watched:
 
     @cached_property
     def hides(self) -> bool:
-        """Must this reader not learn who takes part in which round?"""
+        """True where this reader must not learn which clients take part in which round."""
         return not self.sees_all and self.whole.hides_cohorts
 
     @cached_property
     def of_site(self) -> bool:
-        """Is it the folder of one site?"""
+        """True for the folder of one site."""
         return self.run.environment.clients is not None
 
     @cached_property
     def clients(self) -> Sequence[SiteClient]:
-        """Those that sites have agreed on; none in a simulation."""
+        """Clients that sites have agreed on; none in a simulation."""
         found: Sequence[SiteClient] = part("sites", "agreed_clients")(self.folder) if self.run.environment.site else ()
         return found
 
@@ -100,7 +146,7 @@ class Watched:
         return Spent(self.folder)
 
     def look(self) -> Now:
-        """How it stands. Whoever asks again at once gets the same answer."""
+        """The state of the run. Calls in quick succession get the same one."""
         with self._turn:
             if (begun := time.monotonic()) >= self._next:
                 alive, spending = self.run.in_use, self.spent.look()
@@ -118,7 +164,7 @@ class Watched:
         return (*public, own.metrics_file, own.events_file) if self.sees_all else public
 
     def _read(self, alive: bool, spending: Spending | None) -> Now:
-        """Where a file cannot be read, what was seen before stays, with a word on why."""
+        """The state; where a file cannot be read the last one, with the reason."""
         try:
             return self._seen(alive, spending)
         except SordinoError as error:
