@@ -24,7 +24,7 @@ def _quoted(value: str) -> str:
 
 
 def joined(parts: Iterable[str | int]) -> Html:
-    return Html("".join(part if isinstance(part, Html) else html.escape(str(part)) for part in parts))
+    return Html("".join(part if isinstance(part, Html) else html.escape(str(part), quote=False) for part in parts))
 
 
 def listed(lines: Iterable[str], **attributes: str) -> Html:

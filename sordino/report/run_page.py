@@ -28,8 +28,8 @@ MIXED = (
 
 
 def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, evaluator: bool = False) -> Path:
-    """Write report.html in the run folder, bound to its receipt; or the file `out`, which nothing binds, so that the run
-    is only read.
+    """Write report.html in the run folder, bound to its receipt; or the file `out`, which nothing binds: the run is
+    then only read.
 
     The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
     """
