@@ -1,10 +1,11 @@
-"""Heavy libraries, loaded when something of them is first used.
+"""Heavy libraries: loaded when something of them is first used, and quickly.
 
 A verb that only computes with public numbers never pays for them.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -35,3 +36,20 @@ class _Later(ModuleType):
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Around the imports that bring torch. Modules make hundreds of thousands of objects that all stay, and Python
+    looks through them for garbage again and again, which takes a tenth of the start. So it does not look meanwhile, and
+    afterwards never at what is there now.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

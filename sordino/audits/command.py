@@ -9,9 +9,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Verbose
+from sordino.cli.options import Json, Verbose, experiment_and_changes
 from sordino.cli.screen import Screen, say
-from sordino.cli.words import experiment_and_changes
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:

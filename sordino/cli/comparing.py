@@ -17,7 +17,7 @@ from sordino.cli.options import Figures, Json, Quiet, Verbose
 from sordino.cli.screen import Screen, say
 
 if TYPE_CHECKING:
-    from sordino.results.pace import Follow, NextRun
+    from sordino.results.comparison import Follow, NextRun
     from sordino.runs.play import Progress
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from sordino.cli.options import Encoding, Json
-from sordino.cli.screen import Screen, say
-from sordino.cli.words import Verb, Verbs, experiment_and_changes
+from sordino.cli.options import Encoding, Json, Verb, Verbs, experiment_and_changes
+from sordino.cli.screen import Screen, say, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,31 +101,8 @@ def schema(
     if out is None:
         typer.echo(text, nl=False)
         return
-    write_new(out, text)
+    write(out, text, new=True)
     typer.echo(f"{out} is a draft: confirm every line, then delete `draft = true`")
-
-
-def write_new(out: Path, text: str) -> None:
-    """Writes a file that is not there yet."""
-    from sordino.errors import RunError
-
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise RunError(
-            f"{out} already exists",
-            why="sordino does not overwrite a file that may be yours",
-            fix="choose another --out",
-            code="file-exists",
-        ) from None
-    except OSError as error:
-        raise RunError(
-            f"cannot write {out}",
-            why=error.strerror or str(error),
-            fix="choose another --out, in a folder that you may write to",
-            code="not-writable",
-        ) from None
 
 
 @app.command(cls=Verb)

@@ -24,9 +24,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from rich.markup import escape
 
-from sordino.cli.loading import loading
 from sordino.cli.options import Json
 from sordino.cli.screen import Screen, say
+from sordino.later import loading
 
 GB = 1e9
 STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}

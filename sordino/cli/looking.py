@@ -1,21 +1,25 @@
-"""The verbs that look at runs: list, show, and at what there is: algorithms."""
+"""Verbs on runs that exist: list, show, watch, predict."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.markup import escape
 
-from sordino.cli.options import Json
-from sordino.cli.screen import Screen, say
+from sordino.cli.options import Encoding, Json
+from sordino.cli.screen import Screen, say, write
 from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.receipts.folder import RunFolder
+    from sordino.runs.watched import Seen, WatchStart
 
 
 def list_(
@@ -42,8 +46,8 @@ def list_(
 
 def show(folder: Path, as_json: Json = False) -> None:
     """The result and the guarantees of a finished run."""
+    from sordino.cli.tables import summary
     from sordino.receipts.folder import RunFolder
-    from sordino.results.tables import summary
 
     run = RunFolder(folder)
     run.check()
@@ -72,8 +76,8 @@ def prepared(folder: Path) -> RenderableType:
     if not RunFolder(folder).prepared():
         return ""
     with when_used("torch"):
+        from sordino.cli.tables import preparation
         from sordino.results.preparation import gather
-        from sordino.results.tables import preparation
 
     try:
         found = gather(folder, pictures=False)
@@ -82,67 +86,148 @@ def prepared(folder: Path) -> RenderableType:
     return "" if found is None else preparation(found)
 
 
-def algorithms(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One of them, or module:Class: all that can be said of it.")
-    ] = None,
+EVERY = 1.0  # seconds between two looks, and ten times what a look takes
+EXIT = {"finished": 0, "budget spent": 0, "stopped": 130, "killed": 1}
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    once: Annotated[bool, typer.Option("--once", help="One line on how it stands, then go.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The algorithms, a line each; with a name, its parameters, their defaults and meanings."""
-    from sordino.runs.catalogue import catalogue, of_algorithm
+    """Follow a run that goes on elsewhere until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
+    from sordino.receipts.folder import RunFolder
+    from sordino.runs.watched import WatchStart, beginning, look, rate
 
-    if name is not None:
-        found = of_algorithm(name)
-        say({"name": name, **found}) if as_json else _algorithm(name, found)
-        return
-    listed = catalogue()["algorithm"]
+    folder = RunFolder(run)
+    folder.check()
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if not folder.lock_file.exists():
+        time.sleep(EVERY)  # it may just have been founded
+    seen = look(folder)
+    since = beginning(folder) or WatchStart(time.time(), seen.round)
     if as_json:
-        say(listed)
+        sites = {name: now._asdict() for name, now in seen.sites.items()}
+        told = seen._asdict() | {"score": seen.score.to_json(), "sites": sites, "rounds_per_second": rate(seen, since)}
+        say(told)
         return
-    from rich.table import Table
-
-    table = Table()
-    for column in ("algorithm", "what"):
-        table.add_column(column)
-    for title, entry in listed.items():
-        table.add_row(f"[bold]{title}[/bold]", escape(entry["summary"]))
-    Screen().print(table)
-
-
-def _algorithm(name: str, found: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    console = Screen(highlight=False)
-    console.print(f"[bold]{escape(name)}[/bold]: {escape(found['summary'])}")
-    if found["base"]:
-        console.print(f"It is {found['base']} behind gates and with defaults of its own.")
-    for line in (line for line in (found["paper"], *found["notes"]) if line != found["summary"]):
-        console.print(f"[dim]{escape(line)}[/dim]")
-    table = Table()
-    for column in ("parameter", "default", "type", "meaning"):
-        table.add_column(column)
-    for key, entry in found["parameters"].items():
-        default = "required" if entry.get("required") else "none" if entry["default"] is None else str(entry["default"])
-        table.add_row(key, escape(default), escape(entry["type"]), escape(entry["meaning"]))
-    console.print(table)
-    if found["protects"]:
-        console.print("What one round promises with these defaults, once a budget or a multiplier sets the noise:")
-        for line in found["protects"]:
-            console.print(f"· {escape(line)}")
-    else:
-        console.print("It promises nothing by itself: a noisy read or uplink makes it private.")
+    if not once:
+        with _shown(console) as show:
+            while seen.state == "running":
+                show(seen, since)
+                begun = time.monotonic()
+                time.sleep(EVERY)
+                seen = look(folder)
+                time.sleep(max(0.0, 10 * (time.monotonic() - begun - EVERY)))
+    console.print(line(seen, since))
+    if seen.state in ("stopped", "killed"):
+        between = folder.environment.site
+        program = "join" if folder.environment.clients is not None else "serve"
+        again = f"sordino {program}, as before" if between else f"sordino resume {run}"
+        console.print(f"Continue with: {again}")
+    if not once:
+        raise typer.Exit(EXIT[seen.state])
 
 
-def schema(
-    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+def line(seen: Seen, since: WatchStart) -> str:
+    from sordino.cli.progress import left
+    from sordino.runs.watched import rate
+
+    speed = rate(seen, since) if seen.state == "running" else 0.0
+    said = [
+        f"round {seen.round}/{seen.rounds}",
+        seen.state,
+        _reached(seen),
+        connected(seen),
+        f"{speed:.2g} rounds/s" if speed else "",
+        left((seen.rounds - seen.round) / speed) if speed else "",
+        seen.promise,
+    ]
+    return "  ".join(part for part in said if part)
+
+
+def connected(seen: Seen) -> str:
+    """Who is there, of a run between sites that goes on; those who are not, by name."""
+    if seen.state != "running" or not seen.sites:
+        return ""
+    if (own := seen.sites.get("")) is not None:  # of a site's own folder
+        return own.words
+    gone = [f"{name} {now.words}" for name, now in seen.sites.items() if not now.connected]
+    there = f"{len(seen.sites) - len(gone)}/{len(seen.sites)} sites connected"
+    return there + (f" ({', '.join(gone)})" if gone else "")
+
+
+def _reached(seen: Seen) -> str:
+    from sordino.metrics.headlines import bytes_text
+
+    return "  ".join(part for part in (seen.score.told, bytes_text(seen.bytes)) if part)
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Callable[[Seen, WatchStart], None]]:
+    from sordino.cli.progress import is_live, rounds_bar
+
+    if not is_live(console):
+        last: tuple[int, str] | None = None
+
+        def tell(seen: Seen, since: WatchStart) -> None:
+            nonlocal last
+            if (now := (seen.round, connected(seen))) != last:
+                console.print(line(seen, since))
+                last = now
+
+        yield tell
+        return
+    with rounds_bar(console) as bar:
+        task = bar.add_task("", total=None, reached="")
+
+        def draw(seen: Seen, since: WatchStart) -> None:
+            bar.update(
+                task, total=seen.rounds, completed=seen.round, reached=f"{_reached(seen)}  {connected(seen)}".rstrip()
+            )
+
+        yield draw
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a copy of its model.json and model.safetensors.")],
+    rows: Annotated[
+        Path,
+        typer.Argument(metavar="NEW", help="A CSV or parquet table; of images a folder, a file or a parquet table."),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Write the predictions into this CSV file.")] = None,
+    score: Annotated[
+        bool, typer.Option("--score", help="The true labels are in NEW: print how well they were found.")
+    ] = False,
+    own: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OWN",
+            help="Labelled rows of one client: first make the model its own, as in the run. They stay here.",
+        ),
+    ] = None,
+    encoding: Encoding = None,
+    with_code: Annotated[
+        bool, typer.Option("--with-code", help="Import a model of somebody's own, which runs its file.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Print the JSON Schema of the experiment file: editors complete keys with it, and say what each one means."""
-    from sordino.runs.editor import schema as of_experiments
+    """Use a trained model: the class of each new row, and the probability of every class, as CSV; or its number."""
+    from sordino.results.prediction import predict as predicted
 
-    if out is None:
-        say(of_experiments())
+    found = predicted(run, rows, score, with_code, own, encoding)
+    if out is not None:
+        write(out, found.to_csv())
+    told = {"out": str(out)} if out is not None else {"predictions": list(found.rows)}
+    if as_json:
+        typer.echo(json.dumps({"rows": len(found), **found.described, **told, "notes": found.notes}))
         return
-    from sordino.cli.data import write_new
-
-    write_new(out, json.dumps(of_experiments(), indent=1) + "\n")
-    typer.echo(f"{out}: begin an experiment with the line  #:schema ./{out.name}")
+    if out is None:
+        typer.echo(found.to_csv(), nl=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for note in found.notes:
+        console.print(f"[yellow]note[/yellow] {escape(note)}")
+    for line in found.told():
+        console.print(escape(line))
+    if out is not None:
+        console.print(f"{len(found)} predictions are in {escape(str(out))}")

@@ -1,12 +1,16 @@
-"""Options that several verbs share."""
+"""Options and arguments that verbs share, and parsers that answer a mistyped one with what to write."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
+from typer.core import TyperCommand
+
+from sordino.errors import ConfigError
 
 
 class Kind(StrEnum):
@@ -47,3 +51,93 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 Figures = Annotated[
     Kind | None, typer.Option("--figures", help="Also write figures for a paper (needs the plots extra).")
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def experiment_and_changes(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """A word with a = is a change, another one is the experiment."""
+    names, changes = [word for word in words if "=" not in word], [word for word in words if "=" in word]
+    if len(names) > 1:
+        key = next((i for i, word in enumerate(words[:-1]) if _is_key(word) and "=" not in words[i + 1]), None)
+        raise ConfigError(
+            f"only one experiment can be given, not {', '.join(names)}",
+            why="a setting is one word: key=value, without spaces" if key is not None else "",
+            fix=f"write {words[key]}={words[key + 1]}" if key is not None else "`sordino compare` runs several",
+            code="two-experiments",
+        )
+    return names[0] if names else None, changes
+
+
+def _is_key(word: str) -> bool:
+    from sordino.config import Experiment, places
+
+    return word.partition(".")[0] in Experiment.model_fields or bool(places(word))
+
+
+class AnyVerb(TyperCommand):
+    """Any verb. An empty word is refused, because it would mean the folder that one happens to be in."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, word in zip(["", *args], args, strict=False):
+            if word == "" or (word.startswith("--") and word.endswith("=")):
+                option = word.rstrip("=") or (before if before.startswith("-") else "a word")
+                raise ConfigError(
+                    f"{option} is empty",
+                    why="an empty text is no file and no value; perhaps a variable of the shell that is not set",
+                    fix="say what is meant, or leave it out",
+                    code="empty-word",
+                )
+        for option, value in self._unknown(args):
+            self.refuse(option, value)
+        return super().parse_args(ctx, args)
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Its first sentence, whole however narrow the screen is."""
+        return super().get_short_help_str(max(limit, 1000))
+
+    def _unknown(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Options that this verb does not have, and the value that seems to be meant."""
+        known = {option for parameter in self.params for option in parameter.opts}
+        for i, word in enumerate(args):
+            if word == "--":
+                return
+            option, _, value = word.partition("=")
+            if option.startswith("--") and option not in known:
+                yield option, value or next((after for after in args[i + 1 : i + 2] if after[:1] != "-"), "VALUE")
+
+    def refuse(self, option: str, value: str) -> None:
+        """Says of an unknown option what it may have meant; where nothing is known, the parser says that it is none."""
+        if _is_key(option[2:]):
+            raise ConfigError(
+                f"{option} is not an option of this command",
+                why="it is a setting of an experiment, and this command takes none",
+                fix=f"write {option[2:]} = {value} into the experiment's file",
+                code="option-is-a-key",
+            )
+
+
+class Verb(AnyVerb):
+    """A verb whose experiment is changed by key=value: who writes a key as an option is told so."""
+
+    def refuse(self, option: str, value: str) -> None:
+        from sordino.config import places
+
+        if not _is_key(option[2:]):
+            return
+        raise ConfigError(
+            f"{option} is not an option",
+            why="settings of an experiment are written without dashes",
+            fix=" or ".join(f"write {place}={value}" for place in places(option[2:]) or [option[2:]]),
+            code="option-is-a-key",
+        )
+
+
+class Verbs(typer.Typer):
+    """A group of verbs, which all read their words alike."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
+    ) -> Callable[[F], F]:
+        return super().command(name, cls=cls or AnyVerb, **options)

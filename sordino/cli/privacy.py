@@ -12,9 +12,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Verbose
+from sordino.cli.options import Json, Verb, Verbose, Verbs, experiment_and_changes
 from sordino.cli.screen import Screen, say
-from sordino.cli.words import Verb, Verbs, experiment_and_changes
 from sordino.errors import ConfigError
 from sordino.later import when_used
 
@@ -94,7 +93,7 @@ def plan(
 def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     with when_used("torch"):
         from sordino.budget import calculator
-        from sordino.results import plan_tables as planned
+        from sordino.cli import plan_tables as planned
 
     question = calculator.ask(**given)
     answers = calculator.answer(question)
@@ -125,7 +124,7 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
     file, overrides = experiment_and_changes(words)
     with Console(stderr=True, quiet=as_json).status("rehearsing the rounds, calibrating the alternatives"):
         with when_used("torch"):
-            from sordino.results import plan_tables as planned
+            from sordino.cli import plan_tables as planned
             from sordino.runs.forecast import compare
 
         found = compare(Path(file) if file is not None else None, overrides)
@@ -155,8 +154,8 @@ def spent(
     verbose: Verbose = False,
 ) -> None:
     """What a run has spent, to whom; read from its ledger. Of a ledger: what all runs on it have spent together."""
-    from sordino.results.tables import groups, guarantees
-    from sordino.results.tables import spending as spending_table
+    from sordino.cli.tables import groups, guarantees
+    from sordino.cli.tables import spending as spending_table
     from sordino.runs.lifetime import lifetime
     from sordino.runs.vouched import vouched
 

@@ -18,10 +18,10 @@ from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from sordino.branches import BRANCHES, part, parts, present
-from sordino.cli import checking, comparing, data, doctor, looking, predicting, privacy, running, watching
+from sordino.cli import catalogue, comparing, data, doctor, looking, privacy, running
 from sordino.cli.ending import ended
+from sordino.cli.options import Verb, Verbs
 from sordino.cli.screen import json_asked
-from sordino.cli.words import Verb, Verbs
 from sordino.errors import ConfigError
 from sordino.version import __version__
 
@@ -36,14 +36,14 @@ app = Verbs(
 app.command()(running.new)
 app.command(cls=Verb)(running.run)
 app.command()(running.resume)
-app.command()(watching.watch)
+app.command()(looking.watch)
 app.command("list")(looking.list_)
 app.command()(looking.show)
-app.command()(predicting.predict)
+app.command()(looking.predict)
 app.command(cls=Verb)(comparing.compare)
-app.command()(looking.algorithms)
-app.command()(looking.schema)
-app.command()(checking.check)
+app.command()(catalogue.algorithms)
+app.command()(catalogue.schema)
+app.command()(catalogue.check)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 app.command()(doctor.doctor)

@@ -1,4 +1,4 @@
-"""The verbs that train: new, run, resume."""
+"""Verbs that train: new, run, resume."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.loading import loading
-from sordino.cli.options import Json, Quiet, Track, Verbose
-from sordino.cli.screen import Screen, say
-from sordino.cli.words import experiment_and_changes
+from sordino.cli.options import Json, Quiet, Track, Verbose, experiment_and_changes
+from sordino.cli.screen import Screen, check_absent, say, unwritable, write
+from sordino.later import loading
 
 if TYPE_CHECKING:
     from sordino.config import Experiment
@@ -23,9 +22,13 @@ if TYPE_CHECKING:
 
 def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
     """Start a project: one commented experiment and a model of your own."""
-    from sordino.cli.new_project import write
-
-    for path in write(folder):
+    files = {folder / "experiment.toml": EXPERIMENT, folder / "task.py": TASK}
+    for path in files:
+        check_absent(path)
+    with unwritable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
+        write(path, text)
         typer.echo(str(path))
 
 
@@ -99,8 +102,8 @@ def _say_only(
         told |= {"remarks": simulation.remarks}
         say({**told, "answer": row.to_json(), "guarantees": promised})
     elif not quiet:
-        from sordino.results import plan_tables as planned
-        from sordino.results.tables import guarantees
+        from sordino.cli import plan_tables as planned
+        from sordino.cli.tables import guarantees
 
         console = Screen()
         simulated = not settled.privacy.real
@@ -176,14 +179,14 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         found = {"folder": str(result.folder), **told(RunFolder(result.folder)), "notes": result.notes}
         say(found | ({"seconds": dict(seen.shares)} if seen is not None else {}))
     elif not quiet:
-        from sordino.results.tables import summary
+        from sordino.cli.tables import summary
 
         out = Screen()
         summary(out, result.metrics, result.receipt, prepared(result.folder))
         for note in result.notes:
             out.print(f"[yellow]note[/yellow] {escape(note)}")
         if seen is not None:
-            from sordino.results.tables import times
+            from sordino.cli.tables import times
 
             out.print(times(seen, result.metrics))
         out.print(f"Everything is in [bold]{escape(str(result.folder))}[/bold].")
@@ -193,3 +196,60 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
                 f"Stopped at a safe point. Continue with: {again or f'sordino resume {escape(str(result.folder))}'}"
             )
         raise typer.Exit(130)
+
+
+EXPERIMENT = """\
+# Run it from this folder:  sordino run experiment.toml
+# Change anything:          sordino run experiment.toml rounds=5
+rounds = 30
+seed = 0                        # of everything random in a simulation
+
+[data]
+source = "digits"               # real 8x8 images that ship with sordino; or:
+# source = "tabular"            # path = "table.csv", label = "column", group = "column that names the client",
+#                             # schema = "table.schema.toml" (`sordino data schema table.csv --label column` drafts it)
+# source = "images"             # path = a folder of parquet files in the Hugging Face image format
+
+[partition]
+scheme = "dirichlet"            # iid, dirichlet, shards, classes, active, quantity, long_tail, power_law,
+                                # natural (by data.group)
+clients = 20
+alpha = 0.5                     # smaller: clients differ more
+
+[model]
+name = "task:Net"               # class Net in task.py; or logistic, mlp, cnn, cnn_norm, cnn_wide, vgg16
+
+[cohort]
+name = "everyone"               # or {name = "round_robin", size = 5}, "random", "poisson" (rate = 0.1)
+
+[algorithm]
+name = "gaussian_gdp"           # `sordino algorithms` lists all with their parameters
+clip = 1.0                      # largest norm of one example's gradient
+lr = 1.0
+
+[privacy]
+epsilon = 8.0                   # of one example of one client, over the whole run; leave it out with
+                                # fedavg, fedprox, scaffold
+delta = 1e-5                    # below 1 / number of examples
+noise = "counter"               # a seeded simulation; "system" draws real noise
+"""
+
+TASK = '''\
+"""The model. Any torch.nn.Module will do; use GroupNorm where you would use BatchNorm.
+
+If you come from Flower: Net is as you know it. load_data is [data] and [partition] in experiment.toml, train is
+[algorithm], and test is done for you, on all test examples and client by client; so a task.py of yours works here, and
+its other functions are not called.
+"""
+
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def forward(self, x: Tensor) -> Tensor:  # images arrive as [batch, channels, height, width], normalised
+        return self.layers(x)
+'''

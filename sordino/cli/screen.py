@@ -1,10 +1,12 @@
-"""Where verbs print: tables for people, plain lines for other programs, one JSON object where that was asked for."""
+"""Output of verbs: tables for people, plain lines for other programs, one JSON object where --json was given."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,6 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from sordino.errors import RunError
 
 MANY = 1000  # rows of a table that is drawn: more take a long time, and nobody looks at their lines
 LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
@@ -63,7 +67,40 @@ def say(facts: object) -> None:
     typer.echo(json.dumps(facts))
 
 
+def write(path: Path, text: str, new: bool = False) -> None:
+    """Write a text file; a `new` one never takes the place of another."""
+    if new:
+        check_absent(path)
+    with unwritable(path), path.open("x" if new else "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def check_absent(path: Path) -> None:
+    """Refuse to write where a file is."""
+    if path.exists():
+        raise RunError(
+            f"{path} already exists",
+            why="sordino does not overwrite a file that may be yours",
+            fix="choose another place, or move the file away",
+            code="file-exists",
+        )
+
+
+@contextmanager
+def unwritable(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write into an error with a fix."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}",
+            why=error.strerror or str(error),
+            fix="choose a folder that you may write to",
+            code="not-writable",
+        ) from None
+
+
 def json_asked() -> bool:
-    """Is this command to say everything as JSON, errors too?"""
+    """True where --json is given: errors are printed as JSON, too."""
     words = sys.argv[1:]
     return "--json" in (words[: words.index("--")] if "--" in words else words)

@@ -23,9 +23,21 @@ from sordino.config import Experiment
 from sordino.config.reading import parsed
 from sordino.errors import ConfigError, SordinoError
 from sordino.laws.federations import ends, learns, ledger, noisy, order, processes, receipt, resumes
-from sordino.laws.halves import absence, blind, linear, mean, pure, sealed, shapes, statistics, tensors
+from sordino.laws.halves import (
+    absence,
+    blind,
+    complete,
+    draws_nothing,
+    frozen,
+    linear,
+    mean,
+    pure,
+    sealed,
+    shapes,
+    statistics,
+    tensors,
+)
 from sordino.laws.parts import FUNCTIONS, MODEL, PartTrial, kind_of
-from sordino.laws.reading import complete, draws_nothing, frozen
 from sordino.laws.trial import ROUNDS, Broken, Trial
 
 SETTABLE = ("algorithm", "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 Metric: TypeAlias = Literal["accuracy", "label_accuracy", "mean_absolute_error", "loss"]
@@ -86,3 +87,15 @@ SCORED = {
     "rmse": "root mean squared error",
     "r2": "R², 0 for always the mean",
 }
+
+
+def bytes_text(count: float) -> str:
+    return scaled(count, ("B", "kB", "MB", "GB"))
+
+
+def scaled(value: float, units: Sequence[str]) -> str:
+    """A value in the largest unit, a thousand times the one before, of which it holds at least one."""
+    power = 0
+    while value >= 1000 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.1f} {units[power]}" if power else f"{value:.0f} {units[0]}"

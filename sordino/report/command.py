@@ -109,8 +109,7 @@ def export(
 
 def _written(found: Evidence, as_: Document, target: Path) -> Path:
     from sordino.ledger.files import atomic_write
-    from sordino.receipts.model_card import card
-    from sordino.receipts.registry import record
+    from sordino.receipts.documents import card, record
     from sordino.report.annex import as_pdf, page
 
     if target.suffix == ".pdf":

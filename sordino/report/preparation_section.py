@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from sordino.metrics.headlines import bytes_text
 from sordino.metrics.preparation_cost import Cost, Reached, Target
 from sordino.report.charts import percent
 from sordino.report.markup import Html, joined, note, scrolled, tag
 from sordino.report.markup import section as titled
 from sordino.results.preparation import Gallery, OfClass, Preparation
-from sordino.results.tables import bytes_text
 
 WAYS = {"down": "↓", "up": "↑"}
 KINDS = ("kept", "candidates kept"), ("rejected", "candidates rejected"), ("drawn", "drawn by the generator")

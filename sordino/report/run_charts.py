@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from sordino.metrics.headlines import HEADLINES, Headline
+from sordino.metrics.headlines import HEADLINES, Headline, bytes_text, scaled
 from sordino.metrics.measures import headline, last_scored, scores
 from sordino.metrics.rows import RoundRow
 from sordino.report.charts import Axis, Line, Lines, Spot, Write, number, percent
 from sordino.report.run_facts import RunFacts
-from sordino.results.tables import bytes_text, scaled
 
 ROUND = Axis("round")
 SENT = Axis("sent", bytes_text, "MB sent, both directions", 1e6, zero=True)

@@ -14,6 +14,7 @@ from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import Fact, Number
 from sordino.accounting.notes import noised
 from sordino.accounting.words import Described, by_phase, described, merged
+from sordino.cli.tables import secure
 from sordino.ledger.ledger import Entry
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import warnings
@@ -27,9 +28,8 @@ from sordino.results import audit_file as audited
 from sordino.results import preparation
 from sordino.results.attack_file import Assault, told
 from sordino.results.audit_file import TrainedAudit
+from sordino.results.one_run import Curve, Points, curve, stops
 from sordino.results.preparation import Preparation
-from sordino.results.spending_curve import Curve, Points, curve, stops
-from sordino.results.tables import secure
 from sordino.runs.population import Population
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import simulated

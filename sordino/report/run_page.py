@@ -10,6 +10,7 @@ from pathlib import Path
 from sordino.accounting.belief import epsilon_text
 from sordino.errors import LedgerError
 from sordino.ledger.files import atomic_write
+from sordino.metrics.headlines import bytes_text
 from sordino.metrics.measures import last_scored, last_ten, scores
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import bind_page
@@ -19,7 +20,6 @@ from sordino.report.charts import Axis, bars, heat, lines, number, percent
 from sordino.report.frame import promises, self_contained, top
 from sordino.report.markup import Html, cards, folded, listed, note, saved, scrolled, section, tag
 from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather
-from sordino.results.tables import bytes_text
 
 MIXED = (
     "Total variation: how far a client's mix of labels is from that of all clients, 0 alike to 1. Effective classes: "

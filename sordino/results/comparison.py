@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sordino import config
 from sordino.accounting.statement import Guarantee, Key
@@ -23,32 +24,17 @@ from sordino.branches import part
 from sordino.config import Experiment
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
-from sordino.metrics.headlines import HEADLINES
 from sordino.metrics.measures import (
-    Measure,
     Metrics,
-    at_bytes,
-    at_round,
-    bytes_to,
-    final,
-    headline,
-    last_ten,
-    mean_std,
-    paired_p,
-    rounds_to,
-    traffic,
-    worst_tenth,
 )
-from sordino.metrics.preparation_cost import before, in_front
+from sordino.metrics.preparation_cost import in_front
 from sordino.planning.methods import Methods
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
-from sordino.results.comparison_table import Measured, Row, snippet
-from sordino.results.frames import frame
-from sordino.results.pace import Follow, Pace, Watch
-from sordino.results.preparation import label_of
+from sordino.results.comparison_table import Method, Row, snippet, table
+from sordino.results.one_run import frame
 from sordino.results.sweeps import Composed, Notes, Setting, choosing, composed, grid
-from sordino.runs.play import Ended
+from sordino.runs.play import Ended, Progress
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import settle
 from sordino.tasks.personalise import ways
@@ -60,27 +46,61 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True)
-class Method:
-    """All seeds of one experiment."""
+Watch = Callable[[Progress], None]
 
-    name: str
-    runs: Sequence[Metrics]  # of each seed; what it prepared is a round 0
-    promise: Sequence[Guarantee]  # each of the seed that promises least
-    experiment: Experiment = Experiment()  # of the first seed, as it was run
-    ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
+
+class NextRun(NamedTuple):
+    method: str
+    seed: int
+    number: int  # from 1
+    many: int
+    left: float | None  # seconds, of this run and all after it; None: no run has been timed
+
+    def __str__(self) -> str:
+        return f"run {self.number} of {self.many}: {self.method}, seed {self.seed}"
+
+
+Follow = Callable[[NextRun], AbstractContextManager[Watch | None]]  # what is run now -> who watches its rounds
+
+
+class Pace:
+    """Times the runs of each method. One that goes on from its middle counts as what it played, and one that was
+    finished before as nothing.
+    """
+
+    def __init__(self, follow: Follow, methods: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._follow, self._methods, self._clock = follow, methods, clock  # methods: one name for each run
+        self._number = 0
+        self._seconds: dict[str, float] = {}  # that were measured, of each method
+        self._played: dict[str, float] = {}  # in how many runs
 
     @property
-    def simulated(self) -> bool:
-        return not self.experiment.privacy.real
+    def _left(self) -> float | None:
+        """A method that has not been timed is taken to be as quick as the others are in the mean."""
+        each = {name: seconds / self._played[name] for name, seconds in self._seconds.items()}
+        if not each:
+            return None
+        usual = statistics.fmean(each.values())
+        return sum(each.get(name, usual) for name in self._methods[self._number :])
 
-    @property
-    def measured_by(self) -> str:
-        """The way in which it is measured."""
-        return ", then ".join(dict.fromkeys(row.measured for run in self.runs for row in run if row.loss is not None))
+    @contextmanager
+    def __call__(self, seed: int) -> Iterator[Watch]:
+        method, played, begun = self._methods[self._number], 0.0, self._clock()
+        asked = NextRun(method, seed, self._number + 1, len(self._methods), self._left)
+        with self._follow(asked) as watch:
 
-    def values(self, of: Measure) -> list[float]:
-        return [value for run in self.runs if (value := of(run)) is not None]
+            def counted(step: Progress) -> None:
+                nonlocal played
+                if not step.metrics.phase:
+                    played += 1 / step.rounds
+                if watch is not None:
+                    watch(step)
+
+            yield counted
+        self._number += 1
+        if played:
+            self._seconds[method] = self._seconds.get(method, 0.0) + self._clock() - begun
+            self._played[method] = self._played.get(method, 0.0) + played
 
 
 @dataclass(frozen=True, repr=False)
@@ -312,54 +332,3 @@ def _said(found: Sequence[str]) -> str:
 def _constant(run: Metrics) -> float:
     """What always answering the most frequent class reaches; 0 where there are no classes."""
     return next((row.majority for row in reversed(run) if row.majority is not None), 0.0)
-
-
-def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
-    """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach
-    it.
-    """
-    metric = headline([row for m in methods for run in m.runs for row in run])
-    if target is None:
-        ends = [statistics.fmean(values) for m in methods if (values := m.values(last_ten))]
-        weakest = min if HEADLINES[metric].higher else max
-        target = weakest(ends) if ends else 0.0
-    rounds = max((row.round for m in methods for run in m.runs for row in run), default=0)
-    cheapest = min((traffic(run) for m in methods for run in m.runs), default=0.0)
-    measures: dict[str, Measure] = {
-        "final": final,
-        "last_ten": last_ten,
-        "worst_tenth": worst_tenth,
-        "at_half": at_round(rounds // 2),
-        "at_equal_bytes": at_bytes(cheapest),
-        "rounds_to_target": rounds_to(target),
-        "bytes_to_target": bytes_to(target),
-        "bytes": traffic,
-        "before": before,
-    }
-    return [
-        Row(
-            method=method.name,
-            n=len(method.runs),
-            target=target,
-            metric=metric,
-            measured={name: _over_seeds(method.values(measure)) for name, measure in measures.items()},
-            measured_by=method.measured_by,
-            p_against_first=_p_against(methods[0], method),
-            candidates=label_of(method.experiment),
-            guarantees=tuple(method.promise),
-            simulated=method.simulated,
-        )
-        for method in methods
-    ]
-
-
-def _over_seeds(values: Sequence[float]) -> Measured:
-    """Of those seeds that have a value: a target may not be reached by every one."""
-    mean, std = mean_std(values)
-    return Measured(mean=mean, std=std, n=len(values))
-
-
-def _p_against(first: Method, method: Method) -> float | None:
-    ours, theirs = method.values(last_ten), first.values(last_ten)
-    alike = method.measured_by == first.measured_by  # a model of each client's own is no better global model
-    return None if method is first or not alike or len(ours) != len(theirs) else paired_p(ours, theirs)

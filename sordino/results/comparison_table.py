@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import html
 import io
+import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.markup import escape
 from rich.table import Table
@@ -16,8 +18,26 @@ from rich.table import Table
 from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
 from sordino.accounting.statement import Guarantee
-from sordino.metrics.headlines import HEADLINES, Metric
-from sordino.results.tables import bytes_text
+from sordino.config import Experiment
+from sordino.metrics.headlines import HEADLINES, Metric, bytes_text
+from sordino.metrics.measures import (
+    Measure,
+    Metrics,
+    at_bytes,
+    at_round,
+    bytes_to,
+    final,
+    headline,
+    last_ten,
+    mean_std,
+    paired_p,
+    rounds_to,
+    traffic,
+    worst_tenth,
+)
+from sordino.metrics.preparation_cost import before
+from sordino.results.preparation import label_of
+from sordino.results.sweeps import Notes
 from sordino.runs.listing import promise
 
 
@@ -65,6 +85,80 @@ class Row(Fact):
             "simulated": self.simulated,
             "guarantees": [row.to_json() for row in self.guarantees],
         }
+
+
+@dataclass(frozen=True)
+class Method:
+    """All seeds of one experiment."""
+
+    name: str
+    runs: Sequence[Metrics]  # of each seed; what it prepared is a round 0
+    promise: Sequence[Guarantee]  # each of the seed that promises least
+    experiment: Experiment = Experiment()  # of the first seed, as it was run
+    ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
+
+    @property
+    def simulated(self) -> bool:
+        return not self.experiment.privacy.real
+
+    @property
+    def measured_by(self) -> str:
+        """The way in which it is measured."""
+        return ", then ".join(dict.fromkeys(row.measured for run in self.runs for row in run if row.loss is not None))
+
+    def values(self, of: Measure) -> list[float]:
+        return [value for run in self.runs if (value := of(run)) is not None]
+
+
+def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
+    """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach
+    it.
+    """
+    metric = headline([row for m in methods for run in m.runs for row in run])
+    if target is None:
+        ends = [statistics.fmean(values) for m in methods if (values := m.values(last_ten))]
+        weakest = min if HEADLINES[metric].higher else max
+        target = weakest(ends) if ends else 0.0
+    rounds = max((row.round for m in methods for run in m.runs for row in run), default=0)
+    cheapest = min((traffic(run) for m in methods for run in m.runs), default=0.0)
+    measures: dict[str, Measure] = {
+        "final": final,
+        "last_ten": last_ten,
+        "worst_tenth": worst_tenth,
+        "at_half": at_round(rounds // 2),
+        "at_equal_bytes": at_bytes(cheapest),
+        "rounds_to_target": rounds_to(target),
+        "bytes_to_target": bytes_to(target),
+        "bytes": traffic,
+        "before": before,
+    }
+    return [
+        Row(
+            method=method.name,
+            n=len(method.runs),
+            target=target,
+            metric=metric,
+            measured={name: _over_seeds(method.values(measure)) for name, measure in measures.items()},
+            measured_by=method.measured_by,
+            p_against_first=_p_against(methods[0], method),
+            candidates=label_of(method.experiment),
+            guarantees=tuple(method.promise),
+            simulated=method.simulated,
+        )
+        for method in methods
+    ]
+
+
+def _over_seeds(values: Sequence[float]) -> Measured:
+    """Of those seeds that have a value: a target may not be reached by every one."""
+    mean, std = mean_std(values)
+    return Measured(mean=mean, std=std, n=len(values))
+
+
+def _p_against(first: Method, method: Method) -> float | None:
+    ours, theirs = method.values(last_ten), first.values(last_ten)
+    alike = method.measured_by == first.measured_by  # a model of each client's own is no better global model
+    return None if method is first or not alike or len(ours) != len(theirs) else paired_p(ours, theirs)
 
 
 COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {  # None: as the headline is written

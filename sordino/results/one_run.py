@@ -10,20 +10,23 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
+from sordino.accounting.facts import Fact
+from sordino.accounting.statement import Key, epsilons
 from sordino.branches import part
+from sordino.errors import ConfigError
 from sordino.ledger.books import EVERYONE
 from sordino.metrics.headlines import HEADLINES, Headline
 from sordino.metrics.measures import Metrics, final, headline, last_scored, scores, warnings
 from sordino.metrics.rows import PreparedRow, RoundRow
 from sordino.receipts.folder import RunFolder, numbers
 from sordino.receipts.run_files import Receipt
-from sordino.results.frames import frame
 from sordino.runs.listing import promised
 from sordino.user_code import lent
 
@@ -108,8 +111,6 @@ class Result:
         There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, known after a dozen of the rounds:
         each of these numbers is a composition of everything released until then, which may take a second.
         """
-        from sordino.results.spending_curve import curve
-
         rows = frame([numbers(row.to_json()) for row in self.metrics], ["round"], instead="`result.metrics`")
         notes, shares, population, delta = self._spending
         if shares:
@@ -252,3 +253,54 @@ def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> str:
         f'style="display:block"><path d="M0,0V{height}H{width}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
         f'<polyline points="{line}" fill="none" stroke="#2a78d6" stroke-width="2"/></svg>'
     )
+
+
+def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, instead: str) -> pandas.DataFrame:
+    """A data frame of so many rows; with these `columns` where there is none. `instead` is where the numbers are
+    without pandas.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError(
+            "data frames need pandas",
+            why="it is not installed, and nothing else in sordino needs it",
+            fix=f"run: pip install 'sordino[frames]'; {instead} has the same numbers without pandas",
+            code="pandas-missing",
+        ) from None
+    return pandas.DataFrame(list(rows), columns=None if rows else list(columns))
+
+
+POINTS = 12  # of the epsilon curve: each is a full composition
+
+
+Points = tuple[tuple[int, float], ...]  # (rounds, epsilon)
+
+
+class Curve(Fact):
+    """One finite epsilon after some of the rounds."""
+
+    unit: Unit
+    neighbours: Neighbours
+    adversary: Adversary
+    points: Points
+    status: Status
+
+
+def curve(notes: Sequence[str], population: int, delta: float) -> list[Curve]:
+    """Epsilon of every finite row after some of the rounds."""
+    points: dict[Key, list[tuple[int, float]]] = {}
+    status: dict[Key, Status] = {}
+    for stop in stops(len(notes)):
+        for subject_, epsilon, how_far in epsilons(notes[:stop], population, delta):
+            points.setdefault(subject_, []).append((stop, epsilon))
+            status[subject_] = how_far
+    return [
+        Curve(unit=unit, neighbours=how, adversary=who, points=tuple(found), status=status[unit, how, who])
+        for (unit, how, who), found in points.items()
+    ]
+
+
+def stops(rounds: int) -> list[int]:
+    """Rounds after which epsilon is composed: a dozen, at even distances."""
+    return sorted({max(1, round(rounds * i / POINTS)) for i in range(1, POINTS + 1)}) if rounds else []

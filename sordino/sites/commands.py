@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet, Verbose
-from sordino.cli.screen import Screen, say
+from sordino.cli.screen import Screen, say, write
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,12 +89,11 @@ def agree(
 
 
 def _write(text: str, out: Path | None) -> None:
-    from sordino.cli.data import write_new
 
     if out is None:
         typer.echo(text, nl=False)
     else:
-        write_new(out, text)
+        write(out, text, new=True)
         typer.echo(str(out))
 
 
@@ -232,7 +231,7 @@ def join(
     if as_json:
         say({"folder": str(asked.folder), "over": left.over, **left.receipt.to_json()})
     elif not quiet:
-        from sordino.results.tables import guarantees
+        from sordino.cli.tables import guarantees
 
         if left.receipt.guarantees:
             console.print(guarantees(left.receipt.guarantees, left.receipt.simulated, left.receipt.phases))

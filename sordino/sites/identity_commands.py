@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli.options import Json
+from sordino.cli.options import Json, Verbs
 from sordino.cli.screen import say
-from sordino.cli.words import Verbs
 
 app = Verbs(help="Keys that sign letters, and the list of keys to believe.", no_args_is_help=True)
 

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from sordino.accounting.belief import subject
 from sordino.accounting.words import described, merged
+from sordino.cli.tables import guarantees
 from sordino.engine import wire
-from sordino.results.tables import bytes_text, guarantees
+from sordino.metrics.headlines import bytes_text
 from sordino.runs.setup import Setup
 from sordino.sites.identity import fingerprint
 from sordino.sites.join import Proposed

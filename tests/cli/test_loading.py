@@ -22,7 +22,7 @@ def told(program: str, folder: Path) -> str:
 def test_nothing_is_collected_while_modules_load_and_all_that_is_made_later_is(tmp_path: Path) -> None:
     program = """
 import gc, weakref
-from sordino.cli.loading import loading
+from sordino.later import loading
 
 class Ring: pass
 
@@ -50,7 +50,7 @@ assert later() is None
 def test_who_collects_nothing_goes_on_collecting_nothing(tmp_path: Path) -> None:
     program = """
 import gc
-from sordino.cli.loading import loading
+from sordino.later import loading
 gc.disable()
 with loading():
     pass

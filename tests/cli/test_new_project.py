@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.cli import new_project
+from sordino.cli.running import new
 from sordino.errors import RunError
 from sordino.receipts.run_files import Promised
 from sordino.runs.listing import listed, promise
@@ -18,7 +18,7 @@ from sordino.runs.listing import listed, promise
 
 @pytest.mark.slow
 def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
-    new_project.write(tmp_path / "mine")
+    new(tmp_path / "mine")
 
     def sordino(*words: str) -> str:
         command = [sys.executable, "-m", "sordino", *words]
@@ -37,7 +37,7 @@ def test_a_new_project_runs_and_is_listed(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("mine")
     with pytest.raises(RunError) as refused:
-        new_project.write(tmp_path)
+        new(tmp_path)
     assert refused.value.code == "file-exists"
     assert (tmp_path / "task.py").read_text() == "mine"
     assert not (tmp_path / "experiment.toml").exists()

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from sordino import config
-from sordino.cli import main, watching
-from sordino.cli.watching import connected, line
+from sordino.cli import looking, main
+from sordino.cli.looking import connected, line
 from sordino.metrics.rows import Scores
 from sordino.receipts import folder
 from sordino.receipts.folder import RunFolder
@@ -248,7 +248,7 @@ def test_a_terminal_gets_a_bar(finished: Path) -> None:
     import io
 
     out = io.StringIO()
-    with watching._shown(Console(file=out, force_terminal=True, width=100)) as show:
+    with looking._shown(Console(file=out, force_terminal=True, width=100)) as show:
         show(seen(50, 1010.0), WatchStart(1000.0, 30))
     assert "50/100" in out.getvalue()
     assert "accuracy 50.00%" in out.getvalue()

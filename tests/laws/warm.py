@@ -186,7 +186,7 @@ def serve(listener: socket.socket, alive: int) -> None:
 
 def _entries() -> dict[str, Callable[[list[str]], None]]:
     """Everything a run needs, imported and used once."""
-    import sordino.results.tables  # noqa: F401
+    import sordino.cli.tables  # noqa: F401
     from sordino import config
     from sordino.cli import main
     from sordino.runs import site_process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.laws.reading import DRAWS, calls
+from sordino.laws.halves import DRAWS, calls
 
 PACKAGE = Path(__file__).parents[2] / "sordino"
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "base", "manager"}

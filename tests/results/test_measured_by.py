@@ -75,9 +75,9 @@ def test_where_all_are_measured_alike_the_caption_says_it_and_there_is_a_p(
     alike = [row.beside(measured_by=OWN) for row in as_used.table]
     assert "measured by" not in lines(alike)[0]
     assert f"measured by {OWN}" in as_latex(alike)
-    monkeypatch.setattr(sordino.results.comparison, "paired_p", lambda ours, theirs: 0.04)
+    monkeypatch.setattr(sordino.results.comparison_table, "paired_p", lambda ours, theirs: 0.04)
     second = as_used.methods[1]
-    same = sordino.results.comparison.table([second, second.__class__("again", second.runs, [])])
+    same = sordino.results.comparison_table.table([second, second.__class__("again", second.runs, [])])
     assert [row.measured_by for row in same] == [OWN, OWN]
     assert [row.p_against_first for row in same] == [None, 0.04]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sordino.results.pace import NextRun, Pace
+from sordino.results.comparison import NextRun, Pace
 
 
 def test_the_rest_takes_what_the_runs_before_have_taken() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sordino.cli.new_project import EXPERIMENT
+from sordino.cli.running import EXPERIMENT
 from sordino.config import CHOOSERS, Experiment, Privacy, Section, validate
 from sordino.runs import catalogue as written
 from sordino.runs.editor import meanings, schema

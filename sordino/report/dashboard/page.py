@@ -12,6 +12,7 @@ from sordino.accounting.claims import standing
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import described, merged
 from sordino.metrics.evaluation import measured_by
+from sordino.metrics.headlines import bytes_text
 from sordino.metrics.measures import last_scored
 from sordino.metrics.rows import RoundRow
 from sordino.receipts.run_files import OfClient, Spending
@@ -20,7 +21,6 @@ from sordino.report.charts import lines
 from sordino.report.dashboard.watched import Now, Watched
 from sordino.report.frame import promises
 from sordino.report.markup import Html, cards, folded, joined, note, scrolled, tag
-from sordino.results.tables import bytes_text
 from sordino.runs.watched import SiteNow
 from sordino.transport.events import OF_ROUNDS, RunEvent
 

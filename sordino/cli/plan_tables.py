@@ -16,7 +16,8 @@ from rich.table import Table
 from sordino.accounting.belief import epsilon_text
 from sordino.accounting.claims import standing
 from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Answer, Enough, PlanRow, warning, ways_out
-from sordino.results.tables import STATUS_STYLE, bytes_text, guarantees
+from sordino.cli.tables import STATUS_STYLE, guarantees
+from sordino.metrics.headlines import bytes_text
 from sordino.runs.forecast import Compared, Planned
 
 WIDE = 105  # columns of a terminal from which every fact gets a column of its own

@@ -1,4 +1,4 @@
-"""A record for the public registry of differential privacy deployments (OpenDP, proposed for NIST).
+"""Documents about a run: a model card, and a record for the public registry of differential privacy deployments.
 
 Names and their order are those of the template in its repository, opendp/deployments-registry-data, commit 057e5d81.
 What no file of a run knows stays empty, and is listed on top: a person has to fill it in.
@@ -6,18 +6,19 @@ What no file of a run knows stays empty, and is listed on top: a person has to f
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Iterable, Iterator, Mapping
 
-from sordino.accounting.belief import ONE, rounded_up
+from sordino.accounting.belief import ONE, headline, rounded_up
 from sordino.accounting.events import Json
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import CHANGE, WHO, merged
 from sordino.errors import ConfigError
-from sordino.receipts.as_yaml import as_yaml
-from sordino.receipts.evidence import Evidence, line
+from sordino.receipts.evidence import COLUMNS, FORGED, Evidence, line, table
 
-BY_HAND = (
+TO_FILL_IN = (
     "deployment.basic: data_curators, intended_use, data_product_region, data_product_sector, publication_date",
     "deployment.implementation: justification, utility",
     "deployment.administrative: evidence_sources, registry_authors",
@@ -39,7 +40,7 @@ def record(found: Evidence) -> str:
         *found.stamps,
         "For the registry of differential privacy deployments: github.com/opendp/deployments-registry-data.",
         "No file of the run knows these; fill them in:",
-        *(f"  {name}" for name in BY_HAND),
+        *(f"  {name}" for name in TO_FILL_IN),
     ]
     told = as_yaml(_record(found, best))
     return "".join(f"# {note}\n" for note in notes) + told
@@ -68,20 +69,20 @@ def _record(found: Evidence, best: Guarantee) -> Json:
                 "variant_name": "Approximate DP",
                 "data_domain": f"{public.kind} data of shape {shape}, held by {len(public.sizes)} clients, with "
                 f"{found.examples} examples.",
-                "unprotected_quantities": _lines([*unprotected, *public.assumed, *public.void]),
+                "unprotected_quantities": _bullets([*unprotected, *public.assumed, *public.void]),
             },
             "privacy_loss": {
                 "privacy_unit": ONE[best.unit],
                 "privacy_unit_details": f"Adjacent data sets differ in {ONE[best.unit]}: {best.neighbours}, "
                 f"{CHANGE[best.neighbours]}." + f" {SEVERAL}" * (best.unit != "person"),
                 "privacy_parameters": {"epsilon": rounded_up(best.epsilon), "delta": best.delta},
-                "privacy_parameters_details": _lines(rows),
+                "privacy_parameters_details": _bullets(rows),
             },
             "deployment_model": {
                 "model_name": _model(best),
                 "model_name_details": f"The promise named here holds against the {best.adversary}.",
-                "trust_assumptions": _lines([*best.because] or ["none beyond the assumptions of the implementation"]),
-                "actors": _lines([f"{who}: {what}" for who, what in WHO.items()]),
+                "trust_assumptions": _bullets([*best.because] or ["none beyond the assumptions of the implementation"]),
+                "actors": _bullets([f"{who}: {what}" for who, what in WHO.items()]),
                 "release_type": "One release",
                 "release_type_details": f"All models of {found.receipt.rounds} rounds are counted as released.",
                 "data_source_type": "Static",
@@ -90,8 +91,8 @@ def _record(found: Evidence, best: Guarantee) -> Json:
                 "access_type_details": "",
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": _lines(found.receipt.assumptions),
-                "mechanisms": _lines([*found.noise, f"sordino {found.environment.sordino}"]),
+                "preprocessing_and_hyperparameter_tuning": _bullets(found.receipt.assumptions),
+                "mechanisms": _bullets([*found.noise, f"sordino {found.environment.sordino}"]),
                 "composition": f"All releases together, by the accountant {best.accountant}.",
                 "post_processing": "Whatever is computed from uploads and models after noise was added.",
                 "justification": "",
@@ -112,5 +113,93 @@ def _model(best: Guarantee) -> str:
     return "Local" if best.unit == "client" else "Federated"
 
 
-def _lines(said: list[str] | tuple[str, ...]) -> str:
+def _bullets(said: list[str] | tuple[str, ...]) -> str:
     return "\n".join(f"- {one}" for one in said)
+
+
+TASKS = {"image": "image-classification", "table": "tabular-classification"}
+BY_HAND = "*No file of the run knows this: write it here.*"
+
+
+def card(found: Evidence) -> str:
+    """The card, for README.md beside a model."""
+    promised = any(row.finite for row in found.receipt.guarantees)
+    said = {"federated-learning": True, "differential-privacy": promised, "simulation": found.simulated}
+    tags = [tag for tag, holds in said.items() if holds]
+    top = {
+        "library_name": "sordino",
+        "pipeline_tag": TASKS[found.public.kind],
+        "tags": tags,
+        "model_name": found.experiment.name,
+    }
+    matter = as_yaml(top)
+    kept = [row.words for row in found.rows if math.isfinite(row.epsilon)]
+    lost = [row.words for row in found.rows if not math.isfinite(row.epsilon)]
+    verdict = found.verdict
+    parts = [
+        f"---\n{matter}---",
+        f"# {_plain(found.experiment.name)}",
+        *(f"> **{stamp}**" for stamp in found.stamps),
+        f"{_plain(found.setting)}.",
+        "## Intended use",
+        BY_HAND,
+        "## Privacy",
+        _plain(headline(found.receipt.guarantees, found.simulated) or "Nothing is promised about anybody."),
+        _table(COLUMNS, table(found)),
+        *_section("### Protected", kept),
+        *_section("### Not protected", lost),
+        *_section("### Noise", found.noise),
+        *_section("## Limitations and assumptions", [*found.receipt.assumptions, *found.public.void]),
+        *_section("## What does not agree", verdict.wrong),
+        *_section("## What was checked, and agrees", verdict.agreed),
+        *_section("## What was not looked at", verdict.unseen),
+        *_section("## What no receipt shows", FORGED),
+        f"Run `{found.receipt.run}`, sordino {found.environment.sordino}, ledger head `{found.receipt.ledger_head}`. "
+        "`sordino privacy verify` checks the receipt without any data.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    said = "\n".join(f"- {_plain(line)}" for line in lines)
+    return [title, said] if said else []
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(columns)
+    lines = [head, ["---"] * len(head), *(list(map(_plain, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Words of a run's files stay words: no markup, no line of their own."""
+    flat = " ".join(text.split())
+    return "".join(f"\\{one}" if one in "\\`*_<>[]#|" else one for one in flat)
+
+
+def as_yaml(told: Mapping[str, object]) -> str:
+    """Names and values, in their order."""
+    return "".join(f"{line}\n" for line in _lines(told))
+
+
+def _lines(told: Mapping[str, object]) -> Iterator[str]:
+    for name, value in told.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{name}:"
+            yield from (f"  {line}" for line in _lines(value))
+        elif isinstance(value, str) and "\n" in value:
+            yield f"{name}: |-"
+            yield from (f"  {_printable(line)}" for line in value.split("\n"))
+        else:
+            yield f"{name}: {_value(value)}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        base, sign, power = repr(value).partition("e")
+        return f"{base if '.' in base else base + '.0'}{sign}{power}"  # 1e-05 is a text to some readers
+    return _printable(json.dumps(value, ensure_ascii=False))
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in text)

@@ -17,7 +17,7 @@ from sordino.accounting.claims import Status, standing
 from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import by_phase
-from sordino.metrics.headlines import HEADLINES
+from sordino.metrics.headlines import HEADLINES, bytes_text
 from sordino.metrics.measures import last_scored, scores, warnings
 from sordino.metrics.preparation_cost import Reached
 from sordino.metrics.rows import RoundRow
@@ -33,18 +33,6 @@ STATUS_STYLE: Mapping[Status, str] = {
     "nominal": "red",
     "none": "red",
 }
-
-
-def bytes_text(count: float) -> str:
-    return scaled(count, ("B", "kB", "MB", "GB"))
-
-
-def scaled(value: float, units: Sequence[str]) -> str:
-    """A value in the largest unit, a thousand times the one before, of which it holds at least one."""
-    power = 0
-    while value >= 1000 and power < len(units) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.1f} {units[power]}" if power else f"{value:.0f} {units[0]}"
 
 
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:
