@@ -7,7 +7,7 @@ noise, did other work: it gets no ratio, and the exit status is 1. Peers live in
 DIR/flower and DIR/fedlab; one that is not there is not guessed.
 
     --check    no timing, and next to no noise: do all sides learn the same?
-    --device   where all sides compute, such as cuda; the limits, and sides of several threads, are of the processor
+    --device   where all sides compute, such as cuda: without limits, bf16 and sides of several threads
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Running:
                 cwd=ROOT,
                 process_group=0,  # Ctrl-C is for the one who asks; what a side's libraries signal stays with it
             )
-        self.ready: dict[str, Any] = self._heard()
+        self.ready: dict[str, Any] = {}
         self.rounds: list[dict[str, float]] = []
 
     def __enter__(self) -> Running:
@@ -115,6 +115,10 @@ class Running:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def warm(self) -> None:
+        """Until its first round is over."""
+        self.ready = self._heard()
 
     def go(self) -> None:
         """A turn of this side. In a run a round follows a round. Whoever has waited for a turn has lost its caches, and
@@ -158,14 +162,17 @@ def measured(w: Workload, sides: Sequence[Side], repeats: int, peers: Path | Non
         running: dict[str, Running] = {}
         for side in sides:
             python = interpreter(side, peers)
-            if python is None:
-                continue
+            if python is not None:  # all of them begin at once, and nobody is measured before all have begun
+                log = folder / str(len(running))
+                running[side.name] = stack.enter_context(Running(side, w, python, log))
+        for one in [*running.values()]:
             try:
-                running[side.name] = stack.enter_context(Running(side, w, python, folder / "log"))
+                one.warm()
             except SystemExit as error:
-                if not side.peer:
+                if not one.side.peer:
                     raise
                 print(error, file=sys.stderr)  # somebody else's package: the others go on
+                del running[one.side.name]
         for _ in range(repeats):
             for one in running.values():
                 one.go()
@@ -293,7 +300,7 @@ def main() -> int:
             one
             for one in SIDES[name]
             if (not asked.only or one.reference or any(word in one.name for word in asked.only))
-            and (asked.device == "cpu" or not (one.limit or one.options.get("threads", 1) > 1))
+            and (asked.device == "cpu" or not (one.limit or "fp32" in one.name or one.options.get("threads", 1) > 1))
         ]
         before = machine()
         rows = measured(w, sides, 0 if asked.check else asked.repeats, asked.peers)

@@ -156,6 +156,6 @@ MODELS: dict[str, Callable[[tuple[int, int, int]], nn.Sequential]] = {"mlp": mlp
 
 def network(w: Workload) -> nn.Sequential:
     """At the weights from which every side starts."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
         return MODELS[w.model](w.shape).to(w.device)

@@ -41,6 +41,11 @@ def on(name: str) -> Iterator[None]:
         _at = before
 
 
+def on_gpu() -> bool:
+    """Does this run compute on a GPU, where launching work costs more than the work?"""
+    return _at is not None and _at.type == "cuda"
+
+
 def here(value: Tensor) -> Tensor:
     """A tensor that was made elsewhere, of bytes or of numpy's numbers, where this run computes."""
     return value if _at is None else value.to(_at)

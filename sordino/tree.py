@@ -29,6 +29,7 @@ import torch
 
 from sordino.fast import factored as lazy
 from sordino.fast.factored import Lazy, Moved, Scaled, Span, Zero, dense
+from sordino.fast.for_all import transforming
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +98,24 @@ def add(a: T, b: T) -> T:
     return map(torch.add, a, b)
 
 
+def _on_gpu(*trees: Any) -> bool:
+    """May one kernel take all leaves of these dicts at once? On a GPU a launch costs more than the work."""
+    first: Any = next(iter(trees[0].values()), None) if isinstance(trees[0], dict) else None
+    if type(first) is not torch.Tensor or not first.is_cuda or transforming():
+        return False
+    alike = all(isinstance(one, dict) and list(one) == list(trees[0]) for one in trees)
+    return alike and all(type(leaf) is torch.Tensor for one in trees for leaf in one.values())
+
+
+def _joined(of: Any, first: T, *rest: Any, **more: Any) -> T:
+    """One operation on the leaves of all these dicts, by their names."""
+    mine, *parts = [[*one.values()] if isinstance(one, dict) else one for one in (first, *rest)]
+    return dict(zip(first, of(mine, *parts, **more) or mine, strict=True))  # type: ignore[call-overload, return-value]
+
+
 def sub(a: T, b: T) -> T:
+    if a is not b and _on_gpu(a, b):
+        return _joined(torch._foreach_sub, a, b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: sub(a[k], b[k]) for k in a}  # type: ignore[return-value]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -108,6 +126,8 @@ def sub(a: T, b: T) -> T:
 
 
 def scale(factor: float | Tensor, a: T) -> T:
+    if isinstance(factor, float) and _on_gpu(a):
+        return _joined(torch._foreach_mul, a, factor)
     if isinstance(a, Lazy) and not (isinstance(factor, torch.Tensor) and factor.dim()):
         return a.scaled(factor)  # type: ignore[no-any-return]
     if isinstance(a, dict):
@@ -118,10 +138,19 @@ def scale(factor: float | Tensor, a: T) -> T:
     return map(lambda leaf: leaf * factor, a)
 
 
+def times(factor: Tensor, a: T) -> T:
+    """All leaves times one number, in the precision of each."""
+    if _on_gpu(a):
+        return _joined(torch._foreach_mul, a, factor.to(leaves(a)[0].dtype))
+    return map(lambda leaf: leaf * factor.to(leaf.dtype), a)
+
+
 def axpy(factor: float | Tensor, a: T, b: T) -> T:
     """The sum factor * a + b."""
     if isinstance(factor, torch.Tensor):
         return map(lambda x, y: factor * x + y, a, b)
+    if _on_gpu(a, b):
+        return _joined(torch._foreach_add, b, a, alpha=factor)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {k: axpy(factor, a[k], b[k]) for k in b}  # type: ignore[return-value]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -137,6 +166,8 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
     """The step y - eta * direction. The first step away from `start` makes a tree of its own; later ones walk in
     that memory.
     """
+    if y is not start and _on_gpu(y, direction):
+        return _joined(torch._foreach_add_, y, direction, alpha=-eta)
     if isinstance(y, dict) and isinstance(direction, dict) and y.keys() == direction.keys():
         walked = {} if y is start else y
         for name in y:
@@ -169,9 +200,11 @@ def norm(a: Tree, order: float = 2) -> Tensor:
     """The norm of all leaves taken as one vector, accumulated in float64 so that a bound checked twice is the same
     bound.
     """
-    total: Tensor = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(leaf.double(), order) for leaf in leaves(a)]), order
-    )
+    if _on_gpu(a):
+        each = list(torch._foreach_norm([*a.values()], order, torch.float64))
+    else:
+        each = [torch.linalg.vector_norm(leaf.double(), order) for leaf in leaves(a)]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(each), order)
     return total
 
 

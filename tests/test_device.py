@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from sordino.engine.choose_executor import check_between_machines, device_of
 from sordino.errors import ConfigError
 from sordino.runs import run
 from tests.laws.cases import BY_NAME, CASES
-from tests.laws.test_executors import CLOSE, apart, paid
-from tests.laws.traces import Trace, finished, interrupted
+from tests.laws.test_executors import paid
+from tests.laws.traces import Trace, finished
 from tests.pretended import DEVICE, LeftBehind, accelerator
 
 QUICK = ("gaussian_gdp", "scaffold")
@@ -147,22 +146,3 @@ def test_sites_and_hosts_have_none() -> None:
     with pytest.raises(ConfigError) as error:
         check_between_machines("cuda")
     assert error.value.code == "device-of-one-process"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_on_a_real_one_it_is_the_same_but_for_rounding(case: Any, tmp_path: Path) -> None:
-    engine = {"executor": "auto", "workers": 1, "precision": "fp32"}
-    here = finished(case.experiment(engine=engine), tmp_path / "here")
-    away = finished(case.experiment(engine={**engine, "device": "cuda"}), tmp_path / "away")
-    assert [paid(entry) for entry in here.ledger] == [paid(entry) for entry in away.ledger]
-    assert apart(tmp_path / "here", tmp_path / "away") < CLOSE
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "gaussian_gdp", "dp_prox", "cuag_pfl_published", "slaug_fl"])
-def test_on_a_real_one_a_run_that_was_stopped_is_the_same_to_the_byte(name: str, tmp_path: Path) -> None:
-    there = BY_NAME[name].experiment(engine={"executor": "auto", "workers": 1, "device": "cuda"})
-    assert finished(there, tmp_path / "whole") == interrupted(there, tmp_path / "stopped")

@@ -52,7 +52,7 @@ class Walk:
         direction = self._of_weights(direction)
         if rule.most_grad is not None:
             factor = (rule.most_grad / tree.norm(direction)).clamp_max(1.0)
-            direction = tree.map(lambda g: g * factor.to(g.dtype), direction)
+            direction = tree.times(factor, direction)
         if rule.weight_decay:
             direction = self._of_weights(tree.axpy(rule.weight_decay, self.y, direction))
         if rule.momentum:

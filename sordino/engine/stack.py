@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from sordino import tree
+from sordino.device import on_gpu
 from sordino.fast.factored import EVERY, ClientRows, Lazy, Span, dense
 from sordino.keys import Key, fold, integers, normal, root, signed, word
 from sordino.privacy.readers.padded import PaddedShard
@@ -130,10 +131,12 @@ def least(cohort: int) -> int:
 
 
 def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[list[Member]]:
-    """Parts of neighbours, at most so many in each. They become smaller, so that those who share them end together."""
-    start = 0
+    """Parts of neighbours, at most so many in each. They become smaller, so that those who share them end together; on
+    a GPU nobody shares them.
+    """
+    start, parts = 0, 1 if on_gpu() else PARTS
     while start < len(few):
-        size = min(most, max(worth, -(-(len(few) - start) // PARTS)))
+        size = min(most, max(worth, -(-(len(few) - start) // parts)))
         yield list(few[start : start + size])
         start += size
 

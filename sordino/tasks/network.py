@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
-from sordino.device import drawing
+from sordino.device import drawing, on_gpu
 from sordino.errors import ConfigError
 from sordino.fast.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
@@ -28,6 +28,7 @@ from sordino.types import Params
 
 STACK_WEIGHTS = 1 << 16  # of one client: more of them leave the cache faster than calls are saved
 POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the caches hold
+GPU_FLOATS = 64 * POOL_FLOATS  # the same on a GPU, which they fill
 
 
 class NetworkOnRows:
@@ -115,18 +116,23 @@ class NetworkOnRows:
             return 1
         walks = self._spans(n)
         weights = 0 if walks else sum(p.numel() for _, p in self._trained)
-        return 1 if weights > STACK_WEIGHTS else max(1, POOL_FLOATS // (n * self._floats + weights))
+        return 1 if weights > STACK_WEIGHTS else max(1, _pass_floats() // (n * self._floats + weights))
 
     @cached_property
     def room(self) -> int:
         if self._chain is None or self._drops or self._augment is not None:
             return 0
-        return max(1, POOL_FLOATS // self._floats)
+        return max(1, _pass_floats() // self._floats)
 
     @property
     def pads(self) -> bool:
         """Can rows that are nobody's stand among others in a batch? What is drawn for a row goes by its place."""
         return self._chain is not None and not self._drops and self._augment is None
+
+    @property
+    def replays(self) -> bool:
+        """Do its passes depend on nothing but parameters, rows and draws, and look at no number?"""
+        return self._chain is not None
 
     @property
     def threads(self) -> bool:
@@ -273,6 +279,10 @@ class NetworkOnRows:
         n, height, width, channels = scaled.shape
         # with one channel both layouts are the same memory, and only the ordinary strides say so to every kernel
         return scaled.view(n, 1, height, width) if channels == 1 else scaled.movedim(-1, 1)
+
+
+def _pass_floats() -> int:
+    return GPU_FLOATS if on_gpu() else POOL_FLOATS
 
 
 def _beside(net: nn.Module, trained: Params, moving: tuple[str, ...]) -> dict[str, Tensor | str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sordino import keys, tree
+from sordino.fast.graphs import pure
 from sordino.types import Examples, Params, Scorer, Shard, Task, Work
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def distances(z: Tensor, means: Tensor) -> Tensor:
     return 2 * z @ means.T - (z**2).sum(1, keepdim=True) - (means**2).sum(1)
 
 
+@pure
 def episode_loss(task: Task, params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
     """The mean cross-entropy of the queries against the prototypes of the support, with the gradient flowing through
     both.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.fast.factored import ClientRows, Part, Ready
+from sordino.fast.graphs import replayed
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.losses import WrittenLoss
 from sordino.tasks.memory import remembered, several
@@ -112,22 +113,13 @@ class Supervised(NetworkOnRows, ABC):
         """
         kind = next(iter(params.values())).dtype
         drawn = draws() if self._drops or self._draws or self._augment is not None else None
+        if self._chain is not None:
+            return replayed(self, "gradient", self._of_chain, params, x, y, drawn, share)
+        assert share is None
         if self._augment is not None:
             assert drawn is not None
             x = self._augment(x, drawn)
-        if self.precision == torch.bfloat16:
-            assert self._chain is not None
-            low = {name: value.to(self.precision) for name, value in params.items()}
-            found = self._chain.gradient(low, x, y, drawn, self._slope, share)
-            return {name: g.to(kind) for name, g in found.items()}
-        if isinstance(x, Part) and y.dtype != kind:
-            x = x.taken()
-        if not isinstance(x, Part) and x.dtype != kind:
-            x, y = x.to(kind), y if self._chain is None else y.to(kind)
-        if self._chain is not None:
-            made: Params = self._chain.gradient(params, x, y, drawn, self._slope, share)
-            return made
-        assert share is None
+        x = x.to(kind)
         if self.statistics:
             return self._moved(params, x.contiguous(), y, drawn)
         self._net.train()
@@ -139,6 +131,23 @@ class Supervised(NetworkOnRows, ABC):
             value = self._loss(self._net(x.contiguous()), y).mean()
         back = torch.autograd.grad(value, [p for _, p in self._trained])
         return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
+
+    def _of_chain(self, params: Params, x: Ready, y: Tensor, drawn: Tensor | None, share: Tensor | None) -> Params:
+        assert self._chain is not None
+        kind = next(iter(params.values())).dtype
+        if self._augment is not None:
+            assert drawn is not None
+            x = self._augment(x, drawn)
+        if self.precision == torch.bfloat16:
+            low = {name: value.to(self.precision) for name, value in params.items()}
+            found = self._chain.gradient(low, x, y, drawn, self._slope, share)
+            return {name: g.to(kind) for name, g in found.items()}
+        if isinstance(x, Part) and y.dtype != kind:
+            x = x.taken()
+        if not isinstance(x, Part) and x.dtype != kind:
+            x, y = x.to(kind), y.to(kind)
+        made: Params = self._chain.gradient(params, x, y, drawn, self._slope, share)
+        return made
 
     def _moved(self, params: Params, x: Tensor, y: Tensor, drawn: Tensor | None) -> Params:
         """The gradient of the mean loss; the pass moves the running statistics of `params`."""

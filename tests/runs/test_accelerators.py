@@ -23,7 +23,7 @@ from sordino.runs.setup import decided
 from sordino.transport import pipes
 from tests.helpers.prepared_runs import tiny
 from tests.laws.cases import BY_NAME
-from tests.laws.test_executors import CLOSE, apart, paid
+from tests.laws.test_executors import paid
 from tests.laws.traces import finished, trace
 from tests.pretended import DEVICE, accelerator
 from tests.runs.test_ranks import torchrun
@@ -183,22 +183,3 @@ def test_sums_go_by_nccl_where_every_rank_has_its_own(
         team.meet(device)
     team.sum({"w": torch.ones(2)})
     assert heard.added == [adds]
-
-
-# real ones ------------------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
-@pytest.mark.parametrize("executor", ["ranks", "processes"])
-@pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp", "udp"])
-def test_on_a_real_one_it_is_the_same_but_for_rounding(name: str, executor: str, tmp_path: Path) -> None:
-    """Two processes: by nccl where there are two accelerators, by gloo where they share one."""
-    case, engine = BY_NAME[name], {"executor": executor, "device": "cuda", "precision": "fp32"}
-    here = finished(case.experiment(), tmp_path / "here")
-    if executor == "processes":
-        start(case.experiment(engine={**engine, "workers": 2}), tmp_path / "away")
-    else:
-        (tmp_path / "e.toml").write_text(case.experiment(engine=engine).toml())
-        done = torchrun(2, "run", tmp_path / "e.toml", "--out", tmp_path / "away")
-        assert done.returncode == 0, done.stderr
-    assert [paid(entry) for entry in here.ledger] == [paid(entry) for entry in trace(tmp_path / "away").ledger]
-    assert apart(tmp_path / "here", tmp_path / "away") < CLOSE

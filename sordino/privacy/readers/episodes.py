@@ -19,6 +19,7 @@ from sordino import keys, tree
 from sordino.accounting.events import NonPrivate
 from sordino.device import here
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, PrivacyError, check_range
+from sordino.fast.graphs import owner_of, replayed
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import gradient, taken
@@ -95,7 +96,11 @@ class OpenEpisode:
     _draws: Tensor = field(repr=False)
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
-        return gradient(lambda leaves: loss(leaves, self._support, self._query, self._draws), params)
+        def slopes(params: Params, x: Tensor, y: Tensor, asked: Tensor, answers: Tensor, draws: Tensor) -> Params:
+            rows = Examples(x, y), Examples(asked, answers)
+            return gradient(lambda leaves: loss(leaves, *rows, draws), params)
+
+        return replayed(owner_of(loss), "episode", slopes, params, *self._support, *self._query, self._draws)
 
 
 def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
@@ -106,9 +111,10 @@ def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator
         check_rows(examples.y, grant.client)
     elif not _enough(examples.y):
         return
-    for step in range(effort.count(len(examples.y))):
+    labels = examples.y.cpu()
+    for step in range(effort.count(len(labels))):
         mine = keys.fold(key, "episode", step)
-        support, query = draw(examples.y, effort.batch(len(examples.y)), mine)
+        support, query = draw(labels, effort.batch(len(examples.y)), mine)
         rows = torch.cat([support, query])
         yield OpenEpisode(taken(examples, support), taken(examples, query), keys.bits(mine, len(rows)))
 

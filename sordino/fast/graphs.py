@@ -1,0 +1,92 @@
+"""CUDA graphs: the kernels of a step on a GPU, recorded once and launched together from then on.
+
+A step of a small network is some two hundred kernels of a few microseconds, and Python takes longer to launch one than
+the GPU to run it. A function of tensors alone is run as it is at first; when it has come often enough with tensors of
+the same shapes, its kernels are recorded, and then played. Exact, because it is the same kernels in the same order on
+the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from sordino.fast.factored import dense
+from sordino.fast.for_all import transforming
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Gradients = dict[str, Any]  # tensors, or what stands for one, by their names
+F = TypeVar("F", bound=Callable[..., Any])
+
+AS_IT_IS = 2  # calls with the same shapes that are not recorded: in them libraries choose their kernels
+MOST = 16  # recordings that one owner keeps; each holds all that its kernels write
+KEPT = "_recorded"  # the recordings, among the attributes of their owner
+
+_PURE: set[Any] = set()
+
+
+def pure(of: F) -> F:
+    """Declares a function of (owner, parameters, tensors) to depend on nothing else."""
+    _PURE.add(of)
+    return of
+
+
+def owner_of(of: Any) -> Any:
+    """Whose recordings a `pure` function with its owner bound may have; None where there may be none."""
+    bound = isinstance(of, partial) and of.func in _PURE and len(of.args) == 1 and not of.keywords
+    return of.args[0] if bound and getattr(of.args[0], "replays", False) else None
+
+
+def replayed(owner: Any, name: str, of: Callable[..., Gradients], params: Gradients, *rest: Any) -> Gradients:
+    """What `of` gives by the names of `params`. Where all of it lies on a GPU, tensors, from a recording after a few
+    calls. `name` tells the functions of one owner apart.
+    """
+    given = [*params.values(), *(one for one in rest if one is not None)]
+    if owner is None or transforming() or not _recordable(given):
+        return of(params, *rest)
+    names = tuple(params)
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        mine = iter(tensors)
+        own = dict(zip(names, mine, strict=False))
+        found = of(own, *(None if one is None else next(mine) for one in rest))
+        return [dense(found[name]) for name in names]
+
+    kept: dict[Any, int | _Recording] = vars(owner).setdefault(KEPT, {})
+    key = name, names, tuple((one.shape, one.stride(), one.dtype) for one in given), tuple(one is None for one in rest)
+    seen = kept.get(key, 0)
+    if isinstance(seen, _Recording):
+        return dict(zip(names, seen.play(given), strict=True))
+    if seen >= AS_IT_IS and sum(isinstance(one, _Recording) for one in kept.values()) < MOST:
+        kept[key] = recording = _Recording(flat, given)
+        return dict(zip(names, recording.play(given), strict=True))
+    kept[key] = seen + 1
+    return dict(zip(names, flat(*given), strict=True))
+
+
+def _recordable(given: list[Any]) -> bool:
+    return all(type(one) is torch.Tensor and one.is_cuda for one in given)
+
+
+class _Recording:
+    """The kernels of a function for tensors of some shapes."""
+
+    def __init__(self, of: Callable[..., list[Tensor]], like: list[Tensor]) -> None:
+        self._given = [one.clone() for one in like]
+        self._graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            of(*self._given)  # what a library sets up for a stream is not recorded
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self._graph, stream=stream):
+            self._found = of(*self._given)
+
+    def play(self, given: list[Tensor]) -> list[Tensor]:
+        torch._foreach_copy_(self._given, given)
+        self._graph.replay()
+        return list(torch._foreach_mul(self._found, 1.0))  # a copy: the next play writes to the same memory
