@@ -180,7 +180,7 @@ def _table_facts(population: Population) -> TableFacts | None:
         return None
     from sordino.data.table_overview import overview
 
-    return overview(**population.asked)
+    return overview(**population.source.settings)
 
 
 def _files(held: TableFacts) -> Table:
@@ -205,7 +205,7 @@ def _note(out: Screen, remarks: Sequence[str]) -> None:
 
 def _counts(population: Population) -> Any:
 
-    from sordino.partition.describe import table
+    from sordino.partition.rows import table
 
     return table(population.counted, population.shares[0], max(population.dataset.classes, 1))
 
@@ -219,7 +219,7 @@ def _scheme(population: Population) -> str:
 def _portrait(population: Population) -> dict[str, Any]:
     import numpy as np
 
-    from sordino.partition.describe import summary
+    from sordino.partition.rows import summary
 
     rows, tests = population.shares
     labels, classes = population.counted, population.dataset.classes

@@ -7,17 +7,20 @@ by row, from the row itself and what was declared: no row has a say in what beco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Array
-from sordino.data.outside import Unknown
-from sordino.data.schema import Column
-from sordino.data.table_files import TableRows
+from sordino.data.schema import TableSchema
+from sordino.data.table_files import AS_SEEN, TableRows, Written
 from sordino.errors import DataError
+
+if TYPE_CHECKING:
+    from sordino.data.outcome import LabelKind
 
 Missing = Literal["refuse", "drop", "fill"]
 MAX_LEVELS = 64
@@ -28,29 +31,23 @@ NEVER = (
 HINT = "correct or remove the row, or declare in the schema what the column can hold"
 
 
-class Feature(NamedTuple):
-    """What one column gives the model."""
+@dataclass(frozen=True)
+class TableSource:
+    """Settings of a table: its files, the columns that have a role, and what becomes of cells without a value."""
 
-    values: Array  # float32 [n, width]
-    middle: float = 0.0
-    half: float = 1.0  # values are used as (value - middle) / half
-    numbers: bool = False  # may they be scaled by their mean and deviation?
-    unknown: Array | None = None  # of each row: does the schema not know its value?
+    path: str | Sequence[str] | pa.Table
+    labels: tuple[str, ...]
+    group: str | None = None
+    key: str | None = None
+    schema: TableSchema | None = None  # None: inferred from the rows
+    missing: Missing = "refuse"
+    written: Written = AS_SEEN
+    outcome: LabelKind | None = None  # kind of label; None: a class
 
-
-class Columns(NamedTuple):
-    """What a table gives: of the rows that are kept."""
-
-    features: list[Feature]
-    y: Array
-    classes: tuple[str, ...]
-    group: Array | None
-    groups: tuple[str, ...]  # the names of the groups
-    groups_declared: bool  # or were they read off the rows?
-    keys: list[str] | None  # the names of the rows
-    kept: Array  # the numbers of the rows in the files
-    said: Mapping[str, Column]  # what the columns of the features hold
-    unknown: tuple[Unknown, ...] = ()  # values that the schema does not know
+    @property
+    def roles(self) -> list[str]:
+        """Columns that are not features: labels, the clients and the key."""
+        return [name for name in (*self.labels, self.group, self.key) if name is not None]
 
 
 class WithoutGaps(NamedTuple):
@@ -149,7 +146,7 @@ def without_gaps(
     fill: Mapping[str, str],
     numbers: Sequence[str] = (),
     fix: str = "",
-    never: Sequence[str | None] = (),
+    never: Sequence[str] = (),
 ) -> WithoutGaps:
     """The columns of these names. `fill`: what was declared for gaps, by column; `numbers`: columns of numbers; `fix`:
     what to do about a gap, where it is not the data of an experiment; `never`: labels, clients and keys, which nothing

@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sordino.data import pixels
-from sordino.data.area import area
 from sordino.data.dataset import (
     CLASSES,
     COLOURS,
@@ -39,6 +38,7 @@ from sordino.data.dataset import (
     stratified,
 )
 from sordino.data.decoding import JPEG, MODE, channels_last, opened
+from sordino.data.reserve import area
 from sordino.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # other files are not looked at

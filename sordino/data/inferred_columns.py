@@ -17,7 +17,7 @@ import tomli_w
 
 from sordino.data.cells import (
     MAX_LEVELS,
-    Missing,
+    TableSource,
     WithoutGaps,
     gaps,
     is_text,
@@ -75,34 +75,25 @@ def draft(
     return "".join(lines)
 
 
-def learned(
-    path: str | Sequence[str] | pa.Table,
-    label: Sequence[str],
-    group: str | None,
-    key: str | None,
-    missing: Missing,
-    written: Written,
-    classes: bool,
-) -> tuple[WithoutGaps, dict[str, Column]]:
-    """The columns, and what a schema would say of them; no number has an end, and what a person would have to settle
-    is refused. `classes`: is the label a class?
+def inferred(source: TableSource) -> tuple[WithoutGaps, dict[str, Column]]:
+    """The cells of a table without a schema, and the schema that its rows suggest. Numbers have no ends, and what a
+    person would have to settle is refused.
     """
-    if missing == "fill":
+    if source.missing == "fill":
         raise DataError(
             'data.missing = "fill" for a table without a schema',
             why="what is put into a gap must be declared: a mean or a most frequent value would be learned from rows",
             fix='write a schema (`sordino data schema` drafts it) with missing = VALUE in its columns, or set "drop"',
             code="fill-without-schema",
         )
-    rows = read(path, () if key is None else (key,), written)
-    apart = [name for name in (*label, group, key) if name is not None]
-    for name in apart:
+    rows = read(source.path, () if source.key is None else (source.key,), source.written)
+    for name in source.roles:
         find(rows, name)
-    held = without_gaps(rows, rows.table.column_names, missing, {}, never=apart)
-    roles = {label[0]: "label"} if classes else {}
-    roles |= {} if group is None else {group: "group"}
+    held = without_gaps(rows, rows.table.column_names, source.missing, {}, never=source.roles)
+    roles = {source.labels[0]: "label"} if source.outcome is None else {}
+    roles |= {} if source.group is None else {source.group: "group"}
     said = {name: _role(held, name, role) for name, role in roles.items()}
-    features = {name: _feature(held, name) for name in held.columns if name not in apart}
+    features = {name: _feature(held, name) for name in held.columns if name not in source.roles}
     if not features:
         raise no_features(rows)
     return held, features | said

@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from sordino.data import images
-from sordino.data.area import area
 from sordino.data.cells import texts, whole, without_gaps
+from sordino.data.columns import Owners, as_declared, remarks, unknown_values
 from sordino.data.dataset import Array
-from sordino.data.declared_columns import as_declared, unknown_values
 from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
 from sordino.data.outcome import LabelKind
-from sordino.data.outside import Owners, remarks
+from sordino.data.reserve import area
 from sordino.data.schema import Column
 from sordino.data.table_files import TableFile, TableRows, Written, read
 from sordino.errors import DataError

@@ -21,11 +21,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from sordino.data.cells import Columns, Missing
+from sordino.data.cells import Missing, TableSource
+from sordino.data.columns import Columns, Owners, columns_of, misfit, remarks
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
-from sordino.data.declared_columns import columns_of
 from sordino.data.outcome import LabelKind
-from sordino.data.outside import Owners, misfit, remarks
 from sordino.data.schema import TableSchema, check_roles
 from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
@@ -59,9 +58,9 @@ def load(
     labels = (label,) if isinstance(label, str) else tuple(label)
     for name in labels:
         check_roles({"label": name, "group": group, "key": key})
-    written = Written(separator, decimal, encoding)
     where = path if isinstance(path, list | tuple | pa.Table) else str(path)
-    rows, found = columns_of(where, schema, labels, group, key, missing, written, outcome)
+    written = Written(separator, decimal, encoding)
+    rows, found = columns_of(TableSource(where, labels, group, key, schema, missing, written, outcome))
     if group is None and not rows.alone:
         found = _by_file(rows, found)
     x = np.hstack([feature.values for feature in found.features])

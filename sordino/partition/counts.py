@@ -1,19 +1,60 @@
-"""Tables of counts [clients, classes]: how many examples of each class a client gets, whichever they are."""
+"""Counts [clients, classes]: examples of each class that a client gets. A partition that cannot be made is refused by
+the bound that fails.
+"""
 
 from __future__ import annotations
 
 import heapq
 import logging
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.random import Generator
 
-from sordino.partition.bounds import check_clients, require
+from sordino.errors import PartitionError
 from sordino.partition.rows import Array
+
+T = TypeVar("T")
 
 MAX_DRAWS = 100
 MAX_CELLS = 10_000_000  # of all draws together: a table of ten classes for a million clients is drawn once
 _log = logging.getLogger(__name__)
+
+FIXES = {
+    "clients": "use at least 1 client and at most one per example",
+    "concentration": "0.1 is very uneven, 1 uneven, 100 nearly even",
+    "min-size": "use fewer clients or a smaller min_size",
+    "shards-per-client": "2 is usual",
+    "too-many-shards": "use fewer clients or fewer shards per client",
+    "classes-per-client": "k counts the classes of one client: at least 1, at most all",
+    "unheld-class": "use more clients or a larger k",
+    "thin-class": "use fewer clients or a smaller k",
+    "unfillable-lists": 'use circulant lists, a larger k, or the scheme "classes", where sizes may differ',
+    "rho": "rho is the smallest class over the largest: at most 1, and enough for one example",
+    "missing-class": "renumber the labels without gaps",
+    "clients-per-class": "use a multiple of the number of classes, for instance 1000",
+    "least": "5 is usual",
+    "sigma": "2 is very uneven, 0.5 uneven",
+    "too-few-examples": "use fewer clients or a smaller least",
+    "unknown-choice": "use one of those listed",
+}
+
+
+def require(met: bool | np.bool_, bound: str, code: str) -> None:
+    """Refuses a partition that cannot be made, with the bound that fails."""
+    if not met:
+        raise PartitionError("this partition cannot be made", why=bound, fix=FIXES[code], code=code)
+
+
+def check_clients(clients: int, examples: int) -> None:
+    require(clients >= 1, f"clients = {clients} < 1", "clients")
+    require(clients <= examples, f"clients = {clients} > {examples} examples", "clients")
+
+
+def choice(field: str, value: str, choices: Mapping[str, T]) -> T:
+    require(value in choices, f"{field} = {value!r} is not one of {', '.join(choices)}", "unknown-choice")
+    return choices[value]
 
 
 def largest_remainder(total: int, weights: Array, debt: Array | float = 0.0) -> Array:
@@ -92,10 +133,11 @@ def _repair(counts: Array, min_size: int, rng: Generator) -> Array:
     return counts
 
 
-# ---- who holds which class: boolean [clients, classes]
+# ---- classes of each client: boolean [clients, classes]
 
 
 def circulant(totals: Array, clients: int, k: int, rng: Generator) -> Array:
+    """The k classes from a client's own number on, modulo the number of classes."""
     classes = len(totals)
     holds = (np.arange(classes) - np.arange(clients)[:, None]) % classes < k
     holders = holds.sum(0)
@@ -132,4 +174,4 @@ def random(totals: Array, clients: int, k: int, rng: Generator) -> Array:
         assert len(chosen) == k, "the two bounds above leave k classes to every client"
         holds[client, chosen] = True
         room[chosen] -= 1
-    return holds[rng.permutation(clients)]  # the first had the freest choice: nobody should know who that was
+    return holds[rng.permutation(clients)]  # the first had the freest choice, and its number must not show it

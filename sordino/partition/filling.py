@@ -1,10 +1,10 @@
 """Filling class lists evenly: Li, Xiao and Chen, Chinese Journal of Computers 2024, active-class induced diversity.
 
 One example after the other: a random client among those with the fewest takes one of the class it holds least of. Where
-none of its classes is left it takes over one of somebody else's, who does the same in turn until somebody finds an
-unused one; the chain is as short as one can be, so it ends. A client that no chain can serve is done. If it was then
-one short, no division gives everybody its even share: whoever it can reach holds no more than an even share, and nobody
-beyond holds more than one of their classes.
+none of its classes is left it takes over one of another client's, which replaces it in the same way until one of them
+finds an unused example; the chain is as short as can be, so it ends. A client that no chain can serve is done. If it
+was then one short, no division gives every client its even share: clients that it can reach hold no more than an even
+share, and no client beyond holds more than one of their classes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from sordino.partition.rows import Array
 
 
 def fill(totals: Array, holds: Array, rng: Generator) -> Array:
-    """Counts [clients, classes] from class sizes and who holds which class. Whoever holds a class keeps one of it once
-    it has one.
+    """Counts [clients, classes] from class sizes and the classes of each client. A client that has an example of one of
+    its classes keeps at least one.
     """
     return _Filling(totals, holds, rng).counts()
 
 
 def can_be_even(totals: Array, holds: Array) -> bool:
-    """Whether the examples can be shared out such that sizes differ by at most one and everybody gets one of each of
-    its classes at least.
+    """True if sizes can differ by at most one while every client gets at least one example of each of its classes.
 
-    A flow from clients to classes above these lower bounds: each takes its even share, and of the examples over one
-    more at most.
+    Decided by a maximum flow from clients to classes above these lower bounds: each client takes its even share, and at
+    most one more of the examples left over.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow

@@ -1,5 +1,4 @@
-"""A partition as a picture: clients across, labels up, as one SVG file that needs nothing else and is readable by day
-and by night.
+"""Picture of a partition: clients across, labels up, as one self-contained SVG file for light and dark screens.
 
 Where there is room, bubbles: their area is the number of examples. Where bubbles would be dust, cells are shaded
 instead; and where a client is thinner than a line, clients stand in the order of their most frequent label, so that
@@ -15,10 +14,10 @@ from html import escape
 
 import numpy as np
 
-from sordino.partition.describe import Array
+from sordino.partition.rows import Array
 
 LARGEST = 9  # the radius that the largest bubble needs
-NAMED = 150  # so many clients can be told apart
+NAMED = 150  # clients that can still be told apart
 LEVELS = 8  # shades of a cell
 LEFT, RIGHT, WIDTH = 70, 150, 1000  # legend on the right; the left at least
 LETTER, LONGEST = 7, 28  # width of one, and how many of a class name are shown
@@ -37,7 +36,7 @@ text { font: 13px system-ui, sans-serif; fill: var(--soft); }
 
 @dataclass(frozen=True)
 class Frame:
-    """The places of everything in the picture."""
+    """Coordinates of the parts of the picture."""
 
     clients: int
     classes: int

@@ -1,5 +1,5 @@
-"""Who holds which rows, as two arrays for all clients together: a million clients cost their starts, not a million
-objects.
+"""Row numbers by client, as two arrays for all clients together: a million clients cost their starts, not a million
+objects. And a partition in numbers: a table of counts, and a summary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 class RowNumbers(Sequence[Array]):
-    """Row numbers in the order of the clients, and where each client's begin; `rows[k]` is a view."""
+    """Row numbers in the order of the clients, and the start of each client's; `rows[k]` is a view."""
 
     def __init__(self, numbers: Array, starts: Array) -> None:
         assert starts[0] == 0
@@ -34,16 +34,16 @@ class RowNumbers(Sequence[Array]):
 
     @classmethod
     def by_owner(cls, owner: Array, clients: int) -> RowNumbers:
-        """The row numbers from the owner of every row; rows with the owner -1 belong to nobody. A client's rows are
-        in rising order.
+        """The row numbers from the owner of every row; rows with the owner -1 belong to no client. A client's
+        rows are in rising order.
         """
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(clients + 1))
         return cls(order[ends[0] :], ends - ends[0])
 
     def held_back(self, fraction: float, rng: np.random.Generator) -> tuple[RowNumbers, RowNumbers]:
-        """Two parts of every client's rows: what it trains on, and a random `fraction` that it is tested on. A
-        client always keeps one row to train on.
+        """Training rows and test rows of every client: a random `fraction` is held back for tests. A client always
+        keeps one row to train on.
         """
         check_range(
             "test_fraction",
@@ -89,8 +89,8 @@ class RowNumbers(Sequence[Array]):
 
 
 def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
-    """The row numbers that somebody's own scheme gives: each of them is one of so many rows, and at most one client's.
-    A row of two clients would lose twice what one of them promises.
+    """The row numbers that a user's own scheme gives, each among `rows` and of at most one client. A row of two clients
+    would lose twice what one of them promises.
     """
     try:
         found = RowNumbers.of(parts)
@@ -115,7 +115,7 @@ def unfit(why: str) -> PartitionError:
 
 
 class RowCounts(Sequence[int]):
-    """How many rows each client has: plain numbers, told from where the rows begin and kept nowhere."""
+    """Number of rows of each client, computed from the starts when asked."""
 
     def __init__(self, starts: Array) -> None:
         self._starts = starts
@@ -138,3 +138,37 @@ class RowCounts(Sequence[int]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.diff(self._starts).astype(dtype or np.int64, copy=False)
+
+
+# in numbers -----------------------------------------------------------------------------------------------------------
+
+
+def table(labels: Array, parts: Sequence[Array], classes: int) -> Array:
+    """The counts [clients, classes] of a partition."""
+    rows = RowNumbers.of(parts)
+    cells = rows.owners * classes + np.asarray(labels)[rows.numbers]
+    return np.bincount(cells, minlength=len(rows) * classes).reshape(len(rows), classes)
+
+
+def summary(labels: Array, parts: Sequence[Array], classes: int) -> dict[str, float]:
+    """Sizes over all clients; the other numbers are means over the clients that hold anything.
+
+    total_variation: distance of a client's label distribution to that of all together, 0 (alike) to 1.
+    effective_classes: exp(entropy) of a client's labels, 1 (one class) to `classes` (all equally often).
+    """
+    counts = table(labels, parts, classes)
+    sizes = counts.sum(1)
+    held = counts[sizes > 0]
+    share = held / held.sum(1, keepdims=True)
+    overall = counts.sum(0) / max(counts.sum(), 1)
+    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(1)
+    return {
+        "clients": len(parts),
+        "examples": int(sizes.sum()),
+        "size_min": int(sizes.min()),
+        "size_median": float(np.median(sizes)),
+        "size_max": int(sizes.max()),
+        "classes_per_client": float((held > 0).sum(1).mean()),
+        "total_variation": float(np.abs(share - overall).sum(1).mean() / 2),
+        "effective_classes": float(np.exp(entropy).mean()),
+    }

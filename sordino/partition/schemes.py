@@ -1,4 +1,4 @@
-"""Who holds what: the ways to divide one data set among clients.
+"""Partition schemes: divide one data set among clients.
 
     iid        equal sizes, labels alike
     dirichlet  Hsu, Qi and Brown, arXiv:1909.06335; balanced: no more for a client that holds its fair share
@@ -13,7 +13,7 @@
 Most schemes first settle a table of counts and then deal random examples by it, so the table depends on the
 seed and the class counts only, not on the order of the examples. A request that cannot be met is refused
 before anything is drawn, with the bound that fails (random lists of `active` are drawn MAX_DRAWS times first);
-every other request ends. The result is one sorted int64 index array per client, disjoint, all in one `Rows`;
+every other request ends. The result is one sorted int64 index array per client, disjoint, all in one `RowNumbers`;
 only long_tail leaves examples over.
 """
 
@@ -29,10 +29,9 @@ from numpy.random import Generator
 
 from sordino.errors import PartitionError
 from sordino.partition import counts
-from sordino.partition.bounds import check_clients, choice, require
-from sordino.partition.describe import table
+from sordino.partition.counts import check_clients, choice, require
 from sordino.partition.filling import can_be_even, fill
-from sordino.partition.rows import Array, RowNumbers
+from sordino.partition.rows import Array, RowNumbers, table
 
 HOLDERS: Mapping[str, Callable[[Array, int, int, Generator], Array]] = {
     "circulant": counts.circulant,
@@ -45,7 +44,7 @@ TAILS: Mapping[str, Callable[[int], Array]] = {  # number of classes -> the powe
 
 
 class Labelled(Protocol):
-    """Examples as far as a scheme sees them."""
+    """Labels and groups of examples: all that a scheme sees."""
 
     @property
     def y(self) -> Array: ...
@@ -54,8 +53,10 @@ class Labelled(Protocol):
 
 
 class Scheme(ABC):
-    anonymous: bool = False  # do clients number their classes by themselves?
-    reads_labels: ClassVar[bool] = True  # does one example's label decide who holds the others?
+    """A way to divide a data set among clients."""
+
+    anonymous: bool = False  # clients number their classes by themselves
+    reads_labels: ClassVar[bool] = True  # one example's label decides which client holds others
 
     @abstractmethod
     def assign(self, labels: Array, group: Array | None, rng: Generator) -> RowNumbers:
@@ -77,8 +78,8 @@ class Scheme(ABC):
 
 @dataclass(frozen=True)
 class IID(Scheme):
-    """Equal shares of the data, whose sizes differ by at most one. Who holds an example follows from its place and
-    from how many there are.
+    """Equal shares of the data, whose sizes differ by at most one. The client of an example follows from its place and
+    the number of examples.
     """
 
     reads_labels = False
@@ -179,7 +180,7 @@ class Active(Scheme):
         names[holds] = rng.permuted(np.tile(np.arange(self.k), (self.clients, 1)), axis=1).ravel()
         told = []
         for labels, held in ((train_labels, rows), (test_labels, test_rows)):
-            told.append(np.zeros_like(labels))  # what nobody holds is nobody's to name
+            told.append(np.zeros_like(labels))  # rows without a client keep label 0
             told[-1][held.numbers] = names[held.owners, labels[held.numbers]]
         return told[0], told[1], self.k
 
@@ -237,7 +238,7 @@ class LongTail(Scheme):
         return held
 
     def class_counts(self, labels: Array) -> Array:
-        """How many examples of each class are kept."""
+        """Number of examples of each class that are kept."""
         check_clients(self.clients, len(labels))
         require(0 < self.rho <= 1, f"rho = {self.rho} is not in (0, 1]", "rho")
         totals = np.bincount(labels)
@@ -269,7 +270,7 @@ class PowerLaw(Scheme):
         require(self.clients % classes == 0, f"{self.clients} clients for {classes} classes", "clients-per-class")
         require(self.least >= 1, f"least = {self.least} < 1", "least")
         require(0 < self.sigma < np.inf, f"sigma = {self.sigma} is not a number above 0", "sigma")
-        first = 2 * self.least * self.clients // classes  # of each class, dealt to everybody who holds it
+        first = 2 * self.least * self.clients // classes  # of each class, dealt to every client that holds it
         require(
             first <= int(totals.min()), f"{first} examples of each class first, of {totals.min()}", "too-few-examples"
         )
@@ -303,7 +304,7 @@ class Natural(Scheme):
         return RowNumbers.by_owner(owner, len(keys))
 
     def match(self, train: Labelled, rows: RowNumbers, test: Labelled, rng: Generator) -> RowNumbers:
-        """Every client's own test examples; those of groups without training examples belong to nobody."""
+        """Every client's own test examples; those of groups without training examples belong to no client."""
         if train.group is None or test.group is None:
             return super().match(train, rows, test, rng)
         keys = np.unique(train.group)
@@ -328,7 +329,7 @@ SCHEMES: Mapping[str, type[Scheme]] = {
 def match_test(train_labels: Array, train_parts: Sequence[Array], test_labels: Array, rng: Generator) -> RowNumbers:
     """Divides every class of the test examples in proportion to the clients' training examples of that class.
 
-    A test example is used once if anybody trains on its class, else not at all.
+    A test example is used once if a client trains on its class, else not at all.
     """
     classes = _classes(train_labels, test_labels)
     totals = np.bincount(test_labels, minlength=classes)
@@ -341,7 +342,7 @@ def _classes(train_labels: Array, test_labels: Array) -> int:
 
 
 def _lists(totals: Array, clients: int, k: int, holders: str, rng: Generator) -> Array:
-    """Who holds which k classes."""
+    """The k classes of each client, boolean [clients, classes]."""
     check_clients(clients, int(totals.sum()))
     require(k >= 1, f"k = {k} < 1", "classes-per-client")
     require(k <= len(totals), f"k = {k} > {len(totals)} classes", "classes-per-client")
@@ -349,7 +350,7 @@ def _lists(totals: Array, clients: int, k: int, holders: str, rng: Generator) ->
 
 
 def _deal(labels: Array, held: Array, rng: Generator) -> RowNumbers:
-    """Random examples of each class by the table; those left over belong to nobody."""
+    """Random examples of each class by the table; those left over belong to no client."""
     owner = np.full(len(labels), -1)
     for c, column in enumerate(held.T):
         rows = rng.permutation(np.flatnonzero(labels == c))

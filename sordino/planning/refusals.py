@@ -11,7 +11,7 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.budget.plan import Plan
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
-from sordino.privacy.readers.covered import check_apart
+from sordino.privacy.readers.private_reader import check_apart
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import NoiseShare, check_room
 from sordino.privacy.uplink.stages import Weigh

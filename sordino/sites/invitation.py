@@ -21,7 +21,7 @@ from sordino.config import Engine, Experiment
 from sordino.data import schema
 from sordino.data.schema import TableSchema
 from sordino.errors import ConfigError
-from sordino.runs.public_inputs import LEARNED
+from sordino.runs.declared_data import LEARNED
 from sordino.sites import agreement_file as agreed
 from sordino.sites.agreement_file import SitesAgreement
 

@@ -46,7 +46,7 @@ class OwnData:
         they are.
         """
         held = self._population
-        check_announced(held.experiment.data, held.learned_from_rows)
+        check_announced(held.experiment.data, held.disclosures.learned_from_rows)
         client = AgreedClient(
             name=name,
             site=site or name,
@@ -55,7 +55,7 @@ class OwnData:
             commitment=self.commitment,
         )
         held.check()
-        public, own = held.public, held.own
+        public, own = held.public, held.source.own
         # all rows here are one client's, so nobody deals them out
         assumed = tuple(said for said in public.assumed if said not in (DEALT, PARTITION))
         reach = None if own is None else own.reach
@@ -64,7 +64,7 @@ class OwnData:
 
     @property
     def declared(self) -> str:
-        schema = self._population.declared
+        schema = self._population.source.schema
         return "" if schema is None else schema.digest
 
     @property

@@ -20,10 +20,11 @@ from sordino.planning.methods import Methods
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Environment
+from sordino.runs.declared_data import DeclaredData
 from sordino.runs.home import ServersRows
 from sordino.runs.new_folder import environment_of, found
 from sordino.runs.play import Ended, Progress, play
-from sordino.runs.public_inputs import check_announced, declared
+from sordino.runs.public_inputs import check_announced
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle
 from sordino.runs.stop_signals import patience
@@ -82,7 +83,7 @@ def serve(
     """
     experiment, agreed = settled(asked.experiment, asked.rehearsal), read_agreement(asked.agreement)
     real = experiment.privacy.real
-    whole = Whole(experiment, agreed.public(experiment, declared(experiment.data, real)))
+    whole = Whole(experiment, agreed.public(experiment, DeclaredData(experiment).schema))
     for phase in whole.phases:
         _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
     environment, known = _environment(asked.folder, experiment, agreed), AllowList(asked.allowed)

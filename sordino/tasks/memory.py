@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import DataError, UnsoundGuarantee
-from sordino.privacy.readers.covered import remembering
+from sordino.privacy.readers.private_reader import remembering
 from sordino.tasks.nets import Dropout
 
 # a task sets the mode and the parameters for every pass; buffers are looked at by their own names

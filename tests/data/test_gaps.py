@@ -73,8 +73,8 @@ def test_filling_is_decided_row_by_row(tmp_path: Path) -> None:
     one, two = (held(file, "fill") for file in files)
     assert differing(one, two, 7) == set()
     assert list(one.sizes) == list(two.sizes)
-    assert one.drawn_from_labels == (*two.drawn_from_labels,)
-    assert tabular.DROPPED not in one.drawn_from_labels
+    assert one.disclosures.drawn_from_labels == (*two.disclosures.drawn_from_labels,)
+    assert tabular.DROPPED not in one.disclosures.drawn_from_labels
 
 
 def test_a_row_that_is_left_out_moves_no_other_and_changes_how_many_there_are(tmp_path: Path) -> None:

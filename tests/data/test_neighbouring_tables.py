@@ -86,8 +86,8 @@ def neighbours(folder: Path, rows: list[Row], other: Row, place: int) -> None:
     for scheme in DIVISIONS:
         one, two = (held(file, DECLARED, scheme) for file in files)
         assert differing(one, two, place) == set()
-        assert one.learned_from_rows == ()
-        assert not one.scaled_by_rows
+        assert one.disclosures.learned_from_rows == ()
+        assert not one.disclosures.scaled_by_rows
 
 
 @settings(deadline=None, max_examples=6)
@@ -121,8 +121,8 @@ def test_a_learned_table_tells_one_row_from_another(change: Row, told: set[str],
     files = saved(tmp_path, first, "first.csv"), saved(tmp_path, second, "second.csv")
     twins = [held(file, None, {"scheme": "natural"}) for file in files]
     assert told <= differing(*twins, 7)
-    assert twins[0].learned_from_rows == (public_inputs.SCALING, public_inputs.COLUMNS, CLASSES)
-    assert twins[0].scaled_by_rows
+    assert twins[0].disclosures.learned_from_rows == (public_inputs.SCALING, public_inputs.COLUMNS, CLASSES)
+    assert twins[0].disclosures.scaled_by_rows
     assert differing(*(held(file, DECLARED, {"scheme": "natural"}) for file in files), 7) == set()
 
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sordino.data import digits, quadratic
-from sordino.data.area import area
 from sordino.data.dataset import Dataset, Split, each_pixel_stats, pixel_stats
-from sordino.data.reserve import reserve, resized, smaller
+from sordino.data.reserve import area, reserve, resized, smaller
 from sordino.errors import DataError
 
 Array = NDArray[Any]

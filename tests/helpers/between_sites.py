@@ -67,7 +67,7 @@ class Federated:
         )
         self.agreed = SitesAgreement(format=1, data=Announced(**population.public.about), clients=clients)
         self.environment = environment_of(self.experiment)
-        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.declared))
+        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
         peers = peers_of(whole, self.agreed)
         for name in (SERVER, *peers):
             self.keys.setdefault(name, Ed25519PrivateKey.generate())
@@ -89,7 +89,7 @@ class Federated:
     def member(self, site: str) -> Membership:
         """A site as it stands in its folder: call it again, and it has been restarted."""
         whole, population = (
-            Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.declared)),
+            Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema)),
             self.simulation.population,
         )
         which, folder = self.agreed.sites[site], self.place / site
@@ -111,7 +111,7 @@ class Federated:
             self.shares_scores,
             moved=self.moved,
         )
-        member.declared = population.declared
+        member.declared = population.source.schema
         if self.holder is not None:
             member.key_digest = self.holder.digest
         self.members[site] = member
@@ -121,10 +121,10 @@ class Federated:
         self.members.pop(site).close()
 
     def half(self, carrier: Carrier) -> ServersSide:
-        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.declared))
+        whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
         post = PostOffice(carrier, self.letterhead(SERVER), self.patience, self._note)
         population = self.simulation.population
-        return ServersSide.of(whole, self.agreed, post, population.kept._replace(tested=None), population.declared)
+        return ServersSide.of(whole, self.agreed, post, population.kept._replace(tested=None), population.source.schema)
 
     def _note(self, event: RunEvent) -> None:
         if event.event not in ROUTINE:

@@ -113,7 +113,7 @@ def other_data(change: Callable[[Dataset], Dataset] | None) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         found = {name: partial(_changed, load, change) for name, load in SOURCES.items()}
-        patch.setattr("sordino.runs.population.SOURCES", found)
+        patch.setattr("sordino.runs.declared_data.SOURCES", found)
         yield
 
 

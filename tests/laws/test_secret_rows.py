@@ -53,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Population, "_void", ())
+    monkeypatch.setattr(public_inputs.Disclosures, "void", ())
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_what_is_declared_scales_as_the_loader_does(loaded: str, tmp_path: Path)
     made = make[loaded]()
     found = Population(made)
     if loaded == "tabular":
-        schema = found.declared
+        schema = found.source.schema
     if loaded == "own":
         reach = Drawn.reach
     data = found.dataset

@@ -329,9 +329,9 @@ HOSTILE = [
     ),
     one(
         "classes of the labels that are there",
-        "data/declared_columns.py",
-        "else said[label[0]].words",
-        "else tuple(sorted(set(texts(held.columns[label[0]]))))",
+        "data/columns.py",
+        "else said[labels[0]].words",
+        "else tuple(sorted(set(texts(held.columns[labels[0]]))))",
         f"{NEIGHBOURING_TABLES}::test_a_learned_table_tells_one_row_from_another",
         f"{NEIGHBOURING_TABLES}::test_neighbouring_tables_teach_the_same_before_the_noise",
     ),

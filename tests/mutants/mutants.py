@@ -149,7 +149,7 @@ PRIVACY = [
     ),
     one(
         "gradients divided by the secret size",
-        "privacy/readers/covered.py",
+        "privacy/readers/private_reader.py",
         "return self._grant.size",
         "return len(self._examples.y)",
         f"{SENSITIVITY}::test_a_reader_moves_by_its_sensitivity_and_never_further",
@@ -249,7 +249,7 @@ PRIVACY = [
     ),
     one(
         "a sampling rate off by 10",
-        "privacy/readers/noised.py",
+        "privacy/readers/private_reader.py",
         "Poisson(self.sampled, event)",
         "Poisson(self.sampled / 10, event)",
         f"{AUDIT}::test_a_poisson_reader_loses_no_more_than_it_claims",
@@ -263,7 +263,7 @@ PRIVACY = [
     ),
     one(
         "an event composed once",
-        "privacy/readers/noised.py",
+        "privacy/readers/private_reader.py",
         "event = Repeat(event, reads) if reads > 1 else event",
         "event = Repeat(event, 1)",
         f"{AUDIT}::test_two_reads_cost_what_two_reads_lose",
@@ -370,7 +370,7 @@ PRIVACY = [
     ),
     one(
         "a batch read twice",
-        "privacy/readers/noised.py",
+        "privacy/readers/private_reader.py",
         "    if read:",
         "    if False:",
         f"{REFUSALS}::test_an_unsafe_call_is_refused",

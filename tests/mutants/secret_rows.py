@@ -15,15 +15,15 @@ SECRET_ROWS = [
     # what rows decide before any noise
     one(
         "a scale that rows decide, beside a number",
-        "runs/population.py",
-        "scaled = (public_inputs.SCALING,) if self.scaled_by_rows else ()",
+        "runs/public_inputs.py",
+        "scaled = (SCALING,) if self.scaled_by_rows else ()",
         "scaled = ()",
         f"{SECRETS}::test_a_scale_that_rows_decide_claims_nothing",
     ),
     one(
         "classes that images bring along, beside a number",
-        "runs/population.py",
-        "return (*scaled, *self._loaded.learned, *(",
+        "runs/public_inputs.py",
+        "return (*scaled, *self.loaded.learned, *(",
         "return (*scaled, *(",
         f"{SECRETS}::test_classes_that_images_bring_along_claim_nothing",
     ),
@@ -44,7 +44,7 @@ SECRET_ROWS = [
     one(
         "a site announces whatever it has learned",
         "sites/own_data.py",
-        "        check_announced(held.experiment.data, held.learned_from_rows)",
+        "        check_announced(held.experiment.data, held.disclosures.learned_from_rows)",
         "        pass",
         f"{SECRETS}::test_two_announcements_give_no_row_back",
     ),
@@ -57,16 +57,16 @@ SECRET_ROWS = [
     ),
     one(
         "a split of images that one label moves",
-        "runs/population.py",
-        "for said in self.drawn_from_labels if said in public_inputs.CHOSEN)",
+        "runs/public_inputs.py",
+        "for said in self.drawn_from_labels if said in CHOSEN)",
         "for said in ())",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
     ),
     one(
         "secret labels decide who holds a row",
         "runs/population.py",
-        "if self.experiment.privacy.real and not self._shown and self.scheme.reads_labels:",
-        "if self.experiment.privacy.real and self._placed and self.scheme.reads_labels:",
+        "if self.experiment.privacy.real and not self.source.known_to_all and scheme.reads_labels:",
+        "if self.experiment.privacy.real and self.source.ordered and scheme.reads_labels:",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
     ),
     # what somebody's own code keeps

@@ -34,10 +34,10 @@ TOGETHER = [
     ),
     one(
         "a step that may be nobody's, and is not told so",
-        "privacy/readers/padded.py",
+        "privacy/readers/padded_shard.py",
         "if batch.unasked:",
         "if False:",
-        "tests/privacy/readers/test_padded.py::test_what_only_one_client_can_answer_ends_the_stack",
+        "tests/privacy/readers/test_padded_shard.py::test_what_only_one_client_can_answer_ends_the_stack",
     ),
     one(
         "a pooling that sends a gradient to the smaller of two",

@@ -69,7 +69,7 @@ def test_a_receipt_is_verified_on_another_machine(run: Path, tmp_path: Path, mon
     for name in shown:
         if (run / name).exists():
             shutil.copy(run / name, there)
-    monkeypatch.setattr("sordino.runs.population.SOURCES", {})
+    monkeypatch.setattr("sordino.runs.declared_data.SOURCES", {})
     assert verify(there) == []
 
 

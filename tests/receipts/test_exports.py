@@ -60,7 +60,7 @@ def export(
     cli: Callable[..., Said], runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[Said, str]]:
     """A document of a copy, on a machine without data."""
-    monkeypatch.setattr("sordino.runs.population.SOURCES", {})
+    monkeypatch.setattr("sordino.runs.declared_data.SOURCES", {})
 
     def made(name: str, kind: str, *more: object) -> tuple[Said, str]:
         target = tmp_path / KINDS[kind]

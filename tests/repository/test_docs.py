@@ -207,7 +207,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(site: Path) -> 
 def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from sordino.data import SOURCES
 
-    for module in ("tabular", "table_files", "cells", "inferred_columns", "declared_columns"):
+    for module in ("tabular", "table_files", "cells", "inferred_columns", "columns"):
         monkeypatch.delitem(sys.modules, f"sordino.data.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="pyarrow") as refused:

@@ -18,7 +18,7 @@ from sordino.data import folders, images, tabular
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED
 from sordino.data.row_source import RowSource, SourceRows
 from sordino.errors import ConfigError
-from sordino.runs import public_inputs
+from sordino.runs import declared_data, public_inputs
 from sordino.runs.population import Population
 from sordino.sites.own_data import OwnData
 from tests.data.tables import DECLARED, Row, refused, saved, table
@@ -53,20 +53,27 @@ def test_what_a_receipt_must_say_of_a_table(tmp_path: Path) -> None:
     for given_, reasons, scaled in cases:
         found = experiment(tmp_path, **given_)
         measured = (public_inputs.SCALING,) if scaled else ()
-        assert (found.learned_from_rows, found.scaled_by_rows) == ((*measured, *reasons), scaled), given_
+        assert (found.disclosures.learned_from_rows, found.disclosures.scaled_by_rows) == (
+            (*measured, *reasons),
+            scaled,
+        ), given_
         real = given_.get("noise") == "system"
         told = found.public.void if real else found.public.assumed
-        assert {*found.learned_from_rows} <= {*told}
-        assert (found.public.void == ()) == (not real or found.learned_from_rows == ())
-        assert found.drawn_from_labels == (public_inputs.PLACES,)
-        assert experiment(tmp_path, **given_, key="note").drawn_from_labels == ()
+        assert {*found.disclosures.learned_from_rows} <= {*told}
+        assert (found.public.void == ()) == (not real or found.disclosures.learned_from_rows == ())
+        assert found.disclosures.drawn_from_labels == (public_inputs.PLACES,)
+        assert experiment(tmp_path, **given_, key="note").disclosures.drawn_from_labels == ()
         x = found.dataset.train.x[:, 0].astype(np.float64)
         by_rows = found.dataset.mean[0] == pytest.approx(x.mean()) and found.dataset.std[0] == pytest.approx(x.std())
         assert by_rows == scaled
     dealt = experiment(tmp_path, partition={"scheme": "dirichlet", "clients": 2, "alpha": 5.0, "min_size": 1}, train=10)
-    assert dealt.drawn_from_labels == (public_inputs.PLACES, public_inputs.PARTITION, public_inputs.RESERVED)
+    assert dealt.disclosures.drawn_from_labels == (
+        public_inputs.PLACES,
+        public_inputs.PARTITION,
+        public_inputs.RESERVED,
+    )
     evenly = experiment(tmp_path, partition={"scheme": "iid", "clients": 2})
-    assert evenly.drawn_from_labels == (public_inputs.PLACES, public_inputs.DEALT)
+    assert evenly.disclosures.drawn_from_labels == (public_inputs.PLACES, public_inputs.DEALT)
 
 
 def test_scaling_without_ranges_or_pixels_is_refused(tmp_path: Path) -> None:
@@ -105,7 +112,7 @@ def test_the_fix_of_a_missing_schema_is_a_command_that_runs(
     text = Path("my visits.schema.toml").read_text(encoding="utf-8")
     Path("my visits.schema.toml").write_text(text.replace("draft = true\n", "", 2), encoding="utf-8")
     confirmed = experiment(tmp_path, "system", path="my visits.csv", schema="my visits.schema.toml")
-    assert (confirmed.dataset.classes, confirmed.learned_from_rows) == (2, ())
+    assert (confirmed.dataset.classes, confirmed.disclosures.learned_from_rows) == (2, ())
 
 
 def test_a_phase_and_a_worker_see_the_declared_table(tmp_path: Path) -> None:
@@ -121,17 +128,17 @@ def test_a_phase_and_a_worker_see_the_declared_table(tmp_path: Path) -> None:
 def test_the_default_run_scales_by_public_numbers_and_says_what_labels_decided() -> None:
     default = Population(config.load(None))
     assert (default.dataset.mean, default.dataset.std) == ((0.5,), (0.5,))
-    assert not default.scaled_by_rows
-    assert default.learned_from_rows == ()
-    assert default.drawn_from_labels == (STRATIFIED, public_inputs.PARTITION)
+    assert not default.disclosures.scaled_by_rows
+    assert default.disclosures.learned_from_rows == ()
+    assert default.disclosures.drawn_from_labels == (STRATIFIED, public_inputs.PARTITION)
     measured = Population(
         config.load(None, ["data.standardise=channel", "partition={scheme='iid', clients=3}", "data.probe=2"])
     )
-    assert measured.scaled_by_rows
+    assert measured.disclosures.scaled_by_rows
     assert measured.dataset.mean[0] == pytest.approx(measured.dataset.train.x.mean() / 255, abs=0.01)
-    assert measured.drawn_from_labels == (STRATIFIED, public_inputs.RESERVED)
+    assert measured.disclosures.drawn_from_labels == (STRATIFIED, public_inputs.RESERVED)
     invented = Population(config.load(None, ["data=synthetic", "partition={scheme='natural'}", "data.clients=2"]))
-    assert (invented.scaled_by_rows, invented.drawn_from_labels) == (False, ())
+    assert (invented.disclosures.scaled_by_rows, invented.disclosures.drawn_from_labels) == (False, ())
 
 
 def test_image_folders_and_files_say_what_was_read_off_all_images(
@@ -165,7 +172,7 @@ def test_experiments_whose_rows_are_kept_say_how_they_scale() -> None:
     """The default has changed once: rows of a table that rest on it would silently become another experiment's."""
     for path in sorted((ROOT / "experiments").rglob("*.toml")):
         data = tomllib.loads(path.read_text(encoding="utf-8")).get("data")
-        if data and data["source"] not in public_inputs.INVENTED:
+        if data and data["source"] not in declared_data.INVENTED:
             assert data.get("standardise") in ("fixed", "channel", "pixel"), path
 
 

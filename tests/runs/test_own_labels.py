@@ -56,7 +56,7 @@ def test_with_real_noise_numbers_need_no_classes(tmp_path: Path) -> None:
     data = {"source": f"{__name__}:Counted"}
     asked = {"data": data, "privacy": {"noise": "system"}, "partition": {"scheme": "iid", "clients": 3}}
     real = Population(config.validate({**asked, "task": {"name": "regression", "range": [-2.0, 2.0]}}))
-    assert (real.dataset.classes, real.learned_from_rows) == (0, ())
+    assert (real.dataset.classes, real.disclosures.learned_from_rows) == (0, ())
     with pytest.raises(UnsoundGuarantee) as refused:
         _ = Population(config.validate(asked)).dataset
     assert refused.value.code == "own-data-undeclared"

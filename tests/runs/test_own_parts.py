@@ -206,7 +206,7 @@ def test_a_source_is_cut_to_what_it_declares_and_refused_where_it_does_not_fit()
     made = _population(data=Declared, partition=Turns)
     assert np.abs(made.dataset.train.x).max() <= 1
     assert made.dataset.classes == 2
-    assert made.learned_from_rows == ()
+    assert made.disclosures.learned_from_rows == ()
     assert sorted(np.concatenate(list(made.shares[0])).tolist()) == list(range(len(made.dataset.train.y)))
     for bad in (
         {"x": X, "y": Y[:3]},

@@ -242,8 +242,8 @@ def test_places_of_words_beyond_a_row_are_refused() -> None:
 
 
 def test_each_word_has_a_place_that_no_row_decides() -> None:
+    from sordino.data.columns import tokens
     from sordino.data.schema import TextColumn
-    from sordino.data.words import tokens
 
     listed = TextColumn("text", words=("pain", "fever"), length=4)
     assert tokens(["Fever! pain none", "", "a b pain d e"], listed).tolist() == [[3, 2, 1, 0], [0] * 4, [1, 1, 2, 1]]

@@ -18,8 +18,7 @@ from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_r
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.covered import Covered, alone
-from sordino.privacy.readers.noised import Clipped, check_unread
+from sordino.privacy.readers.private_reader import ClippedReader, SealedShard, alone, check_unread
 from sordino.privacy.uplink.stages import SLACK
 from sordino.types import Examples, Grant, Shard, Task, Work
 
@@ -41,7 +40,7 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 
 @dataclass(frozen=True)
-class ClassSums(Clipped):
+class ClassSums(ClippedReader):
     """A reader that gives noised sums per class of a clipped statistic. clip: radius of one example's statistic.
     count: how much louder than that radius an example is counted; at 0 it is not counted, and counts are nan.
 
@@ -74,7 +73,7 @@ class ClassSums(Clipped):
 
 
 @dataclass
-class SumShard(Covered[ClassSums]):
+class SumShard(SealedShard[ClassSums]):
     """One client's examples during one round: one question about them is paid for."""
 
     _asked: bool = False

@@ -23,13 +23,13 @@ from sordino import keys, tree
 from sordino.errors import PrivacyError, Range, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
-from sordino.privacy.readers.noised import Noised, check_reservation, check_unread
 from sordino.privacy.readers.noisy_gradient import GradientsOnly
+from sordino.privacy.readers.private_reader import NoisyReader, check_reservation, check_unread
 from sordino.types import Batch, Examples, Grant, Losses, Params, Shard, Task, Work
 
 
 @dataclass(frozen=True)
-class ConvexStable(Noised):
+class ConvexStable(NoisyReader):
     """A reader that gives one batch per round, whose gradient is the noised sum of the gradients along all steps of
     the round. One step of `lr` along it makes all of them.
 

@@ -23,8 +23,7 @@ from sordino.fast.graphs import owner_of, replayed
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import gradient, taken
-from sordino.privacy.readers.covered import Covered
-from sordino.privacy.readers.noised import Clipped, check_reservation, check_unread
+from sordino.privacy.readers.private_reader import ClippedReader, SealedShard, check_reservation, check_unread
 from sordino.privacy.uplink.stages import Clip
 from sordino.types import (
     ADVERSARIES,
@@ -120,7 +119,7 @@ def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator
 
 
 @dataclass(frozen=True)
-class CellGradient(Clipped):
+class CellGradient(ClippedReader):
     """A reader of episodes that gives (sum of the cells' clipped episode gradients + noise) / public number, at
     every step.
 
@@ -198,7 +197,7 @@ class CellGradient(Clipped):
 
 
 @dataclass
-class CellShard(Covered[CellGradient]):
+class CellShard(SealedShard[CellGradient]):
     """One client's cells during one round."""
 
     _opened: bool = False

@@ -20,9 +20,8 @@ from sordino.fast.factored import Scaled
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
-from sordino.privacy.readers.covered import Covered, R
-from sordino.privacy.readers.noised import SIZES, Clipped, check_reservation, check_unread
 from sordino.privacy.readers.open import effort
+from sordino.privacy.readers.private_reader import SIZES, ClippedReader, R, SealedShard, check_reservation, check_unread
 from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Work
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon hold
 
 
 @dataclass(frozen=True)
-class NoisyGradient(Clipped):
+class NoisyGradient(ClippedReader):
     """A reader that gives (sum of clipped gradients + noise) / public number (Abadi et al., CCS 2016; section
     numbers of the variants in algorithms/client_noise).
 
@@ -146,7 +145,7 @@ class NoisyGradient(Clipped):
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
-class GradientsOnly(Covered[R]):
+class GradientsOnly(SealedShard[R]):
     """A shard whose promise covers gradients of batches, and nothing else."""
 
     def refused(self, what: str) -> PrivacyError:

@@ -17,8 +17,8 @@ from sordino import keys
 from sordino.errors import PrivacyError
 from sordino.fast.factored import Ready, take
 from sordino.keys import Key
-from sordino.privacy.readers.covered import Covered
 from sordino.privacy.readers.open import Open, effort
+from sordino.privacy.readers.private_reader import SealedShard
 from sordino.types import Losses, Params, Work
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class PaddedShard(Covered[Open]):
+class PaddedShard(SealedShard[Open]):
     """One client of such a stack. It answers what a local step asks for; whatever else is asked for ends the stack."""
 
     rows: Tensor = field(repr=False, kw_only=True)  # of the client's own, first of all

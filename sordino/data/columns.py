@@ -1,0 +1,285 @@
+"""Columns of a table as numbers. Each row is read by itself, by what the schema declares: no row has a say in how
+another is read. Without a schema one is inferred from all rows.
+
+A value that the schema does not know (a number beyond its range, an undeclared level) is moved or becomes zeros, and
+reported to the owner of the rows alone. Where one site has many of them, its column is written in another way than
+declared, and no training begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from sordino.data.cells import TableSource, WithoutGaps, texts, without_gaps
+from sordino.data.dataset import Array
+from sordino.data.inferred_columns import inferred
+from sordino.data.outcome import check_outcome
+from sordino.data.schema import BOOLEANS, FEATURES, Column, KeyColumn, TableSchema, TextColumn
+from sordino.data.table_files import TableRows, read
+from sordino.errors import DataError
+
+MOST = 0.2  # largest share of a column's values at one site that may be unknown
+FEW = 10  # unknown values of one site below which their share means nothing
+NAMED = 4  # sites in a sentence
+WORD = re.compile(r"\w+")
+NOTHING = 0  # token behind the last word of a short text
+UNKNOWN = 1  # token of a word that is not in the list
+
+
+class Feature(NamedTuple):
+    """One column as inputs of a model."""
+
+    values: Array  # float32 [n, width]
+    middle: float = 0.0
+    half: float = 1.0  # values are used as (value - middle) / half
+    numbers: bool = False  # numbers may be scaled by their mean and deviation
+    unknown: Array | None = None  # bool [n]: values that the schema does not know
+
+
+class Unknown(NamedTuple):
+    """Values of one column that the schema does not know."""
+
+    column: str
+    where: Array  # bool, by row
+    cells: Array  # as they are read
+    lies: str  # words behind their number: what is wrong with them
+    becomes: str
+    expected: bool = False  # the schema says that there are such values
+
+
+class Columns(NamedTuple):
+    """Features, labels and clients of the rows that are kept."""
+
+    features: list[Feature]
+    y: Array
+    classes: tuple[str, ...]
+    group: Array | None
+    groups: tuple[str, ...]  # names of the groups
+    groups_declared: bool  # False: read off the rows
+    keys: list[str] | None  # names of the rows
+    kept: Array  # numbers of the rows in the files
+    said: Mapping[str, Column]  # feature columns of the schema
+    unknown: tuple[Unknown, ...] = ()
+
+
+def columns_of(source: TableSource) -> tuple[TableRows, Columns]:
+    """The rows of a table, and its columns as numbers."""
+    schema, outcome, labels, group, key = source.schema, source.outcome, source.labels, source.group, source.key
+    held, said = inferred(source) if schema is None else _declared(source, schema)
+    known = {name: column for name, column in said.items() if column.kind in FEATURES}
+    features = {name: as_declared(held, name, one) for name, one in known.items()}
+    classes = () if outcome is not None else said[labels[0]].words
+    y = _places(held, labels[0], classes, "class") if outcome is None else outcome.read(held, labels)
+    names = () if group is None else said[group].words or tuple(sorted(set(texts(held.columns[group]))))
+    numbers = () if schema is None or outcome is None else labels
+    if schema is not None and key is not None:
+        _check_rows_per_key(held, key, said[key])
+    return held.rows, Columns(
+        list(features.values()),
+        y,
+        classes,
+        None if group is None else _places(held, group, names, "group"),
+        names,
+        schema is not None and group is not None and bool(said[group].words),
+        None if key is None else texts(held.columns[key]),
+        held.numbers,
+        known,
+        tuple(unknown_values(held, said, features, numbers)),
+    )
+
+
+def _declared(source: TableSource, schema: TableSchema) -> tuple[WithoutGaps, Mapping[str, Column]]:
+    """The cells of the columns that are used, and what the schema says of all columns."""
+    labels, said = source.labels, schema.columns
+    _check_roles(schema, {source.key: "key", source.group: "group", **dict.fromkeys(labels, "label")})
+    check_outcome(source.outcome, {name: said[name] for name in labels})
+    numbers = [name for name, one in said.items() if one.kind == "number" or (source.outcome and name in labels)]
+    ignored = [name for name, one in said.items() if one.kind == "ignored"]
+    rows = read(source.path, tuple(said), source.written, numbers, ignored)
+    _check_names(rows, schema)
+    used = [name for name, one in said.items() if one.kind in FEATURES or name in source.roles]
+    fill = {name: one.missing for name, one in said.items() if one.missing is not None}
+    return without_gaps(rows, used, source.missing, fill, numbers, never=source.roles), said
+
+
+def _check_roles(schema: TableSchema, roles: Mapping[str | None, str]) -> None:
+    """Refuses a column whose kind in the schema is not its role in the experiment. A group that only the schema names
+    is unused.
+    """
+    for name, role in roles.items():
+        if name is None:
+            continue
+        said = schema.columns[name].kind if name in schema.columns else None
+        if said != role:
+            raise DataError(
+                f"data.{role} = {name!r}, but the schema "
+                + ("does not list this column" if said is None else f"says that this column is of kind {said!r}"),
+                why=f"the {role} of the schema is {schema.named(role) or 'not declared'}",
+                fix=f"write in the schema: {name} = {{ kind = {role!r}, ... }}, or choose another data.{role}",
+                code="schema-disagrees",
+            )
+
+
+def _check_rows_per_key(held: WithoutGaps, name: str, said: Column) -> None:
+    """Refuses more rows of one person than the promise about a person counts."""
+    if isinstance(said, KeyColumn):
+        cells = texts(held.columns[name])
+        value, rows = max(Counter(cells).items(), key=itemgetter(1), default=("", 0))
+        if rows > said.rows:
+            what = f"stands in {rows} rows, and the schema allows {said.rows}"
+            raise held.unfit(name, value, cells.index(value), what, f"leave rows out, or declare rows = {rows}")
+
+
+def _check_names(rows: TableRows, schema: TableSchema) -> None:
+    present, dialect = rows.table.column_names, rows.files[0].dialect
+    if missing := [name for name in schema.columns if name not in present]:
+        raise DataError(
+            f"{rows.name} lacks {', '.join(missing)}, which the schema declares",
+            why=f"its columns are: {', '.join(present)}",
+            fix="add the column, or remove it from the schema"
+            + (f"; or say how the file is written, which was read with {dialect}: data.separator" if dialect else ""),
+            code="missing-declared-column",
+        )
+    if unnamed := [name for name in present if name not in schema.columns]:
+        raise DataError(
+            f"{rows.name} has {', '.join(unnamed)}, which the schema does not list",
+            why="a schema must say of every column what it holds, so that no column is used by mistake",
+            fix=f'add to [columns]: {unnamed[0]} = {{ kind = "ignored" }}, or another kind',
+            code="undeclared-column",
+        )
+
+
+def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
+    """One column as its schema entry says, row by row."""
+    if said.kind == "number":
+        values = held.numbers_of(name)
+        beyond = (values < said.low) | (values > said.high)
+        if said.strict and beyond.any():
+            at = int(np.argmax(beyond))
+            raise held.unfit(name, float(values[at]), at, f"is not in the declared range [{said.low:g}, {said.high:g}]")
+        values = np.clip(values, said.low, said.high).astype(np.float32)
+        return Feature(values[:, None], *said.scale, numbers=True, unknown=beyond)
+    words = texts(held.columns[name])
+    if isinstance(said, TextColumn):
+        return Feature(tokens(words, said))
+    if said.kind == "boolean":
+        truths = [BOOLEANS.get(text.strip().lower()) for text in words]
+        if None in truths:
+            raise held.unfit(name, words[at := truths.index(None)], at, "is neither true, false, 1 nor 0")
+        return Feature(np.array(truths, np.float32)[:, None], *said.scale, numbers=True)
+    place = {level: at for at, level in enumerate(said.words)}
+    nothing = len(said.words) if said.other is None else place[said.other]
+    rows = np.eye(len(said.words) + 1, len(said.words), dtype=np.float32)  # the last one is empty
+    found = np.array([place.get(text, nothing) for text in words])
+    return Feature(rows[found], unknown=found == len(said.words))
+
+
+def tokens(texts: Sequence[str], said: TextColumn) -> Array:
+    """The first words of each text as numbers, float32 [n, length]: places in the declared list, else hash buckets."""
+    places = {word.lower(): place for place, word in enumerate(said.words, start=2)}
+    found = np.full((len(texts), said.length), NOTHING, np.float32)
+    for row, text in enumerate(texts):
+        for at, word in enumerate(WORD.findall(text.lower())[: said.length]):
+            found[row, at] = places.get(word, UNKNOWN) if places else 1 + _bucket(word, said.buckets)
+    return found
+
+
+def _bucket(word: str, buckets: int) -> int:
+    """The hash bucket of a word, the same on every machine: Python's own hash differs from process to process."""
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little") % buckets
+
+
+def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:
+    """The place of each cell among the declared words; 1.0 is the word 1, unless 1.0 is declared."""
+    place = {word: at for at, word in enumerate(words)}
+    for word, at in [*place.items()]:
+        if word.lstrip("-").isdecimal():
+            place.setdefault(f"{word}.0", at)
+    cells = texts(held.columns[name])
+    found = [place.get(text) for text in cells]
+    if None in found:
+        at = found.index(None)
+        raise held.unfit(name, cells[at], at, f"is not a {what} that the schema declares: {', '.join(words)}")
+    return np.array(found, np.int64)
+
+
+# values that the schema does not know ---------------------------------------------------------------------------------
+
+
+def unknown_values(
+    held: WithoutGaps, said: Mapping[str, Column], features: Mapping[str, Feature], labels: Sequence[str]
+) -> Iterator[Unknown]:
+    """Unknown values of each column, and of `labels` that are numbers."""
+    ends = {name: f"lie outside [{one.low:g}, {one.high:g}]" for name, one in said.items()}
+    for name, feature in features.items():
+        if feature.unknown is None or not feature.unknown.any():
+            continue
+        if said[name].kind == "number":
+            values = held.numbers_of(name)
+            yield Unknown(name, feature.unknown, values, ends[name], "moved to the nearer end", said[name].moved)
+        else:
+            words, level = np.array(texts(held.columns[name])), "are no level that the schema declares"
+            yield Unknown(name, feature.unknown, words, level, "none of them: all zeros")
+    for name in labels:
+        values = held.numbers_of(name)
+        beyond = (values < said[name].low) | (values > said[name].high)
+        yield Unknown(name, beyond, values, ends[name], "moved to the nearer end")
+
+
+class Owners(NamedTuple):
+    """The owner of each row: a client, or a file."""
+
+    codes: Array
+    names: tuple[str, ...]
+    named: bool  # False: names stay out of sentences, since an undeclared group may be a person
+
+    @property
+    def rows(self) -> Array:
+        return np.bincount(self.codes, minlength=len(self.names))
+
+    def counts(self, found: Unknown) -> Array:
+        """Unknown values by owner."""
+        return np.bincount(self.codes[found.where], minlength=len(self.names))
+
+
+def remarks(found: Sequence[Unknown], owners: Owners) -> tuple[str, ...]:
+    """Sentences on unknown values, column by column, for the owners of the rows."""
+    rows, said = owners.rows, []
+    for one in found:
+        counts = owners.counts(one)
+        order = [k for k in np.argsort(-counts, kind="stable").tolist() if counts[k]]
+        if not order:
+            continue
+        named = [f"{owners.names[k]} {counts[k]:,} of {rows[k]:,}" for k in order[:NAMED]] if owners.named else []
+        at = f" ({', '.join(named)}{', ...' if len(order) > NAMED else ''})" if named else ""
+        total = f"{counts.sum():,} of {rows.sum():,} values"
+        said.append(f"{one.column}: {total} {one.lies}{at}: each is {one.becomes}")
+    return tuple(said)
+
+
+def misfit(found: Sequence[Unknown], owners: Owners) -> DataError | None:
+    """The refusal to train where the schema does not know most values of a site's column; None where it does."""
+    rows = owners.rows
+    for one in found:
+        counts = owners.counts(one)
+        worst = int(np.argmax(counts / np.maximum(rows, 1) * (counts >= FEW)))
+        if one.expected or counts[worst] < FEW or counts[worst] <= MOST * rows[worst]:
+            continue
+        first = one.cells[int(np.argmax(one.where & (owners.codes == worst)))]
+        return DataError(
+            f"{owners.names[worst]}: {counts[worst]:,} of {rows[worst]:,} values of {one.column} {one.lies}, such as "
+            f"{first.item()!r}",
+            why=f"each would silently be {one.becomes}; so many are another unit, or another way to write the same, "
+            "and a training would spend its budget on them",
+            fix="write the column as the schema declares it, or declare what it holds: a wider range, these levels; a "
+            'column that may hold such values says it, with outside = "move" (a number) or other = LEVEL',
+            code="values-outside-schema",
+        )
+    return None

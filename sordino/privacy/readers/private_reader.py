@@ -1,0 +1,211 @@
+"""Private readers: the offer, the claims and the paid reads that all of them share; and the sealed shard, which refuses
+every question that its reader's promise does not cover.
+
+An answer about an example may depend on that example alone: `check_apart` refuses networks that say otherwise of
+themselves, and `alone` shows a function each example by itself, so that no user's program has to be trusted with
+several.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from sordino.accounting.claims import Status
+from sordino.accounting.events import Event, Poisson, Repeat, check_multiplier
+from sordino.errors import PrivacyError, UnsoundGuarantee
+from sordino.keys import Key
+from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.readers.beside_public import BesidePublic, How
+from sordino.privacy.uplink.stages import Clip
+from sordino.tree import Tree
+from sordino.types import (
+    ADVERSARIES,
+    Batch,
+    Claim,
+    Episode,
+    Examples,
+    Grant,
+    Neighbours,
+    Offer,
+    Reader,
+    Shard,
+    Task,
+    Unit,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+R = TypeVar("R", bound=Reader)
+SIZES = "the number of examples of each client is public"
+PAID = "every noisy read is paid for before the round starts"
+
+
+class NoisyReader(Reader):
+    """A reader whose answers carry noise, at a multiplier that is typed in or bought by the budget."""
+
+    def __post_init__(self) -> None:
+        check_multiplier(self.multiplier, "give a multiplier above 0, or a budget in [privacy]")
+
+    @property
+    @abstractmethod
+    def mechanism(self) -> GaussianNoise | LaplaceNoise:
+        """The law of the noise."""
+
+    @property
+    @abstractmethod
+    def neighbours(self) -> Neighbours:
+        """The change that the noise hides: one unit replaced, or what it contributes counted or not."""
+
+    @property
+    def unit(self) -> Unit:
+        """The unit that the promise protects: an example, or a cell of examples."""
+        return "example"
+
+    @property
+    def status(self) -> Status:
+        """How far the promise is proved."""
+        return "proved"
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Assumptions of the promise, said with every claim."""
+        return (SIZES,)
+
+    @property
+    def sampled(self) -> float | None:
+        """The secret probability with which a unit comes into a read; None where all come."""
+        return None
+
+    def offer(self) -> Offer:
+        rate = 1.0 if self.sampled is None else self.sampled
+        return Offer(self.unit, self.neighbours, "server", self.mechanism, everyone_pays=False, rate=rate)
+
+    def used(self, planned: float | None) -> float:
+        """The multiplier of the noise: the typed one, else the planned one."""
+        multiplier = self.multiplier if self.multiplier is not None else planned
+        assert multiplier is not None, "the plan prices every private reader before a round"
+        return multiplier
+
+    def event(self, multiplier: float) -> Event:
+        """The cost of one read, as an event of the ledger."""
+        event: Event = self.mechanism.event(multiplier)
+        return event if self.sampled is None else Poisson(self.sampled, event)
+
+    def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
+        event, reads = self.event(self.used(multiplier)), self.reads(work, size)
+        event = Repeat(event, reads) if reads > 1 else event
+        return [Claim(self.unit, self.neighbours, a, event, self.status, self.because) for a in ADVERSARIES]
+
+
+class ClippedReader(NoisyReader):
+    """A noisy reader that clips the contribution of each unit to the length `clip`, whatever the others are."""
+
+    clip: float
+
+    def __post_init__(self) -> None:
+        Clip(self.clip)
+        super().__post_init__()
+
+    @property
+    def cut(self) -> float:
+        return self.clip
+
+    def check(self, work: Work, task: Task) -> None:
+        check_apart(task)
+
+
+@dataclass
+class SealedShard(ABC, Generic[R]):
+    """One client's examples during one round. Refuses every question until a reader's own shard answers it."""
+
+    _reader: R
+    _examples: Examples = field(repr=False)
+    _grant: Grant
+    _task: Task = field(repr=False)
+
+    @abstractmethod
+    def refused(self, what: str) -> PrivacyError:
+        """The refusal of a question that the reader's promise does not cover."""
+
+    @property
+    def size(self) -> int:
+        """The public number of examples, the same for all neighbours."""
+        return self._grant.size
+
+    def batches(self, work: Work, key: Key) -> Iterator[Batch]:
+        raise self.refused("a batch")
+
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+        raise self.refused("an episode")
+
+    def mixed(self, work: Work, key: Key, how: How) -> Iterator[BesidePublic]:
+        raise self.refused("a batch beside public examples")
+
+    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree:
+        raise self.refused("a sum over examples")
+
+    def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        raise self.refused("a sum per class")
+
+    def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
+        raise self.refused("a part of the examples")
+
+    @property
+    def public(self) -> Examples | None:
+        return None
+
+
+def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:
+    """Refuses a second pass over a shard, and more noisy reads of it than the round has paid for."""
+    if opened or (reserved is not None and reads > reserved):
+        raise PrivacyError(
+            f"a second pass over the {what}" if opened else f"{reads} reads, but only {reserved} were reserved",
+            why=PAID,
+            fix="return the true number of reads from the algorithm's `work`, and go over the examples once",
+            code="read-beyond-reservation",
+        )
+
+
+def check_unread(read: bool, what: str, fix: str) -> None:
+    """Refuses to answer the same noisy question again."""
+    if read:
+        raise PrivacyError(f"{what} was read a second time", why=PAID, fix=fix, code="read-beyond-reservation")
+
+
+def check_apart(task: Task) -> None:
+    """Refuses, before anything starts, a network in which one example reaches what is computed of another."""
+    if task.mixes_examples:
+        raise UnsoundGuarantee(
+            f"{task.mixes_examples} mixes examples",
+            why="one example then changes the gradients of others, and its running statistics; no clip bounds that",
+            fix='use nn.GroupNorm; BatchNorm only where nobody is promised anything, as with algorithm = "fedavg" and '
+            "no [privacy]",
+            code="batch-norm",
+        )
+    if task.remembers:
+        raise remembering(task.remembers)
+
+
+def remembering(name: str) -> UnsoundGuarantee:
+    return UnsoundGuarantee(
+        f"{name} changes during a forward pass",
+        why="what it keeps of one example reaches the gradients of other examples, where no clip bounds it",
+        fix="compute the forward pass, and what is asked of it, from their arguments alone, and write to nothing else",
+        code="model-remembers",
+    )
+
+
+def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """The statistic of(x) [n, d] of rows that are shown to it one by one."""
+    try:
+        return torch.func.vmap(lambda row: of(row[None])[0])(rows)
+    except RuntimeError:  # a branch on a value; any other error comes up again
+        return torch.cat([of(row) for row in torch.split(rows, 1)])
