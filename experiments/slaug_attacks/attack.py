@@ -34,7 +34,7 @@ from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums
-from sordino.tasks.selection import ranked, skill
+from sordino.synthesis.slaug.selection import ranked, skill
 from sordino.types import Examples, Grant, Params
 
 HERE = Path(__file__).parent

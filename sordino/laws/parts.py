@@ -22,12 +22,12 @@ from sordino.data.outcome import LabelKind, Marks, Numbers
 from sordino.data.row_source import RowSource, load
 from sordino.laws import models
 from sordino.laws.trial import require
-from sordino.metrics.own_metrics import OwnMetric, number_of
+from sordino.metrics.scores import OwnMetric, number_of
 from sordino.partition.rows import checked
 from sordino.partition.schemes import Scheme
 from sordino.runs.callbacks import Callback
 from sordino.sampling.kinds import Cohort, check_promises
-from sordino.tasks.own_loss import Loss, not_per_example
+from sordino.tasks.losses import Loss, not_per_example
 
 ROWS, CLASSES, PEOPLE, ROUNDS = 240, 4, 12, 8
 REPEATED = "draw from what it is given (rng, key or seed), and keep nothing between calls"

@@ -15,9 +15,8 @@ import torch
 
 from sordino.errors import ConfigError
 from sordino.metrics.headlines import HEADLINES
-from sordino.metrics.own_metrics import MetricFunction, measured
 from sordino.metrics.rows import Scores, Spread
-from sordino.metrics.scores import scored
+from sordino.metrics.scores import MetricFunction, measured, scored
 from sordino.partition.rows import Array, RowNumbers
 from sordino.tasks.hands import Hands, heavy
 from sordino.types import Examples, Params, Task

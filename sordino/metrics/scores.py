@@ -1,16 +1,28 @@
-"""Scores of predicted probabilities beside accuracy: how well classes are ranked, found and believed.
+"""Scores beside accuracy and loss, the library's and a user's own: ranking, detection and calibration of classes.
 
-They are of all test examples together. A score that is no mean over examples cannot be put together from the scores of
-single clients, so none of them is asked of clients, and none travels.
+Each is computed on all test examples together, by the evaluator alone. A score that is not a mean over examples cannot
+be put together from the scores of single clients, so none of them is asked of clients, and none travels.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from sordino import user_code
+from sordino.errors import ConfigError, OwnCodeError
+from sordino.metrics.headlines import SCORED
+from sordino.types import Examples, Params, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Probabilities: TypeAlias = NDArray[np.floating[Any]]  # [n, classes]
 Labels: TypeAlias = NDArray[np.int64]
@@ -30,7 +42,7 @@ def auroc(p: Probabilities, y: Labels) -> float | None:
 
 
 def _area(score: NDArray[np.floating[Any]], true: NDArray[np.bool_]) -> float | None:
-    """How often a true example has the higher score of two; equal scores count half."""
+    """Probability that a true example has a higher score than another one; equal scores count half."""
     many, others = int(true.sum()), int((~true).sum())
     if not many or not others:
         return None
@@ -60,8 +72,9 @@ def f1(p: Probabilities, y: Labels) -> float | None:
 
 
 def calibration_error(p: Probabilities, y: Labels) -> float | None:
-    """How far the probability of the predicted class is from how often it is right: the expected calibration error,
-    over 15 bins of equal width."""
+    """Expected calibration error: distance between the probability of the predicted class and the share of right
+    answers, over 15 bins of equal width.
+    """
     if not len(y):
         return None
     sure, right = p.max(1), p.argmax(1) == y
@@ -94,3 +107,61 @@ SCORES: Mapping[str, Callable[[Probabilities, Labels], Any]] = {
 def scored(asked: Sequence[str], p: Probabilities, y: Labels) -> dict[str, Any]:
     """The scores of these names."""
     return {name: SCORES[name](p, y) for name in asked}
+
+
+# a user's own ---------------------------------------------------------------------------------------------------------
+
+
+MetricFunction: TypeAlias = "Callable[[Tensor, Tensor], float]"
+AT_ONCE = 1024  # rows
+
+
+class OwnMetric(ABC):
+    """A metric of a user's own on all test examples. A plain function of the same two arguments will do as well."""
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, labels: Tensor) -> float:
+        """One number, from logits [n, classes] and labels [n]."""
+
+
+def metrics_named(names: Sequence[str]) -> dict[str, MetricFunction]:
+    """The metrics that an experiment names, by their own names."""
+    found: dict[str, MetricFunction] = {}
+    for path in names:
+        if not user_code.is_own(path):
+            known = path.lower() in (*SCORED, "confusion")
+            raise ConfigError(
+                f"evaluation.metrics names {path!r}",
+                why="these are functions of your own",
+                fix=f'set evaluation.scores = ["{path.lower()}"]'
+                if known
+                else "give module:function; accuracy and loss are always measured, and evaluation.scores takes "
+                f"{', '.join((*SCORED, 'confusion'))}, as far as the task has them",
+                code="unknown-metric",
+            )
+        made = user_code.load(path, "metric")
+        called = path.partition(":")[2]
+        found[called] = (
+            made if inspect.isfunction(made) else user_code.of_kind(path, "metric", OwnMetric)()  # type: ignore[type-abstract]
+        )
+    return found
+
+
+def measured(metrics: Mapping[str, MetricFunction], task: Task, params: Params, test: Examples) -> dict[str, float]:
+    """A user's own metrics of a model."""
+    if not metrics:
+        return {}
+    logits = torch.cat([task.predict(params, part) for part in torch.split(test.x, AT_ONCE)])[:, : task.labels]
+    return {name: number_of(name, metric(logits.clone(), test.y.clone())) for name, metric in metrics.items()}
+
+
+def number_of(name: str, found: object) -> float:
+    value = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise OwnCodeError(
+            f"the metric {name} gives {type(found).__name__ if not isinstance(value, int | float) else value}",
+            why="a metric is one finite number for all test examples",
+            fix="return a float",
+            code="metric-no-number",
+        )
+    return float(value)

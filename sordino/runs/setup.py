@@ -26,7 +26,7 @@ from sordino.planning.methods import reads_plainly
 from sordino.planning.phase import Members, PlannedPhase, PlannedRun
 from sordino.planning.refusals import check_network
 from sordino.tasks.build import Architecture
-from sordino.tasks.own_loss import LossFunction, loss_named
+from sordino.tasks.losses import LossFunction, loss_named
 from sordino.tree import Tree
 from sordino.types import Task
 

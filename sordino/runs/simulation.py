@@ -21,7 +21,7 @@ from sordino.engine.shards import Shards
 from sordino.engine.site import Site
 from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.evaluation import Evaluation, check, check_models, check_scores
-from sordino.metrics.own_metrics import metrics_named
+from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.receipts.private import secret_of
 from sordino.runs.clients import clients_of, forks_of, hands_of

@@ -22,8 +22,8 @@ from sordino.engine.server import Federation
 from sordino.ledger.files import atomic_write
 from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.evaluation import Evaluation, Score, check, check_models, check_scores
-from sordino.metrics.own_metrics import metrics_named
 from sordino.metrics.rows import Scores
+from sordino.metrics.scores import metrics_named
 from sordino.receipts.folder import RunFolder
 from sordino.runs.home import ServersHome, ServersRows
 from sordino.runs.servers_half import Begun, ServersHalf

@@ -8,9 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from sordino.tasks.losses import CrossEntropy
+from sordino.tasks.losses import CrossEntropy, LossFunction
 from sordino.tasks.nets import bounded
-from sordino.tasks.own_loss import LossFunction
 from sordino.tasks.supervised import HowRun, Supervised
 from sordino.types import Examples, Params
 

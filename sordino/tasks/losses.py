@@ -1,22 +1,75 @@
-"""Losses whose way back is written out, so that a chain of known layers needs no graph. Each is one number for each
-example, from the outputs for that example alone, so a clip bounds what the example can do, whatever the loss.
+"""Losses: one number for each example, from that example alone.
+
+Gradients are clipped example by example, which bounds the influence of one only where no other example plays a part in
+its loss. A user's own loss is never shown two of them: it is called with a batch of one, and `vmap` calls it for all.
+The library's losses have their gradients written out, so that a chain of known layers needs no graph.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sordino.tasks.own_loss import Loss
+from sordino import user_code
+from sordino.errors import ConfigError
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+class Loss(ABC):
+    """A loss of a user's own. A plain function of the same two arguments will do as well."""
+
+    @abstractmethod
+    def __call__(self, output: Tensor, label: Tensor) -> Tensor:
+        """The losses [n] of outputs [n, classes] and labels [n]."""
+
+
+def loss_named(table: Mapping[str, object], built: Callable[[type[Loss]], Loss]) -> LossFunction:
+    """The loss that [loss] names; `built` makes one from its class and the rest of the table."""
+    name = str(table.get("name"))
+    made = user_code.load(name, "loss")
+    if inspect.isfunction(made):
+        return alone(made, name)
+    return alone(built(user_code.of_kind(name, "loss", Loss)), name)  # type: ignore[type-abstract]
+
+
+def alone(loss: LossFunction, name: str) -> LossFunction:
+    """The same loss, called with each example by itself."""
+
+    def one(output: Tensor, label: Tensor) -> Tensor:
+        found = loss(output[None], label[None])
+        if not isinstance(found, torch.Tensor) or tuple(found.shape) != (1,):
+            raise not_per_example(name, found)
+        return found[0]
+
+    def each(output: Tensor, label: Tensor) -> Tensor:
+        return torch.vmap(one)(output, label)
+
+    return each
+
+
+def not_per_example(name: str, found: object) -> ConfigError:
+    given = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+    return ConfigError(
+        f"the loss {name!r} gives {given} for one example, and not one number for each",
+        why="gradients are clipped example by example, so a mean or a sum over the batch hides what must be bounded",
+        fix='return a tensor with one loss for each example: reduction="none"',
+        code="loss-not-per-example",
+    )
+
+
+# losses of the library ------------------------------------------------------------------------------------------------
 
 
 class WrittenLoss(Loss):
-    """A loss, and its slope."""
+    """A loss with its gradient."""
 
     @abstractmethod
     def target(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
@@ -24,12 +77,12 @@ class WrittenLoss(Loss):
 
     @abstractmethod
     def slope(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The gradient of the sum of the losses at the outputs, in the dtype of the target. It may be changed by
-        whoever gets it."""
+        """The gradient of the sum of the losses at the outputs, in the dtype of the target. Callers may change it in
+        place."""
 
 
 class CrossEntropy(WrittenLoss):
-    """How improbable the true class is to the model."""
+    """Cross-entropy: minus the log-probability of the true class."""
 
     def __call__(self, output: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(output, label, reduction="none")
@@ -42,7 +95,7 @@ class CrossEntropy(WrittenLoss):
 
 
 class WeightedCrossEntropy(CrossEntropy):
-    """The same, times the declared weight of the true class."""
+    """Cross-entropy times the declared weight of the true class."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._weights = torch.tensor(weights, dtype=torch.float64)
@@ -58,7 +111,7 @@ class WeightedCrossEntropy(CrossEntropy):
 
 
 class Squared(WrittenLoss):
-    """Half the squared distance, of a label that is scaled from its declared range to [-1, 1]."""
+    """Half the squared distance to a label scaled from its declared range to [-1, 1]."""
 
     def __init__(self, low: float, high: float) -> None:
         self.middle, self.half = (low + high) / 2, (high - low) / 2
@@ -77,7 +130,7 @@ class Squared(WrittenLoss):
 
 
 class Huber(Squared):
-    """The same near the label, and linear where the distance is larger than `bend` (of the scaled label)."""
+    """Squared loss near the label, linear where the distance is larger than `bend` (of the scaled label)."""
 
     def __init__(self, low: float, high: float, bend: float) -> None:
         super().__init__(low, high)
@@ -92,9 +145,9 @@ class Huber(Squared):
 
 
 class PoissonLoss(WrittenLoss):
-    """Minus the log-likelihood of a count under a rate of exp(output), but for what no output changes.
+    """Minus the log-likelihood of a count under a rate of exp(output), without its constant term.
 
-    Beyond the declared most it goes on as a straight line, so no step meets an infinite number.
+    Beyond the declared maximum it goes on as a straight line, so no step meets an infinite number.
     """
 
     def __init__(self, most: float) -> None:
@@ -111,12 +164,12 @@ class PoissonLoss(WrittenLoss):
         return self.rate(outputs.to(target.dtype)) - target
 
     def rate(self, output: Tensor) -> Tensor:
-        """How many are expected."""
+        """The expected count."""
         return output.clamp_max(self._bend).exp()
 
 
 class BinaryCrossEntropy(WrittenLoss):
-    """The mean over labels, which an example has or has not: the i-th is the i-th bit of a whole number."""
+    """Mean binary cross-entropy over labels; the i-th label is the i-th bit of a whole number."""
 
     def __call__(self, output: Tensor, label: Tensor) -> Tensor:
         wanted = self.target(label, output.shape[1], output.dtype)

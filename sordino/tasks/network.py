@@ -1,16 +1,20 @@
-"""A network over rows: what it is built on, what it says of them, and what its last layer sees. Which loss it is
-trained with, others say.
+"""A network over rows: its inputs, its outputs, and the features that its last layer sees. The loss comes from
+subclasses.
 
 Rows stay as they were decoded (uint8, channels last) until a batch is read.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from sordino import keys
 from sordino.device import drawing, on_gpu
@@ -18,9 +22,7 @@ from sordino.errors import ConfigError
 from sordino.fast.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
-from sordino.tasks.draws import draws, seeded
 from sordino.tasks.features import Head, of_chain
-from sordino.tasks.flops import count as operations
 from sordino.tasks.memory import coupling, of_calls, several, statistics, still
 from sordino.tasks.nets import keyed_dropout
 from sordino.tasks.written_out_backward import Chain
@@ -82,7 +84,7 @@ class NetworkOnRows:
         self.precision = precision if self._chain is not None and self._chain.images else torch.float32
         self._recorder = Recorder(net)
         # attention and recurrent layers have dropouts of their own
-        self._draws = self._chain is None and draws(self._pass)
+        self._draws = self._chain is None and draws_numbers(self._pass)
 
     def init(self, key: keys.Key) -> Params:
         """The values that training starts from: drawn by the key, but where the network keeps its own."""
@@ -156,7 +158,7 @@ class NetworkOnRows:
     def flops(self) -> int:
         """The operations of one example through the network, there and back; a way back counts as two ways there."""
         self._net.eval()
-        return 3 * operations(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
+        return 3 * count_flops(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
 
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
         """The input of the last linear layer [n, d], differentiable in `params`. With keys, one per example, as in
@@ -293,3 +295,46 @@ def _beside(net: nn.Module, trained: Params, moving: tuple[str, ...]) -> dict[st
         for name, value in net.state_dict(keep_vars=True).items()
         if isinstance(value, Tensor)
     }
+
+
+def draws_numbers(passing: Callable[[], object]) -> bool:
+    """True if a pass draws from torch's own generator, such as dropout inside an attention or a recurrent layer."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), drawing():
+        before = torch.get_rng_state()
+        passing()
+        return not torch.equal(before, torch.get_rng_state())
+
+
+@contextmanager
+def seeded(drawn: Tensor) -> Iterator[None]:
+    """Seeds torch's generator by the keys of all examples together, so that another process draws the same; other draws
+    are not moved."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.as_tensor(keys.fold(drawn, "own draws")).sum()))
+        with drawing():
+            yield
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # to be skipped, a mode imports it
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        self.total += 0 if formula is None else formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def count_flops(forward: Callable[[], object]) -> int:
+    """Floating-point operations of a forward pass, by torch's own formulas. Its compiler is not loaded: the import
+    takes a second of every process.
+    """
+    with _Counting() as counting, torch.no_grad():  # type: ignore[no-untyped-call]
+        forward()
+    return int(counting.total)

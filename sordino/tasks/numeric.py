@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from sordino.tasks.own_loss import LossFunction
+from sordino.tasks.losses import LossFunction
 from sordino.tasks.supervised import HowRun, Supervised
 from sordino.types import Examples, Params
 

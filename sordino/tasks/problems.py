@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from sordino.data.outcome import LabelKind, Marks, Numbers
 from sordino.errors import ConfigError
-from sordino.tasks.own_loss import LossFunction
 
 if TYPE_CHECKING:
     from torch import nn
 
     from sordino.tasks.classification import Classification
+    from sordino.tasks.losses import LossFunction
     from sordino.tasks.multi_label import MultiLabel
     from sordino.tasks.numeric import NumberLearning
     from sordino.tasks.supervised import HowRun, Supervised

@@ -14,7 +14,7 @@ from sordino.attacks.shares import inferred, shares, spearman
 from sordino.audits.separation import separation
 from sordino.errors import DataError
 from sordino.privacy.readers.beside_public import taken
-from sordino.tasks.selection import skill
+from sordino.synthesis.slaug.selection import skill
 from sordino.types import Examples, Params
 from tests.attacks.devices import CLASSES, everything, task, trained
 

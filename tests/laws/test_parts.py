@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np, torch, torch.nn.functional as F
 from sordino.sampling.kinds import Cohort, alike
 from sordino.data.row_source import RowSource, SourceRows
-from sordino.metrics.own_metrics import OwnMetric
+from sordino.metrics.scores import OwnMetric
 from sordino.partition import Scheme
 from sordino.runs.callbacks import Callback
-from sordino.tasks.own_loss import Loss
+from sordino.tasks.losses import Loss
 """
 SCHEME = "class Mine(Scheme):\n    reads_labels = False\n    def assign(self, labels, group, rng):\n        "
 COHORT = """

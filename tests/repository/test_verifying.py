@@ -22,7 +22,7 @@ FILES = {
     "data/outcome.py",
     *(f"fast/{name}.py" for name in ("factored", "for_all", "graphs", "processor", "products")),
     *(f"metrics/{name}.py" for name in ("headlines", "rows")),
-    *(f"tasks/{name}.py" for name in ("own_loss", "personalise", "problems")),
+    *(f"tasks/{name}.py" for name in ("personalise", "problems")),
 }
 SHARED = ["branches", "device", "errors", "keys", "later", "tree", "types", "user_code", "version"]
 MOST = 12_000  # lines of code

@@ -23,7 +23,7 @@ from sordino.runs.callbacks import Callback
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 from sordino.sampling.kinds import Cohort, PoissonSample, alike, check_promises
-from sordino.tasks.own_loss import alone
+from sordino.tasks.losses import alone
 from tests.laws.cases import BY_NAME
 
 DRAW = np.random.default_rng(0)

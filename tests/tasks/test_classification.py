@@ -311,6 +311,6 @@ def test_operations_are_counted_as_torch_counts_them(name: str) -> None:
 @pytest.mark.slow
 def test_counting_does_not_load_the_compiler() -> None:
     """Its import takes a second, in every process of a run."""
-    code = "import sys, torch; from sordino.tasks.flops import count; net = torch.nn.Linear(3, 2); print(count(lambda: net(torch.zeros(1, 3))), 'torch._dynamo' in sys.modules)"
+    code = "import sys, torch; from sordino.tasks.network import count_flops as count; net = torch.nn.Linear(3, 2); print(count(lambda: net(torch.zeros(1, 3))), 'torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["12", "False"]

@@ -23,7 +23,7 @@ from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import memory
 from sordino.tasks.classification import Classification
-from sordino.tasks.own_loss import Loss
+from sordino.tasks.losses import Loss
 from sordino.types import Examples, Grant, Work
 from tests.privacy.doubles import Still
 

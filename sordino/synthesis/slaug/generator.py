@@ -19,8 +19,8 @@ from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.synthesis.generators import acgan, matching
 from sordino.synthesis.generators.shape import GeneratorShape
-from sordino.tasks.pretrained import projection
-from sordino.tasks.selection import distances, nearest, some
+from sordino.synthesis.slaug.pretrained import projection
+from sordino.synthesis.slaug.selection import distances, nearest, some
 from sordino.types import Examples, Params, Task
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from sordino.synthesis.slaug.generator import (
     projected_by,
     seen,
 )
-from sordino.tasks.pretrained import fitted, stored
+from sordino.synthesis.slaug.pretrained import fitted, stored
 from sordino.types import Params, Received, Shard, Task
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ from sordino.synthesis.slaug.generator import (
     projected_by,
     seen,
 )
+from sordino.synthesis.slaug.selection import Rank, ranked, requests, skill
 from sordino.synthesis.slaug.told import (
     Asking,
     Owner,
@@ -53,7 +54,6 @@ from sordino.synthesis.slaug.told import (
 )
 from sordino.synthesis.slaug.traffic import Sizes
 from sordino.tasks.personalise import training_loss
-from sordino.tasks.selection import Rank, ranked, requests, skill
 from sordino.types import Examples, Params, Received, Shard, Task, Work
 
 if TYPE_CHECKING:

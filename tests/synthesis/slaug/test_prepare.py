@@ -18,11 +18,11 @@ from sordino.algorithms.optional import Known
 from sordino.errors import SordinoError
 from sordino.runs.run import resume, start
 from sordino.synthesis.generators import nets
+from sordino.synthesis.slaug import selection
 from sordino.synthesis.slaug.generator import Anchor, Made, Recipe
 from sordino.synthesis.slaug.prepare import Ask, Asking, Prototype, Ranked, Train
 from sordino.synthesis.slaug.prepare import Up as Trained
-from sordino.tasks import selection
-from sordino.tasks.selection import distances, nearest, ranked, requests, skill
+from sordino.synthesis.slaug.selection import distances, nearest, ranked, requests, skill
 from sordino.types import Examples, Params, Received
 from tests.laws.traces import Killed, die_after, differences, finished, trace
 from tests.synthesis.slaug.images import DOUBLE, KEY, RUN, SLAUG, World, images, task
