@@ -39,8 +39,8 @@ def all_algorithms() -> dict[str, Method]:
 
 
 def algorithm_named(name: str) -> Method | None:
-    """The algorithm of this name. Only its own file is loaded: that of a branch is known, one of this room is the file
-    that says the name.
+    """The algorithm of this name. Only its own file is loaded: a branch lists its algorithms, and in this room the file
+    says the name.
     """
     said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
     holding = [parts("algorithms")[name]] if name in parts("algorithms") else _holding(said)
@@ -58,7 +58,7 @@ def _holding(said: re.Pattern[str]) -> list[str]:
 
 
 def _name(made: object, file: str) -> str:
-    """The name that this file gives it; none for what the file only imports."""
+    """The name that this file gives to an object; "" for an object that it only imports."""
     if isinstance(made, Preset):
         return made.__name__ if made.__module__ == file else ""
     if isinstance(made, type) and issubclass(made, Algorithm):

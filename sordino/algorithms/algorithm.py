@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _written(of: type) -> set[str]:
-    """Methods, properties and attributes that a class writes itself."""
+    """Methods, properties and attributes that a class defines itself."""
     return {name for name in (*vars(of), *vars(of).get("__annotations__", ())) if not name.startswith("_")}
 
 
@@ -75,7 +75,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     @property
     @abstractmethod
     def work(self) -> Work:
-        """How much a client computes in a round."""
+        """A client's computation in a round, in epochs or steps."""
 
     @abstractmethod
     def init(self, task: Task, key: Key) -> S:
@@ -109,11 +109,11 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     @property
     def reads_each(self) -> bool:
-        """Does `update` look at single uploads?"""
+        """True if `update` looks at single uploads."""
         return False
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
-        """The same method behind other gates."""
+        """This method behind other gates."""
         gates = {"read": read, "uplink": uplink}
         return replace(self, **{name: gate for name, gate in gates.items() if gate is not None})
 
@@ -122,7 +122,7 @@ AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 
 
 def own_algorithm(path: str) -> type[AnyAlgorithm]:
-    """An algorithm that lives outside the package, named as `module:Class`; it passes the same gates as ours."""
+    """A user's own algorithm, named as `module:Class`; it passes the same gates as the library's."""
     made = user_code.load(path, "algorithm")
     fix = "write a subclass of an algorithm that exists, as FedProx does with FedAvg, or write all of its methods"
     if not (isinstance(made, type) and issubclass(made, Algorithm)):
@@ -140,5 +140,5 @@ def own_algorithm(path: str) -> type[AnyAlgorithm]:
 
 
 def unwritten(made: type[AnyAlgorithm]) -> list[str]:
-    """The answers without a default that a class does not give, in the order of the interface."""
+    """Abstract members that a class does not define, in the order of the interface."""
     return [name for name in vars(Algorithm) if name in made.__abstractmethods__]

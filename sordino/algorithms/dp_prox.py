@@ -40,7 +40,7 @@ def dp_prox(
     neighbours: Neighbours = "zero_out",
     multiplier: float | None = None,
 ) -> FedProx:
-    """FedProx + clip + one noise per round. `neighbours` = "replace" fits cohorts that everybody sees."""
+    """FedProx + clip + one noise per round. `neighbours` = "replace" fits visible cohorts."""
     return base.behind(uplink=central(clip, variant, noise_placement, neighbours, multiplier))
 
 

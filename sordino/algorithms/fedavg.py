@@ -36,7 +36,7 @@ class Up(NamedTuple):
 
 
 class FedAvgClients(LocalSgd[S, Client, Server, Up], ABC):
-    """The clients' half of FedAvg, for servers that keep a state of their own (S)."""
+    """The clients' half of FedAvg, for servers with a state of their own (S)."""
 
     def init_client(self, task: Task) -> Client:
         return Client(torch.tensor(0))
@@ -62,6 +62,8 @@ class FedAvgClients(LocalSgd[S, Client, Server, Up], ABC):
 
 @dataclass(frozen=True)
 class FedAvg(FedAvgClients[Server], name="fedavg", takes_mean=True, carries_statistics=True):
+    """FedAvg with the mean update at the server."""
+
     def init(self, task: Task, key: Key) -> Server:
         return Server(task.init(key), torch.tensor(0))
 

@@ -1,9 +1,9 @@
 """LC-FL, LDP-FL and CDP-FL; Paillier-FL and its kin. Sun, Ding and Cheng, Computer Science (China) 51(6A), 230600211,
 2024.
 
-FedAvg on images whose pixels answered at random (local), whose average has Laplace noise (central), or both; or on
-uploads that nobody reads. `published` keeps the constants of the paper and says what they are worth; `rigorous` keeps
-the structure: one client-level budget for the sum of clipped updates of a hidden cohort.
+FedAvg on images with randomised pixels (local), with Laplace noise on the average (central), or both; or on encrypted
+uploads. `published` keeps the constants of the paper and says what they are worth; `rigorous` keeps the structure: one
+client-level budget for the sum of clipped updates of a hidden cohort.
 
 Deviations: the paper prints weights of n / n_i, with which the model grows n times a round, for n_i / n; it has no
 clip, without which noise sized for one coordinate is sized for nothing: 0.1 here. Local work is 10 steps of 64, a
@@ -49,8 +49,8 @@ def lc_fl(
     local_delta: float = 0.0,
     multiplier: float | None = None,
 ) -> FedAvg:
-    """Answers against the server, noise against everybody else. Rigorous: `local_epsilon` `per` image, with labels, and
-    [privacy] epsilon for whole clients.
+    """Randomised response against the server, noise against all others. Rigorous: `local_epsilon` `per` image, with
+    labels, and [privacy] epsilon for whole clients.
     """
     answers = base.behind(Responses(local_epsilon, per, label_epsilon, local_delta))
     if variant == "rigorous":
@@ -67,7 +67,7 @@ def ldp_fl(
     label_epsilon: float | None = None,
     local_delta: float = 0.0,
 ) -> FedAvg:
-    """FedAvg on answers."""
+    """FedAvg on randomised images."""
     return base.behind(Responses(local_epsilon, per, label_epsilon, local_delta))
 
 
@@ -90,7 +90,7 @@ def cdp_fl(
 
 @preset(TEN_STEPS)
 def paillier_fl(base: FedAvg, keys: Keys = "shared", mode: Mode = "full", key_bits: int = 3072) -> FedAvg:
-    """FedAvg under Paillier's scheme: the server multiplies what it cannot read."""
+    """FedAvg under Paillier's scheme: the server adds what it cannot read."""
     return base.behind(uplink=Uplink((Weigh(), Encrypted("paillier", key_bits, keys, mode=mode))))
 
 

@@ -1,8 +1,8 @@
 """An algorithm whose uplink learns from round to round: rates or radii that are public, computed from what was
 released.
 
-They go down with the model. The algorithm knows nothing of it: what the stages have learnt travels beside its own
-state, into checkpoints and messages alike.
+They go down with the model, and travel beside the algorithm's own state into checkpoints and messages; the algorithm
+does not see them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Adapting:
 
 
 def adapting(own: AnyAlgorithm) -> AnyAlgorithm:
-    """The algorithm as it is, or with what its uplink learns."""
+    """The algorithm, wrapped where its uplink learns."""
     return _around(own) if own.uplink.learns else own
 
 

@@ -1,4 +1,4 @@
-"""The hyper-parameters that every method with local SGD shares, in the users' words. No algorithm by itself."""
+"""Local SGD: the hyper-parameters that its methods share, and the walk of a client. Not an algorithm by itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 
 
 class Walk:
-    """The place where a client stands, step after step.
+    """The current parameters of a client, step after step.
 
     `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum. Running
     statistics are the walk's own: passes move them, and no step does.
@@ -46,7 +46,7 @@ class Walk:
         self.steps: int | Tensor = 0
 
     def __call__(self, direction: Params, live: Tensor | None = None) -> None:
-        """`live`: is the step one of this client's? None: always."""
+        """Takes one step. `live`: 1 where the step is one of this client's; None: always."""
         rule = self._rule
         self.steps = self.steps + (1 if live is None else live)
         direction = self._of_weights(direction)
@@ -64,14 +64,14 @@ class Walk:
         self.y = tree.descend(self.y, self._eta, direction, self._start)
 
     def _of_weights(self, direction: Params) -> Params:
-        """The direction, which leads no running statistic anywhere."""
+        """The direction, zero for running statistics."""
         if not self._statistics:
             return direction
         return {**direction, **{name: torch.zeros_like(self.y[name]) for name in self._statistics}}
 
 
 def own_statistics(params: Params, statistics: Sequence[str]) -> Params:
-    """Copies of running statistics, for whoever trains with them."""
+    """Copies of running statistics, to train with."""
     return {name: params[name].clone() for name in statistics}
 
 
@@ -125,7 +125,7 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
                 raise ConfigError(f"{name} is {value}", why="it must be at least 1", code="not-positive")
 
     def having(self, **settings: Any) -> Self:
-        """The same method with other settings; who sets steps or epochs leaves the other one, and None sets neither."""
+        """This method with other settings. Setting steps or epochs clears the other one; None sets neither."""
         given = {name: value for name, value in settings.items() if value is not None or name not in WORK}
         return replace(self, **(dict.fromkeys(WORK) | given if given.keys() & WORK else given))
 

@@ -1,7 +1,7 @@
 """Optional sides of an algorithm, one mixin for each concern: `class Mine(FedAvg, PerClientMessages)`. A method that
 needs none of them never meets them.
 
-The engine asks a side `of(algorithm)`, which answers for every algorithm: a side's own methods are the plain answers.
+The engine asks a side `of(algorithm)`, which answers for every algorithm: by default with the side's own methods.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Asked: TypeAlias = Literal["batches", "episodes", "sums"]
 
 
 class Known(NamedTuple):
-    """Public facts that everybody knows before a run begins, the clients included."""
+    """Public facts before a run begins, known to the clients too."""
 
     shape: tuple[int, ...]  # of one example
     classes: int
@@ -72,10 +72,10 @@ class OptionalSide:
 
 
 class FitsData(OptionalSide):
-    """A method that must know the data, or refuses some."""
+    """A method that depends on the data, or refuses some."""
 
     def fitted(self, known: Known) -> Self:
-        """The same method for these data."""
+        """This method for these data."""
         return self
 
 
@@ -94,7 +94,7 @@ class OwnLoss(OptionalSide):
 
 
 class OtherReads(OptionalSide):
-    """A method whose `local` asks its shard for something else than batches."""
+    """A method whose `local` asks its shard for episodes or sums instead of batches."""
 
     wants: Asked = "batches"
 
@@ -116,14 +116,14 @@ class RequestsClients(OptionalSide, metaclass=ABCMeta):
 
 
 class PublicTensors(OptionalSide):
-    """A method that gives everybody the same tensors once, before the first round."""
+    """A method that sends the same tensors to all clients once, before the first round."""
 
     def public_tensors(self, before: Any, home: Home) -> Params | None:
         """The tensors, from the last state of a preparation; None for nothing."""
         return None
 
     def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples | None:
-        """Examples that a client of so many makes of the tensors, once; None for none."""
+        """Examples that a client of this size makes of the tensors, once; None for none."""
         return None
 
 
@@ -139,7 +139,7 @@ class ChecksServer(OptionalSide):
     """A method that needs something of the server's own data."""
 
     def check(self, home: Home) -> None:
-        """Refuse, before anything starts, what could not work."""
+        """Refuses, before anything starts, data that cannot work."""
 
     def warnings(self, home: Home) -> list[str]:
         """Warnings for the user, before anything starts."""
@@ -147,7 +147,7 @@ class ChecksServer(OptionalSide):
 
 
 class Estimates(OptionalSide):
-    """Public figures of a method, for forecasts and for attacks. Plain answers say that nothing is known."""
+    """Public figures of a method, for forecasts and for attacks. By default nothing is known."""
 
     @property
     def step_size(self) -> float | None:
@@ -161,7 +161,7 @@ class Estimates(OptionalSide):
         return None
 
     def change(self, upload: Any) -> Params | None:
-        """The change of the model that an upload tells whoever can read it; None where it tells none."""
+        """The change of the model that a readable upload reveals; None where it reveals none."""
         return None
 
 

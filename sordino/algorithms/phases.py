@@ -1,7 +1,7 @@
-"""A run may prepare before it trains: a sequence of algorithms that hand over server state.
+"""Phases: a run may prepare before it trains, in a sequence of algorithms that hand over server state.
 
-Phases before the last one prepare. They share what a client keeps, so that one can ask for what another has left
-behind; the training begins with fresh clients. A phase has rounds of its own, messages and ledger entries.
+Phases before the last one prepare. They share client state, so that one can ask for what another has left behind; the
+training begins with fresh clients. A phase has rounds of its own, messages and ledger entries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Table = Sequence[Mapping[str, object]]
 
 
 class DeviceSkill(NamedTuple):
-    """What the server found a device's model to know of one class."""
+    """Skill of a device's model in one class, as the server measured it."""
 
     f1: float
     recall: float
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What phases tell of what they found, once they are over."""
+    """Results of phases, for the report."""
 
     skills: Sequence[Sequence[DeviceSkill]] = ()  # of each device, class by class
     asked: Sequence[Sequence[Asked]] = ()  # for each class, in the order of asking
@@ -50,7 +50,7 @@ class Facts(NamedTuple):
 
 
 class RunNumbers(NamedTuple):
-    """What everybody knows of a run and a formula may count."""
+    """Public numbers of a run that a formula may count."""
 
     devices: int
     chosen: int  # per round
@@ -61,7 +61,7 @@ class RunNumbers(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a phase sends, in a few words."""
+    """The messages of a phase in a few words."""
 
     down: str = ""
     up: str = ""
@@ -96,36 +96,36 @@ class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
 
     @abstractmethod
     def over(self, s: S) -> bool:
-        """Has it found what it prepares?"""
+        """True once the phase has found what it prepares."""
 
     def begin(self, task: Task, key: Key, before: Any, home: Home) -> S:
         return self.init(task, key)
 
     def result(self, s: S) -> Any:
-        """What the next phase, or the training, begins from."""
+        """The start of the next phase, or of the training."""
         return s
 
     def means(self, s: S, task: Task) -> Sequence[FeatureMean]:
-        """The means of features of single clients that the server was told; none where none are."""
+        """Means of features of single clients that the server received."""
         return []
 
     def tables(self, s: S) -> Mapping[str, Table]:
-        """Tables of what the server found, by name: for people to read."""
+        """Tables of the server's findings, by name, for people to read."""
         return {}
 
     # what a report says of it -----------------------------------------------------------------------------------------
 
     @property
     def says(self) -> Said:
-        """What its messages are."""
+        """The messages of the phase in words."""
         return Said()
 
     def facts(self, s: S, before: Facts) -> Facts:
-        """What it tells of its end, beside what the phases before it have told."""
+        """Results of this phase, added to those of the phases before it."""
         return before
 
     def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Formula | None:
-        """What its publication counts of this preparation; nothing where none does."""
+        """Messages of this preparation as its publication counts them; None where it gives no formula."""
         return None
 
 

@@ -71,7 +71,7 @@ class Preset(Generic[M]):
         return NAMES.get(type(self._bases["default"]), type(self._bases["default"]).__name__)
 
     def refuse_fixed(self, names: Iterable[str]) -> None:
-        """Says why a setting of the base is none of the preset's."""
+        """Refuses a setting of the base that the preset fixes."""
         for name in names:
             if name in self._fixed:
                 raise ConfigError(
@@ -83,15 +83,15 @@ class Preset(Generic[M]):
 
 
 def preset(base: B, fixed: tuple[str, ...] = (), **others: B) -> Callable[[Callable[Concatenate[B, P], M]], Preset[M]]:
-    """Makes a function of a base a method: the base says the defaults, `fixed` what of it nobody may set.
+    """Turns a function of a base into a method: the base gives the defaults, `fixed` the fields that cannot be set.
 
-    `others` are more sets of defaults, by name; a setting `preset` chooses one. What a user sets always wins.
+    `others` are more sets of defaults, by name; a setting `preset` chooses one. A user's setting always wins.
     """
     return lambda made: Preset(made, base, fixed, others)
 
 
 def recast(kind: type[K], given: AnyAlgorithm) -> K:
-    """An algorithm of this kind, with what it shares of another one's settings."""
+    """An algorithm of this kind, with the settings that it shares with another."""
     return kind(**{f.name: getattr(given, f.name) for f in fields(kind) if not f.name.startswith("_")})
 
 

@@ -57,8 +57,8 @@ def need(kept: bool, field: str, must: str) -> None:
 
 
 def cache_folder(given: str | None) -> Path:
-    """The folder of the cache: as told, beside decoded images where SORDINO_CACHE is set, or among what the user's
-    programs keep.
+    """The folder of the cache: the given one, else beside decoded images where SORDINO_CACHE is set, else in the user's
+    cache folder.
     """
     if given is not None:
         return Path(given).expanduser()

@@ -51,7 +51,7 @@ class TableSource:
 
 
 class WithoutGaps(NamedTuple):
-    """Columns without gaps, and which rows they are of."""
+    """Columns without gaps, and the numbers of their rows in the files."""
 
     rows: TableRows
     columns: Mapping[str, pa.Array]
@@ -103,13 +103,13 @@ def texts(column: pa.Array) -> list[str]:
 
 
 def gaps(column: pa.Array) -> Array:
-    """Where a cell is empty, or not a number."""
+    """True at cells that are empty, or NaN."""
     empty = column.is_null(nan_is_null=pa.types.is_floating(column.type))
     return np.asarray(empty.to_numpy(zero_copy_only=False), bool)
 
 
 def whole(column: pa.Array) -> pa.Array:
-    """Numbers that are whole as whole numbers: a column with gaps is often written as 0.0 and 1.0."""
+    """Floats that are whole as integers: a column with gaps is often written as 0.0 and 1.0."""
     if pa.types.is_floating(column.type):
         try:
             return pc.cast(column, pa.int64())
@@ -133,7 +133,7 @@ def numbers_in(column: pa.Array) -> Array:
 
 
 def numbers_with_commas(column: pa.Array) -> Array:
-    """The same where the decimal mark is a comma: a point is then none."""
+    """True where a text is a number with a decimal comma; a point in it is then refused."""
     dotted = np.asarray(pc.match_substring(column, ".").to_numpy(zero_copy_only=False), bool)
     fits: Array = np.logical_and(numbers_in(pc.replace_substring(column, ",", ".")), ~dotted)
     return fits
@@ -148,9 +148,9 @@ def without_gaps(
     fix: str = "",
     never: Sequence[str] = (),
 ) -> WithoutGaps:
-    """The columns of these names. `fill`: what was declared for gaps, by column; `numbers`: columns of numbers; `fix`:
-    what to do about a gap, where it is not the data of an experiment; `never`: labels, clients and keys, which nothing
-    can be put into.
+    """The columns of these names, without gaps. `fill`: declared values for gaps, by column; `numbers`: columns of
+    numbers; `fix`: the remedy for a gap, where the data are not an experiment's; `never`: labels, clients and keys,
+    whose gaps are never filled.
     """
     columns = {name: rows.column(name) for name in names}
     holes = {name: hole for name, column in columns.items() if (hole := gaps(column)).any()}

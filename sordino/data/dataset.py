@@ -1,7 +1,7 @@
-"""What a loader hands over: a train and a test split in memory, named, measured and fingerprinted.
+"""A data set in memory: a train and a test split, with name, scale, fingerprint and classes.
 
-Images are uint8, channels last, decoded once; tables are raw float32. Nothing is normalised here: `mean` and
-`std` travel with the data and the task applies them.
+Images are uint8, channels last, decoded once; tables are raw float32. Nothing is normalised here: `mean` and `std`
+travel with the data and the task applies them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Stats = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Split(NamedTuple):
+    """Examples, their labels, and the client of each."""
+
     x: Array  # images: uint8 [n, h, w, c]; tables: float32 [n, features]
     y: Array  # int64 [n]
     group: Array | None = None  # natural client key per row as int64 codes, None if the data has none
@@ -30,6 +32,8 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
+    """A train and a test split, and what is known of them."""
+
     name: str
     kind: Literal["image", "table"]
     classes: int  # 0 for regression
@@ -62,7 +66,7 @@ class Dataset:
         """An HMAC-SHA256 over shapes, dtypes and bytes of both splits, and over what was declared. Names and path do
         not enter.
 
-        Without a secret key it tells, by trying, which row is in it.
+        Without a secret key, rows can be found in it by trying.
         """
         digest = hmac.new(key, digestmod=hashlib.sha256)
         for array in (*self.train, *self.test):
@@ -91,8 +95,8 @@ def pixel_stats(pixels: Array) -> Stats:
 
 
 def each_pixel_stats(pixels: Array) -> Stats:
-    """Mean and standard deviation of every pixel. A thousandth of a grey level is added, so that pixels that never
-    change do not divide by 0 (Li et al., MLSys 2020).
+    """Mean and standard deviation of every pixel. A thousandth of a grey level is added, so that constant pixels do not
+    divide by 0 (Li et al., MLSys 2020).
     """
     mean, square = np.zeros(pixels.shape[1:]), np.zeros(pixels.shape[1:])
     for start in range(0, len(pixels), 1024):
@@ -128,8 +132,8 @@ def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float,
     """Row numbers of train and test, both in file order; `rows` are the numbers of rows of the files. Every row has a
     coin that its place in its file decides, or its key.
 
-    What a row holds plays no part, and no row moves another: with keys, none that comes or goes; without, none that is
-    exchanged or added at the end.
+    The contents of a row play no part, and no row moves another: with keys, none that comes or goes; without, none that
+    is exchanged or added at the end.
     """
     _check_fraction(test_fraction)
     if keys is None:
@@ -141,7 +145,7 @@ def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float,
 
 
 def _coin(key: str, seed: int) -> float:
-    """In [0, 1)."""
+    """A number in [0, 1) that follows from a key."""
     drawn = hashlib.blake2b(key.encode(), digest_size=6, key=seed.to_bytes(8, "little"))
     return int.from_bytes(drawn.digest(), "little") / 2**48
 

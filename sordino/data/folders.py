@@ -190,7 +190,7 @@ def _check_test(root: Path, train: Mapping[str, Path | None], test: Mapping[str,
 def _listed(
     classes: Mapping[str, Path | None], fraction: float, at_least: int, rng: np.random.Generator, by_name: bool
 ) -> LabelledFiles:
-    """The files that are used, class by class, or in the order of their names: then no label decides a place."""
+    """The files that are used, class by class; or in the order of their names, so that no label decides a place."""
     files: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(classes.values()):
@@ -231,7 +231,7 @@ def _read(file: Path) -> bytes:
 
 
 def _mode(files: Iterable[Path]) -> str:
-    """RGB as soon as one image has colours."""
+    """RGB as soon as one image has colours, else L."""
 
     def coloured(file: Path) -> bool:
         with opened(_read(file), str(file)) as (_, mode):

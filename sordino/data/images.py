@@ -135,6 +135,7 @@ def _open(
 
 
 def labels_of(files: list[Path], label: str | None) -> Array:
+    """The labels of all rows."""
     parts = []
     for file in files:
         column = _label_column(file, _parquet(file).schema_arrow, label)
@@ -225,7 +226,7 @@ def _by(size: tuple[int, int]) -> str:
 
 
 def _data_folder(path: str | Path, allow_download: bool = False) -> Path:
-    """The directory that holds train*.parquet: the path itself, or the only one in it that does."""
+    """The folder that holds train*.parquet: the path itself, or its only subfolder that does."""
     root = _root(path, allow_download)
     places = [root, *sorted(child for child in root.iterdir() if child.is_dir())]
     holding = [place for place in places if any(place.glob("train*.parquet"))]
@@ -247,7 +248,7 @@ def _data_folder(path: str | Path, allow_download: bool = False) -> Path:
 
 
 def _shards(place: Path, split: str) -> list[Path]:
-    """The files of one split in order, of which none is missing."""
+    """The files of one split in order; none may be missing."""
     files = sorted(place.glob(f"{split}*.parquet"))
     if not files:
         raise DataError(
@@ -351,8 +352,8 @@ def _label_column(file: Path, schema: pa.Schema, label: str | None) -> str:
 
 
 def _names(file: Path, label: str | None) -> tuple[str, ...]:
-    """Of the classes, where the file says what its label codes mean, as the hub's files do; none where it does not or
-    where it is garbled.
+    """Class names, where the file says what its label codes mean, as the hub's files do; () where it does not, or where
+    they are garbled.
     """
     schema = _parquet(file).schema_arrow
     try:

@@ -1,5 +1,5 @@
-"""Columns of a table as its rows show them: the draft of a schema, for a person to confirm or correct; or
-what a run without a schema learns, which may then claim nothing about a row.
+"""Columns inferred from a table's rows: as the draft of a schema, for a person to confirm or correct, or for a run
+without a schema, which may then claim nothing about a row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def draft(
     key: str | None = None,
     written: Written = AS_SEEN,
 ) -> str:
-    """The text of a TOML schema, line by line as the columns come."""
+    """The text of a TOML schema, one line for each column."""
     roles = {"label": label, "group": group, "key": key}
     check_roles(roles)
     rows = read(paths, written=written)
@@ -109,6 +109,7 @@ def no_features(rows: TableRows) -> DataError:
 
 
 def find(rows: TableRows, wanted: str) -> None:
+    """Refuses a column that the table does not have."""
     names = rows.table.column_names
     if wanted in names:
         return
@@ -124,7 +125,7 @@ def find(rows: TableRows, wanted: str) -> None:
 
 
 def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
-    """Draft of a column for a schema, and what a person must confirm of it."""
+    """A column of a schema as the rows suggest it, and a note on what a person must confirm."""
     if role == "key":
         most = max(pc.value_counts(column).field("counts").to_pylist(), default=1)
         if most > 1:

@@ -1,4 +1,6 @@
-"""What a label is, where it is no class: declared, so that no row decides what a model predicts."""
+"""Labels that are not classes: numbers, or several labels at once. Declared, so that no row decides what a model
+predicts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LabelKind(ABC):
-    """How labels are read."""
+    """A kind of label that is not a class."""
 
     @abstractmethod
     def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
@@ -31,12 +33,12 @@ class LabelKind(ABC):
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """What a schema says of such a column."""
+        """The range that a schema must declare for such a column."""
 
 
 @dataclass(frozen=True)
 class Numbers(LabelKind):
-    """A number between two ends; one beyond them is moved to the nearer end, each for itself."""
+    """A number in a declared range; one outside is moved to the nearer end, row by row."""
 
     low: float
     high: float
@@ -64,7 +66,7 @@ class Numbers(LabelKind):
 
 @dataclass(frozen=True)
 class Marks(LabelKind):
-    """Several labels that a row has or has not: the i-th column is the i-th bit of a whole number."""
+    """Several labels, each present or absent: the i-th column is the i-th bit of a whole number."""
 
     many: int
 
@@ -92,7 +94,7 @@ class Marks(LabelKind):
 
 
 def check_outcome(outcome: LabelKind | None, labels: Mapping[str, Column]) -> None:
-    """Refuses a schema that says something else of the labels than the task does."""
+    """Refuses a schema that contradicts the task about a label."""
     for label, said in labels.items():
         told = f"classes {', '.join(said.words)}" if said.words else f"range [{said.low:g}, {said.high:g}]"
         if outcome is None and not said.words:

@@ -1,4 +1,4 @@
-"""A data set made smaller before it is partitioned: fewer pixels, fewer examples, and slices that the server keeps.
+"""Smaller data sets, made before the partition: fewer pixels, fewer examples, and slices that the server keeps.
 
 Everything is drawn class by class from a seed, so that each class gives its share and the same seed takes the same
 examples.
@@ -21,7 +21,7 @@ BLOCK = 2**23  # numbers at a time
 
 
 class Reserved(NamedTuple):
-    """What is left for the clients, and the slices taken out of it; None where none was asked for."""
+    """The clients' data set, and the slices taken out of it for the server; None where none was asked for."""
 
     dataset: Dataset
     probe: Split | None  # labelled examples the server ranks models with

@@ -1,7 +1,7 @@
-"""Rows that no file holds: a class of a user's own that gives them, arrays of a Python session, or a torch data set.
+"""Rows that no file holds: from a user's own class, arrays of a Python session, or a torch data set.
 
-What it declares (how many classes there are, between which numbers its values lie) is public. What it does not declare
-is learned from the rows, as for a table without a schema.
+Declared facts (the number of classes, the range of values) are public. What is not declared is learned from the rows,
+as for a table without a schema.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class SourceRows(NamedTuple):
 
 
 class RowSource(ABC):
-    """Where examples come from. A subclass is named in data.source; its arguments stand in data.options."""
+    """A user's own source of examples. A subclass is named in data.source; its arguments stand in data.options."""
 
     classes: ClassVar[int | None] = None  # how many there are; None: counted from the labels of all rows
     reach: ClassVar[tuple[float, float] | None] = None  # of every value; None: scaled by mean and deviation of the rows
 
     @abstractmethod
     def rows(self, seed: int) -> SourceRows:
-        """All rows. Whatever it draws it draws from the seed."""
+        """All rows. All its random draws come from the seed."""
 
     def tests(self, seed: int) -> SourceRows | None:
         """Rows to test on; None: some of `rows` are held back."""
@@ -44,7 +44,7 @@ class RowSource(ABC):
 
 
 def rows_of(given: object) -> RowSource:
-    """Data in memory as a source: a dictionary of arrays, or a data set of torch."""
+    """Data in memory as a source: a dictionary of arrays, or a torch data set."""
     if isinstance(given, Mapping):
         return Arrays(given)
     if isinstance(given, torch.utils.data.Dataset):
@@ -111,7 +111,7 @@ def load(
     outcome: LabelKind | None = None,
 ) -> Dataset:
     """`standardise`: fixed by the declared reach, by statistics of the training rows, or not at all. The source draws
-    from `seed`; which rows are held back is drawn from `coins`, so that it does not follow what the source drew.
+    from `seed`; held-back rows are drawn from `coins`, so that they do not follow what the source drew.
     """
     given, tested = source.rows(seed), source.tests(seed)
     parts = [_checked(part, name, outcome) for part in (given, tested) if part is not None]
@@ -181,7 +181,7 @@ def _groups(parts: list[SourceRows]) -> tuple[tuple[str, ...], Array | None]:
 
 
 def _between(x: Array, reach: tuple[float, float] | None) -> Array:
-    """Values beyond what is declared are moved to the nearer end, each for itself."""
+    """Values outside the declared reach, each moved to the nearer end."""
     return x if reach is None or x.dtype == np.uint8 else np.clip(x, *reach)
 
 

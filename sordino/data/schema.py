@@ -1,4 +1,5 @@
-"""What a table's columns can hold: a TOML file that a person answers for, so that no row decides the shape of a model.
+"""Schema of a table: what its columns can hold, in a TOML file that a person answers for, so that no row decides the
+shape of a model.
 
     [columns]
     age = { kind = "number", range = [0, 110] }              # values outside are moved to the nearer end
@@ -13,7 +14,7 @@
     outcome = { kind = "label", classes = ["ill", "well"] }  # or range = [0, 120], of a number that is predicted
 
 `missing` is what `data.missing = "fill"` puts into a gap of the column. `draft = true` marks a file that was made from
-the rows and that nobody has confirmed.
+the rows and is not confirmed yet.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ MOST_ROWS = 1000  # of one person
 
 @dataclass(frozen=True)
 class Column:
+    """One column of a schema."""
+
     kind: str
     low: float = 0.0  # of numbers
     high: float = 0.0
@@ -65,7 +68,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many inputs of a model it becomes."""
+        """Number of model inputs that the column becomes."""
         return len(self.words) if self.kind == "levels" else 1
 
     @property
@@ -78,7 +81,9 @@ class Column:
 
 @dataclass(frozen=True)
 class TextColumn(Column):
-    """Free text, of which a model sees the first words; `words` may list those that it can tell apart."""
+    """Free text, of which a model sees the first words; `words` lists those that it can tell apart, else words fall
+    into buckets.
+    """
 
     length: int = 0
     buckets: int = 0  # words fall into so many of them, where there is no list
@@ -89,7 +94,9 @@ class TextColumn(Column):
 
     @property
     def tokens(self) -> int:
-        """How many numbers a word can be: also nothing, and of a list the unknown word."""
+        """Number of different tokens: the words of the list or the buckets, one for no word, and one for a word that is
+        not listed.
+        """
         return len(self.words) + 2 if self.words else self.buckets + 1
 
 
@@ -102,12 +109,14 @@ class KeyColumn(Column):
 
 @dataclass(frozen=True)
 class TableSchema:
+    """The columns of a table, in the order of the features."""
+
     columns: Mapping[str, Column]  # features come in this order, whatever the order of the file
     draft: bool = False
 
     @property
     def digest(self) -> str:
-        """The digest of what is declared, not of how it is written down."""
+        """A digest of what is declared, whatever the file looks like."""
         return hashlib.sha256(repr(list(self.columns.items())).encode()).hexdigest()
 
     @property
@@ -126,6 +135,7 @@ class TableSchema:
 
 
 def read(path: str | Path) -> TableSchema:
+    """The schema in a TOML file."""
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
@@ -172,7 +182,9 @@ def parsed(text: str) -> TableSchema:
 
 
 def check_roles(roles: Mapping[str, str | None]) -> None:
-    """A key that is the group is allowed: each person is then a client, whose rows all train or all test."""
+    """Refuses one column with two roles, except a key that is the group: each person is then a client, whose rows all
+    train or all test.
+    """
     given = {role: name for role, name in roles.items() if name is not None}
     if given.get("group") == given.get("key"):
         given.pop("key", None)

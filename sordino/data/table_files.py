@@ -1,7 +1,7 @@
-"""Which files a table lies in, how they are written, and their rows, each with its place.
+"""Files of a table: their dialect, and their rows, each with its place.
 
-How a text file is written follows from its name and its first line alone: the names of columns are public, what rows
-hold is not, and one row must not change how another is read. A setting overrides what was seen.
+The dialect of a text file follows from its name and its first line alone: the names of columns are public, the contents
+of rows are not, and one row must not change how another is read. A setting overrides what was seen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPELLED = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
 
 class Dialect(NamedTuple):
-    """How a text file is written."""
+    """Separator, decimal mark and encoding of a text file."""
 
     separator: str = ","
     decimal: str = "."
@@ -43,7 +43,7 @@ class Dialect(NamedTuple):
 
 @dataclass(frozen=True)
 class Written:
-    """What somebody says of how all files are written; None: see for yourself."""
+    """Settings for the dialect of all files; None: seen in the first line."""
 
     separator: str | None = None
     decimal: str | None = None
@@ -84,7 +84,7 @@ class TableRows:
 
     @property
     def name(self) -> str:
-        """The file in words, or the files."""
+        """The file in words, or the folder and the number of files."""
         return str(self.files[0].path) if self.alone else f"{self.files[0].path.parent} ({len(self.files)} files)"
 
     @property
@@ -140,7 +140,7 @@ def _nothing(what: str) -> DataError:
 
 
 def in_memory(frame: object) -> pa.Table:
-    """A data frame as a table; its index is no column."""
+    """A data frame as a table, without its index."""
     if isinstance(frame, pa.Table):
         return frame
     try:
@@ -161,8 +161,8 @@ def read(
     numbers: Sequence[str] = (),
     ignored: Sequence[str] = (),
 ) -> TableRows:
-    """The rows of all files. Of text files the columns `as_text` are read as they stand; those of them that are
-    `numbers` get a decimal point, and those that are `ignored` may be written in any letters.
+    """The rows of all files. In text files the columns `as_text` are read as they stand; those of them that are
+    `numbers` get a decimal point, and those that are `ignored` may hold bytes in any encoding.
     """
     if isinstance(path, pa.Table):
         _check_table(IN_MEMORY, path.num_rows, path.column_names)
@@ -266,7 +266,7 @@ def _first_line(file: Path) -> bytes:
 
 
 def _check_encoding(file: Path, dialect: Dialect) -> None:
-    """Refuses to read UTF-8 in an encoding in which any bytes are letters: that is noticed nowhere else."""
+    """Refuses to read UTF-8 in an encoding in which every byte is a letter: no later check would notice."""
     if dialect.encoding.lower().replace("_", "-").startswith(("utf-", "utf8")):
         return
     decoder, plain = codecs.getincrementaldecoder("utf-8")(), True
@@ -308,7 +308,7 @@ def _read_text(file: Path, dialect: Dialect, as_text: Sequence[str]) -> pa.Table
 
 
 def _without(table: pa.Table, ignored: Sequence[str]) -> pa.Table:
-    """Columns that nobody looks at, emptied."""
+    """Ignored columns, emptied."""
     for at, name in enumerate(table.column_names):
         if name in ignored:
             table = table.set_column(at, name, pa.nulls(table.num_rows, pa.string()))
@@ -316,7 +316,7 @@ def _without(table: pa.Table, ignored: Sequence[str]) -> pa.Table:
 
 
 def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
-    """Bytes that are no letters in the encoding of the file come back as they are."""
+    """Refuses bytes that are not letters in the encoding of the file."""
     for name in table.column_names:
         if not pa.types.is_binary(table.column(name).type):
             continue
@@ -335,7 +335,7 @@ def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
 
 
 def _with_points(file: Path, table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Decimal commas become points. What has a point already is not guessed: 1.234 may be a thousand or one."""
+    """Decimal commas as points. A cell with a point is refused, not guessed: 1.234 may be a thousand or one."""
     for name in names:
         column = table.column(name)
         if not pa.types.is_string(column.type):

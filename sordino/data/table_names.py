@@ -1,4 +1,4 @@
-"""What the name of a table's file says. Nothing is read, and nothing heavy is imported."""
+"""Names of table files and what they say. Nothing is read, and nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ TABLES = (".csv", ".tsv", ".parquet")  # suffixes of files that are read as tabl
 
 
 def kind_of(file: Path) -> str:
-    """The suffix that says what is in a file; one for compression behind it is left away."""
+    """The suffix that says what is in a file, without one for compression behind it."""
     return _unpacked(file).suffix.lower()
 
 
 def stem_of(file: Path) -> str:
-    """The name of a file without what says its kind."""
+    """The name of a file without its suffixes."""
     return _unpacked(file).stem
 
 
@@ -27,5 +27,5 @@ def is_pattern(path: str) -> bool:
 
 
 def is_one_file(path: object) -> bool:
-    """Is this the path of one file, as far as its name tells?"""
+    """True if a path names one file, by its form."""
     return isinstance(path, str) and not glob.has_magic(path) and kind_of(Path(path)) in TABLES

@@ -1,5 +1,5 @@
-"""What a table holds, column by column, and what its owner should know before a training. For the owner's eyes: all of
-it is read off the rows, and nothing of it enters a run.
+"""Overview of a table for its owner, column by column, with remarks before a training. All of it is read off the rows,
+and none of it enters a run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def overview(
     outcome: LabelKind | None = None,
     **_: object,
 ) -> TableFacts:
-    """What stands in the files that `load` reads with the same settings."""
+    """Facts on the files that `load` reads with the same settings."""
     said = {} if schema is None else schema.columns
     numbers = [name for name, one in said.items() if one.kind == "number"]
     text = tuple(said) or (() if key is None else (key,))
@@ -100,7 +100,7 @@ def _values(column: pa.Array) -> Any:
 
 
 def _counts(column: pa.Array) -> dict[str, int]:
-    """Of each word, most frequent first."""
+    """Count of each word, most frequent first."""
     try:
         words, counts = np.unique(np.array(texts(column), str), return_counts=True)
     except pa.ArrowException:  # neither words nor numbers

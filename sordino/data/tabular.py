@@ -1,13 +1,13 @@
-"""Tables, CSV or parquet: numbers as float32, strings one-hot, a label, maybe a client, maybe a name of the row.
+"""Tables, CSV or parquet: numbers as float32, strings one-hot, a label, and perhaps a client and a key of each row.
 
 With a `schema` the shape of a row, its scale and the classes are what was declared, and no row has a say in them: a
-number beyond its range is moved to the nearer end, an unknown level is `other` or nothing, a class or a group that
-nobody declared is refused. Without one all of this is learned from all rows.
+number outside its range is moved to the nearer end, an unknown level is `other` or nothing, an undeclared class or
+group is refused. Without one all of this is learned from all rows.
 
 Where there are several files and no group column, each file is one client, named as the file.
 
-x stays raw. mean and std are for the task to apply: the middle and half the width of a declared range, which gives
-[-1, 1], or those of the training rows; one-hot features keep mean 0 and std 1, since standardising would blow up rare
+x stays raw. mean and std are for the task to apply: the middle and half the width of a declared range, which gives [-1,
+1], or those of the training rows; one-hot features keep mean 0 and std 1, since standardising would blow up rare
 levels. Rows are held back for tests by their place or key alone.
 """
 
@@ -48,9 +48,8 @@ def load(
     encoding: str | None = None,
     outcome: LabelKind | None = None,
 ) -> Dataset:
-    """A table of numbers and categories. label, group and key are no features. `outcome`: what the label is, where it
-    is no class. Rows with the same key stay together:
-    all train, or all test.
+    """A table of numbers and categories. label, group and key are no features. `outcome`: the kind of label, where it
+    is not a class. Rows with the same key stay together: all train, or all test.
 
     `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
     where there is a schema.
@@ -97,7 +96,7 @@ def load(
 
 
 def _several(found: Columns, key: str | None, schema: TableSchema | None) -> tuple[str, ...]:
-    """Keys with several rows, where a column is a key, and no schema says how many rows a promise has to cover."""
+    """A remark on keys with several rows, unless a schema says how many rows a promise has to cover."""
     rows = Counter(found.keys or ())
     declared = schema is not None and schema.rows_per_key(key) > 1
     if key is None or declared or (most := max(rows.values(), default=1)) < 2:
@@ -134,7 +133,7 @@ def _by_file(rows: TableRows, found: Columns) -> Columns:
 
 
 def _apart(rows: TableRows, found: Columns, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Which of the rows that are kept train, and which test. A row that is left out moves no other."""
+    """Numbers of the kept rows that train, and that test. A row that is left out moves no other."""
     if found.keys is not None:
         return apart([len(found.y)], found.keys, test_fraction, seed)
     places = apart([file.rows for file in rows.files], None, test_fraction, seed)

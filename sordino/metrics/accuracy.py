@@ -1,6 +1,7 @@
-"""How good: on all test examples, and on each client's own. Seen by the evaluator only; nothing here is sent to anyone.
+"""Evaluation of models on all test examples, and on each client's own. Seen by the evaluator only; nothing here is
+sent.
 
-Single clients are listed up to 10,000 of them; of more, the spread is told and the list is not.
+Single clients are listed up to 10,000 of them; beyond, only their spread is given.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class _Tested(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluator:
+    """The scores of models on test examples."""
+
     task: Task
     test: Examples
     rows: Sequence[Array]  # of each client: its share of the test examples
@@ -48,8 +51,8 @@ class Evaluator:
     hands: Hands | None = None  # who computes; None: one thread
 
     def __call__(self, params: Params) -> Scores:
-        """Of one model for all: global means, and mean, standard deviation and worst tenth over the clients that have
-        test examples.
+        """Scores of one model for all clients: global means, and mean, standard deviation and worst tenth over the
+        clients that have test examples.
         """
         more = measured(self.metrics, self.task, params, self.test)
         found = self._scored(params)
@@ -77,7 +80,7 @@ class Evaluator:
         return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
     def _more(self, params: Params) -> dict[str, Any]:
-        """What a constant answer reaches, and the scores of all test examples together."""
+        """The headline metric of a constant answer, and the scores of all test examples together."""
         task, x = self.task, self.test.x
         beside = {"majority" if task.metrics[0] == "accuracy" else "baseline": self._constant}
         asked = tuple(dict.fromkeys((*task.always, *self.asked)))
@@ -87,7 +90,7 @@ class Evaluator:
         return beside | scored(asked, found.cpu().numpy(), task.truth(self.test.y).cpu().numpy())
 
     def of_each(self, found: Mapping[int, Sequence[float]]) -> Scores:
-        """The same of a model for each client, from the means of every client that has test examples."""
+        """Scores of clients' own models, from the means of every client that has test examples."""
         own, names = self._tested, list(self.task.metrics)
         if not len(own.clients):
             raise ConfigError(
@@ -117,7 +120,7 @@ class Evaluator:
 
     @cached_property
     def _constant(self) -> float | None:
-        """What whoever always gives the same answer reaches."""
+        """The headline metric of the best constant answer."""
         return self.task.constant(self.test.y)
 
     @cached_property

@@ -1,5 +1,5 @@
-"""After a round: which of the server's models, as each client makes it its own. The first way of the first model is the
-headline; the others stand beside it.
+"""Evaluation after a round: the server's models, each as clients make it their own. The first way of the first model is
+the headline; the others stand beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[f
 
 
 class Modelled(Protocol):
-    """What is asked of an algorithm here."""
+    """The part of an algorithm that evaluation uses."""
 
     def models(self, s: Any) -> Mapping[str, Params]: ...
 
@@ -61,7 +61,7 @@ class Evaluation:
 
 
 def check_shared(ways: Sequence[str]) -> None:
-    """Refuses to tell the server of models that clients have made their own."""
+    """Refuses to share scores of personalised models with the server."""
     if taught := [way for way in ways if way != PLAIN]:
         raise UnsoundGuarantee(
             f"shared scores of models that are made a client's own ({', '.join(taught)})",
@@ -73,7 +73,7 @@ def check_shared(ways: Sequence[str]) -> None:
 
 
 def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
-    """The model behind the headline: the method's own way may be to leave the global one as it is."""
+    """The way of the headline: a method's own way may be to leave the global model as it is."""
     first = next(iter(ways), "global")
     own = (algorithm.own_way or OWN) if isinstance(algorithm, OwnModels) else PLAIN
     effective = own if first == OWN else first
@@ -104,6 +104,7 @@ def _spread(found: Scores) -> Scores:
 
 
 def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
+    """Refuses models that the server does not hold."""
     for name in names:
         if name not in held:
             raise ConfigError(
@@ -115,7 +116,9 @@ def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
 
 
 def check_scores(asked: Sequence[str], own: Sequence[str], task: Task, personal: Sequence[str]) -> None:
-    """`own`: metrics of a user's own."""
+    """Refuses scores that the task lacks, and scores of one model where each client has its own. `own`: a user's
+    metrics.
+    """
     if wrong := [name for name in asked if name not in task.scores]:
         raise ConfigError(
             f"evaluation.scores = {list(asked)!r}: this task has no {wrong[0]}",
@@ -137,6 +140,7 @@ def check_scores(asked: Sequence[str], own: Sequence[str], task: Task, personal:
 
 
 def check(ways: Sequence[str]) -> None:
+    """Refuses unknown ways of personalisation."""
     for way in ways:
         if way != OWN and way not in WAYS:
             raise ConfigError(

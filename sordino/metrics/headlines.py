@@ -1,4 +1,4 @@
-"""What a run is judged by: one measure for each kind of task, its words, its direction, and how it is written."""
+"""Headline metrics: one for each kind of task, with its words, its direction and its number format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEASURED: dict[Way, str] = {  # whose answers a score is of
 
 
 def measured(way: Way, model: str = "") -> str:
-    """The models that a score is of. `model`: which of the server's, where it is not the global one."""
+    """The models that a score is of. `model`: the name of one of the server's, where it is not the global one."""
     words = MEASURED[way]
     if not model:
         return words
@@ -27,7 +27,7 @@ def measured(way: Way, model: str = "") -> str:
 
 
 class Headline(NamedTuple):
-    """One measure; its mean over examples is shown."""
+    """One metric; its mean over examples is shown."""
 
     name: Metric
     words: str
@@ -46,7 +46,7 @@ class Headline(NamedTuple):
 
     @property
     def scale(self) -> int:
-        """What a value is multiplied with to be drawn."""
+        """The factor of a value on a plot."""
         return 100 if self.percent else 1
 
     @property
@@ -58,7 +58,7 @@ class Headline(NamedTuple):
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
     def reaches(self, value: float, target: float) -> bool:
-        """Is it as good as the target?"""
+        """True if the value is as good as the target."""
         return value >= target if self.higher else value <= target
 
     def shown(self, value: float) -> str:

@@ -1,6 +1,4 @@
-"""Numbers that a table of runs is made of: from the metrics of one run, and between several. None of them is the best
-round.
-"""
+"""Measures for tables of runs: from the metrics of one run, and between several. None of them is the best round."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ Measure = Callable[[Metrics], float | None]
 
 
 def headline(run: Metrics) -> Metric:
-    """The name of what a run is judged by."""
+    """The name of the metric that a run is judged by."""
     return next((found[0].name for row in reversed(run) if (found := row.headline) is not None), "loss")
 
 

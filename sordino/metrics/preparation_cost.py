@@ -1,5 +1,5 @@
-"""What a preparation cost: its messages beside what a published formula counts, in rounds of plain training, and what
-is left of a target that was reached early.
+"""Cost of a preparation: its messages beside the counts of a published formula, in rounds of plain training, and the
+rounds saved on the way to a target.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class Cost(Fact):
 
 
 def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
-    """What was sent and computed before the first round, as a round 0 that nobody evaluated: sums over rounds then
-    begin with it.
-    """
+    """Traffic and computation before the first round, as a round 0 without scores: sums over rounds begin with it."""
     if not preparation:
         return []
     computed = [row.device_flops for row in preparation if row.phase != HANDED]
@@ -91,7 +89,7 @@ def before(run: Metrics) -> float:
 
 
 def flops_until(runs: Sequence[Metrics]) -> dict[int, float]:
-    """What devices had computed by the end of each round, mean over runs; nothing where one of them does not tell."""
+    """Operations of devices up to the end of each round, mean over runs; {} where a run does not report them."""
     found: dict[int, list[float]] = {}
     for run in runs:
         spent = 0.0
@@ -110,7 +108,7 @@ def messages(
     formula: Formula | None,
     says: Mapping[str, tuple[str, str]],
 ) -> list[Sent]:
-    """What each phase sent, by kind of message: what a formula counts, and what was sent beyond plain training. `says`
+    """Messages of each phase by kind: the count of a formula, and bytes beyond plain training. `says`: the words for
     what goes down and up in each phase.
     """
     counted = {} if formula is None else formula.messages

@@ -1,6 +1,6 @@
-"""Rounds as they are told: a line of metrics.jsonl, and of preparation.jsonl.
+"""Rows of metrics.jsonl and preparation.jsonl: one for each round.
 
-What is None was not looked at, or is nothing that this reader may see: of a hidden cohort not even how many took part.
+None means not measured, or not visible to this reader: of a hidden cohort not even how many took part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Spread(Fact):
 
 
 class Scores(Fact):
-    """How good models are. In a file scores come together: whoever has an accuracy has a loss."""
+    """Scores of models. Accuracy and loss are always written together."""
 
     accuracy: float | None = None
     loss: float | None = None
@@ -55,13 +55,13 @@ class Scores(Fact):
 
     @property
     def scores(self) -> list[tuple[str, float]]:
-        """Those beside accuracy and loss, in words, where they were asked for; then the metrics of a user's own."""
+        """Scores beside accuracy and loss, in words, where they were asked for; then a user's own metrics."""
         known = [(words, value) for name, words in SCORED.items() if (value := getattr(self, name)) is not None]
         return [*known, *self.own.items()]
 
     @property
     def headline(self) -> tuple[Headline, float] | None:
-        """What it is judged by; None where nothing was scored."""
+        """The headline metric and its value; None where nothing was scored."""
         found = ((one, getattr(self, name)) for name, one in HEADLINES.items())
         return next(((one, value) for one, value in found if value is not None), None)
 
@@ -72,7 +72,7 @@ class Scores(Fact):
 
     @property
     def constant(self) -> float | None:
-        """What a constant answer reaches in the headline."""
+        """The headline metric of the best constant answer."""
         return self.baseline if self.majority is None else self.majority
 
     @property
@@ -90,7 +90,7 @@ class Scores(Fact):
 
 
 class Secure(Fact):
-    """What an encrypted or masked sum cost."""
+    """The cost of an encrypted or masked sum."""
 
     mode: Literal["full", "probe"]
     saturated: int | None = None  # values cut to the range
@@ -99,7 +99,7 @@ class Secure(Fact):
 
 
 class Played(Fact):
-    """Any round of any phase: who took part and what was sent."""
+    """A round of any phase: participation and traffic."""
 
     phase: str = ""  # of a preparation
     round: int
@@ -134,7 +134,7 @@ class RoundRow(Scores, Played):
     seconds: float | None = None  # by the clock
 
     def with_more(self, more: Fact) -> RoundRow:
-        """The same round with all that another file says of it."""
+        """This round, with the fields that another file adds."""
         return self.beside(**{name: value for name, value in more if name in more.model_fields_set})
 
 

@@ -82,7 +82,7 @@ class Population:
             kept = kept._replace(dataset=replace(kept.dataset, mean=half, std=half))
         return kept
 
-    @property
+    @cached_property
     def dataset(self) -> Dataset:
         """What clients hold together."""
         return self.reserved.dataset

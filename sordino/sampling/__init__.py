@@ -1,4 +1,1 @@
-"""Client sampling: who takes part in a round.
-
-The kinds of cohorts, how they are drawn, and who comes too late.
-"""
+"""Client sampling: the cohort of each round, and stragglers."""

@@ -1,14 +1,13 @@
-"""Cohorts drawn by personal budgets. Who takes part how often is the plan's to say (`Plan.rates`); here it is tossed
-for.
+"""Client sampling by personal budgets. The plan says how often each client takes part (`Plan.rates`); coins are tossed
+here.
 
-by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al.,
-                     NeurIPS 2023)
-threshold            one hidden coin each, at rates that change with a threshold planned in advance (after Jorgensen, Yu
-                     and Cormode, ICDE 2015)
-threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023):
-                     thresholds from what is left of the
-                     budgets, participation visible, only those drawn pay. It does not keep the budgets it names; the
-                     receipt says what holds.
+    by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al.,
+                         NeurIPS 2023)
+    threshold            one hidden coin each, at rates that change with a threshold planned in advance (after
+                         Jorgensen, Yu and Cormode, ICDE 2015)
+    threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023):
+                         thresholds from what is left of the budgets, participation visible, only drawn clients pay. It
+                         does not keep the budgets it names; the receipt says what holds.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class _ByThreshold(Personal):
 
 @dataclass(frozen=True)
 class Threshold(_ByThreshold):
-    """Everybody pays the same, and clients whose budget is smaller than a threshold are drawn less often."""
+    """A cohort in which all pay the same, and clients with a budget below a threshold are drawn less often."""
 
     hidden: ClassVar[bool] = True
 

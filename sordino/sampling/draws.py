@@ -25,7 +25,7 @@ class Coins(Protocol):
 
 @dataclass(frozen=True)
 class Seeded:
-    """Coins from a key, the same for whoever knows the seed."""
+    """Coins from a key, the same for all who know the seed."""
 
     key: keys.Key
 
@@ -34,7 +34,7 @@ class Seeded:
 
 
 class Unseen:
-    """Coins from the operating system, which nobody can toss again."""
+    """Coins from the operating system, which cannot be tossed again."""
 
     def __init__(self) -> None:
         self._source = System()

@@ -1,12 +1,12 @@
-"""Who takes part in a round: cohorts, how often a client will be seen, and what the sampler may promise.
+"""Client sampling: cohorts, the exposures of each client, and the amplification that a sampler earns.
 
 A draw depends on (key, round) only, so methods under comparison see the same cohorts. `exposures` is known before
 training: it divides a client's budget. Amplification belongs to the sampler (Balle, Barthe & Gaboardi 2018): only
-hidden, independent coins earn it, and never against a server that sees who uploads. Fixed-size and shuffled
-cohorts earn nothing here: they are not what the sampled accountants assume (Chua et al. 2024).
+hidden, independent coins earn it, and never against a server that sees who uploads. Fixed-size and shuffled cohorts
+earn nothing here: they are not what the sampled accountants assume (Chua et al. 2024).
 
-Drawing costs what the cohort costs, not what the population does, and what is known of every client is one array:
-a memoryview of it, whose items are plain integers.
+The cost of a draw grows with the cohort, not with the population, and facts about every client are one array: a
+memoryview of it, whose items are plain integers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Rates = NDArray[np.float64]
 
 
 class Cohort(ABC):
-    """The rule that says who takes part in a round. The defaults are those of a cohort that everybody can see."""
+    """A rule for the clients of each round. The defaults are those of a visible cohort."""
 
     hidden: ClassVar[bool] = False
     personal: ClassVar[bool] = False  # drawn by personal budgets: at rates that the plan says
@@ -44,7 +44,7 @@ class Cohort(ABC):
 
     @abstractmethod
     def expected(self, population: int) -> float:
-        """The public expected size, which divides every mean, whoever turns up."""
+        """The public expected size, which divides every mean, however many clients take part."""
 
     def amplify(self, event: Event, adversary: str) -> Event:
         """The event of one round, as this adversary sees it."""
@@ -95,10 +95,8 @@ class RoundRobin(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobinPeer(Cohort):
-    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f for
-    everybody.
-
-    Right only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
+    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f for all. Right
+    only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
     """
 
     fraction: float
@@ -115,13 +113,13 @@ class RoundRobinPeer(Cohort):
         return alike(max(1, round(rounds * self.fraction)), population)
 
     def actual(self, rounds: int, population: int) -> Sequence[int]:
-        """How often each client's block really comes round."""
+        """Rounds in which each client's block really comes."""
         blocks, size = self._blocks(population), self._size(population)
         turns = np.array([len(range(block, rounds, blocks)) for block in range(blocks)])
         return np.pad(np.repeat(turns, size), (0, population - blocks * size)).data
 
     def overspend(self, rounds: int, population: int) -> float:
-        """What the busiest client spends, in units of its budget, when each share is 1/(R f)."""
+        """The spending of the busiest client, in units of its budget, when each share is 1/(R f)."""
         return max(self.actual(rounds, population)) / (rounds * self.fraction)
 
     def expected(self, population: int) -> float:
@@ -199,9 +197,8 @@ class Tossed(Cohort):
 
 @dataclass(frozen=True)
 class PoissonSample(Tossed):
-    """Every client tosses its own coin in every round: the only cohort that amplifies.
-
-    Who was drawn stays hidden, so everybody pays for every round: T_k = R.
+    """A coin for every client in every round: the only cohort that amplifies. The drawn clients stay hidden, so every
+    client pays for every round: T_k = R.
     """
 
     hidden: ClassVar[bool] = True
@@ -228,8 +225,8 @@ BY_THE_LIBRARY = ("draw", "toss", "exposures", "expected", "amplify")  # of a hi
 
 
 def check_promises(own: Cohort) -> None:
-    """Refuses a cohort of somebody's own that claims more than is known of it: amplification is for coins that the
-    library tosses, at the rate that the cohort says.
+    """Refuses a user's own cohort that claims more than is known of it: amplification is for coins that the library
+    tosses, at the rate that the cohort says.
     """
     made = type(own)
     if own.hidden:
@@ -277,7 +274,7 @@ def _coins(key: keys.Key, round_index: int) -> keys.Key:
 
 
 def alike(value: int, population: int) -> memoryview[Any]:
-    """The same number for every client, kept once."""
+    """One number for every client, stored once."""
     return np.broadcast_to(np.int64(value), _people(population)).data
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 class Crew(NamedTuple):
+    """The clients of a round that compute, and those that are late or lost."""
+
     active: list[int]
     late: frozenset[int]
     epochs: Mapping[int, int]  # of the slow ones that keep whole epochs
@@ -34,6 +36,8 @@ class Crew(NamedTuple):
 
 @dataclass(frozen=True)
 class Stragglers:
+    """The share of slow clients, what becomes of them, and rehearsed faults."""
+
     share: float = 0.0
     policy: Literal["drop", "keep", "late"] = "drop"
     epochs: int | None = None  # E of the algorithm, where it counts in epochs
@@ -61,7 +65,7 @@ class Stragglers:
 
     @property
     def leaves_out(self) -> bool:
-        """May somebody who has been asked be left out of the sum?"""
+        """True if a client that was asked may be left out of the sum."""
         return any(self.faults) or (self.policy == "late" and self.share > 0)
 
     def split(self, cohort: Sequence[int], t: int, key: int) -> Crew:
@@ -100,5 +104,5 @@ class Stragglers:
 
 
 def _fates(key: Key, clients: Sequence[int]) -> Tensor:
-    """A number in (0, 1) for each client, which nobody else's being there decides."""
+    """A number in (0, 1) for each client, whichever others were drawn."""
     return keys.uniform(keys.at(key, clients), 1).reshape(-1)

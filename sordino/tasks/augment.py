@@ -1,5 +1,5 @@
-"""Training images, changed at random: each in its own way, a function of one key per image, so the same looped, stacked
-and in another process.
+"""Augmentation: random changes of training images, a function of one key per image, so the same looped, stacked and in
+another process.
 """
 
 from __future__ import annotations

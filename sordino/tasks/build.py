@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """All that a network is built from, so that anybody can build the same one again."""
+    """All settings that a network is built from, so that the same one can be built again."""
 
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -34,8 +34,9 @@ class Architecture:
         return user_code.is_own(self.name)
 
     def built(self, seed: int) -> nn.Module:
-        """The network, which fits its inputs. Whatever its constructor draws it draws from the seed, so it is the same
-        in every process and after every stop."""
+        """The network, which fits its inputs. All random draws of its constructor come from the seed, so it is the same
+        in every process and after every stop.
+        """
         with _drawing(seed):
             net = build_net(self.name, self.inputs, self.outputs, self.options)
             if self.projection:
@@ -48,7 +49,7 @@ class Architecture:
 
 @contextlib.contextmanager
 def _drawing(seed: int) -> Iterator[None]:
-    """The generators that a constructor may use, seeded; nobody else's draws are moved."""
+    """The generators that a constructor may use, seeded; other draws are not moved."""
     plain, numbers = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -111,7 +112,7 @@ def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    """Runs one blank example through, so that a mismatch is an error before training and not inside it."""
+    """Runs two blank examples through, so that a mismatch is an error before training and not inside it."""
     blank = torch.zeros(2, *shape)
     try:
         net.eval()

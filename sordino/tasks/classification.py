@@ -1,4 +1,4 @@
-"""What is learned: one class of several for each image, or each row of a table."""
+"""Classification: one class of several for each image, or each row of a table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Classification(Supervised):
         return outputs[:, : self.labels].double().softmax(1)
 
     def constant(self, y: Tensor) -> float:
-        """How often whoever always answers the most frequent class is right."""
+        """The share of the most frequent class: accuracy of a constant answer."""
         return int(torch.bincount(y).max()) / len(y)
 
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:

@@ -1,7 +1,7 @@
-"""What the last linear layer of a network sees, and how gradients come back from there.
+"""Features: the input of a network's last linear layer, and gradients from there.
 
-A chain goes its own way back, in one autograd function, in the precision of training. Any other network is listened to
-at its last layer.
+A chain computes its own backward pass, in one autograd function, in the precision of training. Any other network is
+observed at its last layer by a hook.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Head:
     """The linear layer that gives a network's logits."""
 
     def __init__(self, net: nn.Module, name: str, x: Tensor) -> None:
-        """Found by watching it work on a few rows."""
+        """Finds the layer by observing a pass over a few rows."""
         seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
         layers = [(path, m) for path, m in net.named_modules() if type(m) is nn.Linear]
         watching = [

@@ -1,8 +1,8 @@
-"""Several clients, or many test examples, at once on threads of this process: torch lets go of the interpreter while
-it computes.
+"""Threads of this process that compute several clients, or many test examples, at once: torch releases the interpreter
+while it computes.
 
-Each thread has a task of its own, because a network is changed while it is run. What is computed does not depend on who
-computes it, and answers come in the order in which they were asked for: how many threads there are changes no byte.
+Each thread has a task of its own, because a network is changed while it runs. Results do not depend on the thread that
+computes them, and come in the order of the requests: the number of threads changes no byte.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ HEAVY = 2_000_000  # weights times rows of one pass: from here on threads gain m
 
 
 def heavy(weights: int, rows: int) -> bool:
-    """Is there enough arithmetic in a pass? Where Python itself does the work, threads wait for each other."""
+    """True if a pass has enough arithmetic for threads to gain: where Python itself does the work, they wait for each
+    other.
+    """
     return weights * rows >= HEAVY
 
 
 class Hands:
-    """Who works at a site: one thread, or several that start when there is work for two."""
+    """The threads of a site: one, or several that start when there is work for two."""
 
     def __init__(self, task: Task, many: int = 1, another: Callable[[], Task] | None = None) -> None:
         """`another`: builds the same task once more."""
@@ -44,8 +46,8 @@ class Hands:
     def map(
         self, work: Callable[[Task, T], R], units: Iterable[T], worth: Callable[[T], bool] = lambda unit: True
     ) -> Iterator[R]:
-        """What becomes of each unit, in their order. Units are asked for in the caller's thread, few of them ahead.
-        `worth`: is a unit worth a thread?
+        """The results for all units, in their order. Units are requested in the caller's thread, few of them ahead.
+        `worth`: true of a unit that is worth a thread.
         """
         units = iter(units)
         first = list(islice(units, 2 if self.many > 1 else 0))

@@ -41,7 +41,7 @@ def loss_named(table: Mapping[str, object], built: Callable[[type[Loss]], Loss])
 
 
 def alone(loss: LossFunction, name: str) -> LossFunction:
-    """The same loss, called with each example by itself."""
+    """A loss that is called with each example by itself."""
 
     def one(output: Tensor, label: Tensor) -> Tensor:
         found = loss(output[None], label[None])

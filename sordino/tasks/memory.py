@@ -1,11 +1,11 @@
-"""What a network keeps from one pass to the next, beside its parameters. Under a private reader: nothing.
+"""Checks that a network keeps nothing from one pass to the next beside its parameters. Under a private reader it may
+not: what is kept of one example reaches the answers about later ones, past every clip.
 
-Where nobody is promised anything, running statistics may be kept: they are named fields of the model.
+Where nothing is promised, running statistics may be kept: they are named fields of the model.
 
-What is kept of one example reaches the answers about later ones, past every clip. A guard against mistakes: it compares
-values before and after, of buffers, of parameters that nobody trains, of attributes, of what hooks and functions
-enclose. It sees nothing of what a program keeps elsewhere, such as in a global name or a file: so where somebody's own
-code sees rows, what is promised of them is conditional (`ledger.claims.Claim.resting_on`).
+A guard against mistakes: it compares values before and after, of buffers, of frozen parameters, of attributes, of what
+hooks and functions enclose. It does not see what a program keeps elsewhere, such as in a global name or a file: so
+where a user's own code sees rows, promises about them are conditional (`ledger.claims.Claim.resting_on`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def statistics(net: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def several() -> Iterator[None]:
-    """Says of a batch that is too small for its statistics what helps."""
+    """Explains, for a batch that is too small for its statistics, what helps."""
     try:
         yield
     except ValueError as error:
@@ -103,21 +103,21 @@ def of_calls(asked: Iterable[object]) -> dict[str, tuple[object, object]]:
 
 
 def _is_library(value: object) -> bool:
-    """Is this code of sordino or torch?"""
+    """True for code of sordino or torch."""
     module = getattr(value, "__module__", None) or type(value).__module__
     return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
 
 
 def _of_class(kind: type) -> dict[str, object]:
-    """The plain values that a class of somebody's own shares among its objects."""
+    """Plain values that a user's own class shares among its objects."""
     own = [vars(one) for one in reversed(kind.__mro__) if not _is_library(one) and one is not object]
     given = ((name, value) for one in own for name, value in one.items() if not name.startswith("__"))
     return {name: value for name, value in given if not (callable(value) or hasattr(value, "__get__"))}
 
 
 def _value(value: object, seen: set[int]) -> object:
-    """Something that is equal where two values are: of tensors and arrays a checksum, of what holds others all of
-    them. What is trained is followed by its gradients, and is no memory.
+    """A value that is equal where two states are: of tensors and arrays a checksum, of containers all their members.
+    Trained parameters are followed by their gradients, and are no memory.
     """
     kind = type(value)
     if kind in PLAIN or (kind in HOLDERS and not value):
@@ -182,7 +182,7 @@ def changed(before: dict[str, tuple[object, object]], after: dict[str, tuple[obj
 
 
 def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
-    """The first parameter that nobody trains and that is not what it was made; "" where there is none."""
+    """The first frozen parameter that has changed since it was made; "" where there is none."""
     for name, value in net.named_parameters():
         known = frozen.get(name)
         if not value.requires_grad and isinstance(known, Tensor) and not torch.equal(value, known):
@@ -193,8 +193,8 @@ def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
 def remembered(
     net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], *passes: Callable[[], object]
 ) -> str:
-    """The first value that a later pass changes in the network, or in what was asked with; passes have other rows.
-    What the first one makes for good, such as a table of positions, tells nothing of the rows that come later.
+    """The first value that a later pass changes in the network, or in the functions asked with; each pass has other
+    rows. Values that the first pass makes for good, such as a table of positions, say nothing of later rows.
     """
     first, *others = passes
     first()
@@ -206,8 +206,8 @@ def remembered(
 
 @contextmanager
 def still(net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object]) -> Iterator[None]:
-    """Refuses what is asked inside if the network, or what was asked with, is not the same afterwards. `frozen`: what
-    its parameters are that nobody trains.
+    """Refuses a question if the network, or the functions asked with, are not the same afterwards. `frozen`: values of
+    the frozen parameters.
     """
     before = held(net) | of_calls(asked)
     try:

@@ -1,4 +1,4 @@
-"""What is learned: which of several labels a row of a table has. Each of them it has or has not."""
+"""Multi-label classification: each of several labels of a row is present or absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.types import Examples, Params
 
 
 class MultiLabel(Supervised):
-    """Several answers of yes or no. The label of an example is a whole number, whose i-th bit is the i-th label."""
+    """Several yes-or-no answers. The label of an example is a whole number, whose i-th bit is the i-th label."""
 
     metrics = ("label_accuracy", "loss")
     scores = ("auroc", "f1")
@@ -32,7 +32,7 @@ class MultiLabel(Supervised):
         return {"label_accuracy": right.double().mean(1), "loss": self._loss(outputs, examples.y).double()}
 
     def constant(self, y: Tensor) -> float:
-        """The share of right answers of whoever always gives each label's most frequent one."""
+        """The share of right answers when each label always gets its most frequent value."""
         held = self.truth(y).double().mean(0)
         return float(torch.maximum(held, 1 - held).mean())
 

@@ -1,4 +1,4 @@
-"""The networks: each takes a float image batch [n, c, h, w] or a table [n, features] and gives logits."""
+"""Built-in networks: each takes a float image batch [n, c, h, w] or a table [n, features] and gives logits."""
 
 from __future__ import annotations
 
@@ -255,7 +255,9 @@ class WordMean(nn.Module):
 
 
 class WordsBeside(nn.Module):
-    """The same of each text in a row, beside all its other inputs. `texts`: where each begins, and how long it is."""
+    """An embedding of each text in a row, beside all its other inputs. `texts`: the first input of each, and its
+    length.
+    """
 
     def __init__(self, tokens: int, width: int, texts: Sequence[tuple[int, int]], inputs: int) -> None:
         super().__init__()

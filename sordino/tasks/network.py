@@ -50,8 +50,9 @@ class NetworkOnRows:
         keeps: bool = False,
         written_out: bool = True,
     ) -> None:
-        """`keeps`: training starts from the network's own values, and not from drawn ones; `written_out`: can the way
-        back of the loss do without a graph?"""
+        """`keeps`: training starts from the network's own values, and not from drawn ones; `written_out`: the gradient
+        of the loss is written out, so no graph is needed.
+        """
         self.name = name
         self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
@@ -87,7 +88,7 @@ class NetworkOnRows:
         self._draws = self._chain is None and draws_numbers(self._pass)
 
     def init(self, key: keys.Key) -> Params:
-        """The values that training starts from: drawn by the key, but where the network keeps its own."""
+        """The values that training starts from: drawn by the key, or the network's own where it keeps them."""
         if self._held is not None:
             return {name: value.clone() for name, value in self._held.items()}
         if self._chain is None:
@@ -106,13 +107,14 @@ class NetworkOnRows:
         return drawn | {name: value.clone() for name, value in self._first.items()}
 
     def state_dict(self, params: Params) -> Params:
-        """All that the network holds at these parameters, by the names of its own `state_dict`: also what is frozen,
-        and buffers as its constructor left them, but for running statistics, which are the model's."""
+        """Everything that the network holds at these parameters, by the names of its own `state_dict`: also frozen
+        values, and buffers as its constructor left them, except running statistics, which are the model's.
+        """
         return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
 
     def stacks(self, n: int) -> int:
-        """How many clients of n rows are trained in one call; one where the arithmetic of a single client fills the
-        processor.
+        """Number of clients of n rows that are trained in one call; one where the arithmetic of a single client fills
+        the processor.
         """
         if self._chain is None or self._chain.images:
             return 1
@@ -128,7 +130,7 @@ class NetworkOnRows:
 
     @property
     def pads(self) -> bool:
-        """Can rows that are nobody's stand among others in a batch? What is drawn for a row goes by its place."""
+        """True if padding rows can stand in a batch: random draws for a row go by its place."""
         return self._chain is not None and not self._drops and self._augment is None
 
     @property
@@ -188,7 +190,7 @@ class NetworkOnRows:
         return (seen - self._across(self._shift)) / (255 * self._across(self._scale))
 
     def _across(self, each: Tensor) -> Tensor:
-        """A number for every pixel, or for every channel, as it lies beside images [n, c, h, w]."""
+        """A number for every pixel, or for every channel, shaped to broadcast over images [n, c, h, w]."""
         return each.movedim(-1, 0) if each.dim() == 3 else each.view(1, -1, 1, 1)
 
     @cached_property
@@ -198,7 +200,7 @@ class NetworkOnRows:
 
     @cached_property
     def learns_features(self) -> bool:
-        """Does what the last layer sees depend on anything that is trained?"""
+        """True if the input of the last layer depends on a trained parameter."""
         leaves = {name: p.detach().requires_grad_() for name, p in self._values.items()}
         return self.features(leaves, self._sample).requires_grad
 
@@ -211,7 +213,7 @@ class NetworkOnRows:
 
     @property
     def _values(self) -> Params:
-        """The fields of the model, at what the network happens to hold."""
+        """The fields of the model, at the values that the network holds now."""
         return {name: p.detach() for name, p in self._trained} | self._first
 
     @cached_property
@@ -220,7 +222,7 @@ class NetworkOnRows:
 
     @cached_property
     def _sample(self) -> Tensor:
-        """Random rows, to see what a network does."""
+        """Random rows, to probe a network with."""
         shape = (3, *self._shape)
         x = keys.uniform(keys.root(1), torch.Size(shape).numel()).reshape(shape)
         return (255 * x).to(torch.uint8) if self._image else x.float()
@@ -244,8 +246,7 @@ class NetworkOnRows:
         return {**params, **(kept if asked or not training else {n: value.clone() for n, value in kept.items()})}
 
     def still(self, *asked: object) -> AbstractContextManager[None]:
-        """Refuses a network that answers about single examples, and functions `asked` of somebody's own, that are not
-        the same afterwards."""
+        """Refuses a network, or a user's own functions `asked`, that change while single examples are asked about."""
         if self._chain is not None and not of_calls(asked):
             return nullcontext()
         return still(self._net, self._rest, asked)
@@ -255,7 +256,7 @@ class NetworkOnRows:
         self._net(self._inputs(self._sample, dict(self._trained)))
 
     def _seeded(self, drawn: Tensor | None) -> AbstractContextManager[None]:
-        """What the network draws inside follows from the keys of its examples."""
+        """Seeds draws inside the network by the keys of its examples."""
         return nullcontext() if drawn is None or not self._draws else seeded(drawn)
 
     def _spans(self, n: int) -> bool:
@@ -266,7 +267,7 @@ class NetworkOnRows:
         return self._seen(x, next(iter(params.values())).dtype, draws, plain).contiguous()
 
     def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None, plain: int = 0) -> Tensor:
-        """With keys as in training."""
+        """Inputs of the network; with keys augmented, as in training."""
         scaled, some = self._scaled(x, dtype), len(x) - plain
         if draws is None or self._augment is None or not some:
             return scaled
@@ -288,7 +289,7 @@ def _pass_floats() -> int:
 
 
 def _beside(net: nn.Module, trained: Params, moving: tuple[str, ...]) -> dict[str, Tensor | str]:
-    """What a network's `state_dict` holds, in its order: the name of a field of the model, or what nobody trains."""
+    """The entries of a network's `state_dict`, in its order: the name of a field of the model, or a frozen value."""
     names = {id(p): name for name, p in trained.items()} | {id(net.get_buffer(name)): name for name in moving}
     return {
         name: names.get(id(value)) or value.detach().clone()

@@ -1,4 +1,4 @@
-"""What is learned: a number for each row of a table, such as a length of stay, or a count."""
+"""Regression and counts: a number for each row of a table, such as a length of stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NumberLearning(Supervised):
         range: tuple[float, float],
         value: Callable[[Tensor], Tensor],
     ) -> None:
-        """`value`: what an output of the network says, in the unit of the label."""
+        """`value`: turns an output of the network into the unit of the label."""
         super().__init__(net, how, loss)
         self._range, self._value = range, value
 
@@ -39,7 +39,7 @@ class NumberLearning(Supervised):
         return {"mean_absolute_error": distance, "loss": self._loss(outputs, examples.y).double()}
 
     def constant(self, y: Tensor) -> float:
-        """The mean absolute error of whoever always answers the mean."""
+        """The mean absolute error of always answering the mean."""
         return float((y.double() - y.double().mean()).abs().mean())
 
     def _any_labels(self, many: int) -> Tensor:

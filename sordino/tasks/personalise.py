@@ -1,9 +1,9 @@
-"""How a client makes the shared model its own: not at all, by steps on its own data, or by the nearest mean of its own
-features.
+"""Personalisation: a client's own version of the shared model, by no change, by steps on its own data, or by the
+nearest mean of its own features.
 
-Prototypes (Snell, Swersky and Zemel, NeurIPS 2017): of each class the mean of the features of the client's own
+Prototypes (Snell, Swersky and Zemel, NeurIPS 2017): the mean of the features of each class over the client's own
 examples; an image is given the class of the nearest mean. Nothing is trained for it and nothing leaves the client.
-Labels only divide examples, so no name of a class matters.
+Labels only divide examples, so the names of classes do not matter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Shared:
         return self.task.score(self.params, examples)
 
     def answers(self, x: Tensor) -> Tensor:
-        """What it says of new examples."""
+        """Probabilities, labels or numbers for new examples."""
         return self.task.answers(torch.cat([self.task.predict(self.params, part) for part in torch.split(x, 512)]))
 
 
@@ -55,7 +55,7 @@ class NearestMean:
         return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
 
     def answers(self, x: Tensor) -> Tensor:
-        """How probable every class is; one that the client never saw has the probability 0."""
+        """The probability of every class; 0 for a class that the client never saw."""
         found = distances(_features(self.task, self.params, x), self.means).double().softmax(1)
         return found.new_zeros(len(x), self.task.labels).index_copy_(1, self.labels, found)
 
@@ -109,7 +109,7 @@ class OwnModels:
 
 
 def ways(algorithm: object, asked: Sequence[str]) -> tuple[str, ...]:
-    """Those asked for, else the algorithm's own, where it has one."""
+    """The ways asked for, else the algorithm's own, where it has one."""
     return tuple(asked) or ((OWN,) if isinstance(algorithm, OwnModels) else ())
 
 

@@ -1,5 +1,5 @@
-"""What is predicted, as [task] of an experiment says it. Whatever shapes a loss is declared there: none of it is
-learned from rows, because no budget would pay for that.
+"""Prediction problems, as [task] of an experiment declares them. Everything that shapes a loss is declared there: none
+of it is learned from rows, because no budget would pay for that.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ MOST_LABELS = 62  # a label is a bit of a whole number
 
 
 class Problem(ABC):
-    """What the labels of a run are, and what of the library can work with them."""
+    """The kind of prediction, with its labels, outputs and loss."""
 
     @property
     @abstractmethod
     def needs_task_loss(self) -> str:
-        """Why a method with losses of its own would not learn this; nothing where it would."""
+        """The reason why a method with losses of its own cannot learn this; "" where it can."""
 
     @property
     def outcome(self) -> LabelKind | None:
-        """How labels are read, where they are no classes."""
+        """The kind of label; None for classes."""
         return None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the labels, where the task names them, and not data.label."""
+        """The columns of the labels, where [task] names them, and not data.label."""
         return ()
 
     @abstractmethod
     def outputs(self, classes: int) -> int:
-        """How many numbers the network gives for an example, where it has one head."""
+        """Outputs of the network for an example, where it has one head."""
 
     @abstractmethod
     def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> Supervised:
-        """The network with its loss; `loss`: of somebody's own, in place of the usual one."""
+        """The network with its loss; `loss`: a user's own, in place of the usual one."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Regress(Problem):
 
 @dataclass(frozen=True)
 class Count(Problem):
-    """How often something happens: a whole number from 0 to a declared most."""
+    """The number of times that something happens: a whole number from 0 to a declared maximum."""
 
     most: int
 
@@ -190,7 +190,7 @@ class Count(Problem):
 
 @dataclass(frozen=True)
 class Mark(Problem):
-    """Which of several labels an example has; each is a column of 0 and 1."""
+    """Several labels that an example has or lacks; each is a column of 0 and 1."""
 
     labels: tuple[str, ...]
 

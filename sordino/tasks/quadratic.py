@@ -1,4 +1,4 @@
-"""A task whose optimum is known in closed form: what laws of federated optimisation are checked on."""
+"""Quadratic task with an optimum in closed form, on which laws of federated optimisation are checked."""
 
 from __future__ import annotations
 

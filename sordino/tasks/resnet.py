@@ -1,8 +1,8 @@
 """ResNet18 for small images (He et al., CVPR 2016): a 3x3 stem without pooling, four stages of two basic blocks, mean
 pool, linear head.
 
-A plain sequence whose last module is the head, so that whatever needs features finds them there. Normalised by groups;
-or by batches, as in the paper, where nobody is promised anything.
+A plain sequence whose last module is the head, so that features are found there. Normalised by groups; or by batches,
+as in the paper, where no protection is promised.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Block(nn.Module):
 def resnet18(
     shape: tuple[int, ...], classes: int, norm: Norm = "group", groups: int = 32, width: int = 64
 ) -> nn.Sequential:
-    """ResNet-18 (He et al., CVPR 2016) for images of 32x32: 3x3 stem, no max-pooling, GroupNorm or (where nobody is
-    protected) BatchNorm, 11,173,962 parameters for 10 classes.
+    """ResNet-18 (He et al., CVPR 2016) for images of 32x32: 3x3 stem, no max-pooling, GroupNorm or (where no protection
+    is promised) BatchNorm, 11,173,962 parameters for 10 classes.
     """
     if norm not in get_args(Norm):
         raise ConfigError(

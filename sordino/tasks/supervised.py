@@ -1,4 +1,4 @@
-"""What is learned from examples with labels: a network, and a loss of each example."""
+"""Supervised learning: a network, and a loss of each labelled example."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sordino.types import Examples, Losses, Params
 
 
 class HowRun(NamedTuple):
-    """How rows become the inputs of a network, and how it is run over them: the same whatever is predicted."""
+    """Settings that turn rows into inputs of a network and run it over them, whatever is predicted."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Supervised(NetworkOnRows, ABC):
 
     @abstractmethod
     def answers(self, outputs: Tensor) -> Tensor:
-        """What outputs of the network say: probabilities of classes, or of labels; or numbers."""
+        """Predictions from outputs of the network: probabilities of classes, or of labels; or numbers."""
 
     def truth(self, y: Tensor) -> Tensor:
         """Labels as `answers` can be compared with them."""
@@ -62,10 +62,10 @@ class Supervised(NetworkOnRows, ABC):
 
     @abstractmethod
     def constant(self, y: Tensor) -> float:
-        """What the best constant answer reaches in the headline."""
+        """The headline metric of the best constant answer."""
 
     def all_outputs(self, params: Params, x: Tensor) -> Tensor:
-        """Those of `predict`, for any number of rows."""
+        """Outputs for any number of rows."""
         many = 128 if self._image else 1024  # rows whose activations fit the cache
         return torch.cat([self.predict(params, x[i : i + many]) for i in range(0, len(x), many)])
 
@@ -80,7 +80,7 @@ class Supervised(NetworkOnRows, ABC):
 
     @abstractmethod
     def _any_labels(self, many: int) -> Tensor:
-        """Labels that there may be, to try a loss on."""
+        """Possible labels, to try a loss on."""
 
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
         self._net.train()
@@ -106,8 +106,8 @@ class Supervised(NetworkOnRows, ABC):
     def gradient(
         self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
     ) -> Params:
-        """The gradient of the mean loss over rows that are `ready`. It is what autograd gives for `losses`, without
-        a graph where the network is a chain. `share`: what each row has in the mean, where `pads`. Running statistics
+        """The gradient of the mean loss over rows that are `ready`: what autograd gives for `losses`, without a graph
+        where the network is a chain. `share`: the weight of each row in the mean, where `pads`. Running statistics
         among `params` are moved by the pass, and have the gradient zero.
         """
         kind = next(iter(params.values())).dtype
@@ -161,7 +161,7 @@ class Supervised(NetworkOnRows, ABC):
         return dict(zip(leaves, back, strict=True))
 
     def _target(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Labels as the way back of a chain takes them."""
+        """Labels as the backward pass of a chain takes them."""
         assert self._chain is not None
         assert isinstance(self._loss, WrittenLoss)
         return self._loss.target(y, self._chain.classes, dtype)
@@ -183,7 +183,7 @@ class Supervised(NetworkOnRows, ABC):
     ) -> Params:
         """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly.
 
-        All examples go through at once where each link of a chain is known to keep them apart; through anybody's own
+        All examples go through at once where each link of a chain is known to keep them apart; through a user's own
         network or losses each goes alone.
         """
         if self._chain is not None and losses == self.losses:
@@ -215,8 +215,8 @@ class Supervised(NetworkOnRows, ABC):
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor
     ) -> tuple[Params, dict[str, float]]:
-        """The sum of the examples' gradients, each parameter's cut to the median of its norms, and these medians. No
-        promise can rest on it.
+        """The sum of the examples' gradients, each parameter's cut to the median of its norms, and these medians. It
+        supports no promise.
         """
         if self._chain is None or losses != self.losses:
             return slow_medians(losses, params, batch, keys)
@@ -224,7 +224,7 @@ class Supervised(NetworkOnRows, ABC):
         return sides.sum(params), sides.radii
 
     def _ruled(self, losses: Losses, params: Params) -> bool:
-        """Do the layer rules give the gradients of these losses?"""
+        """True if the layer rules give the gradients of these losses."""
         if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
             self._tried = losses, self._rules_hold(losses, params)
         return self._tried is not None and self._tried[1]

@@ -1,10 +1,10 @@
-"""A chain of known layers with its backward pass written out: what an optimiser needs from a small network, without a
-graph of it.
+"""A chain of known layers with its backward pass written out: the gradients of a small network without an autograd
+graph.
 
 On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A
 `torch.nn.Sequential` of the layers in `LINKS` is run forward and backward here by the same kernels that autograd would
-call, in the layout and precision the task asks for. The gradient of a linear layer stays a product (`lazy.Product`)
-until somebody adds it to something. Anything else takes the general way.
+call, in the layout and precision the task asks for. The gradient of a linear layer stays a product
+(`fast.factored.Product`) until it is added to something. Any other network takes the general way.
 
 ReLU and max-pooling commute, with their gradients wherever these exist, so a ReLU before a pooling is applied after it,
 to a quarter of the numbers.
@@ -37,7 +37,7 @@ Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (logits, target) -> the
 
 
 class Passed(NamedTuple):
-    """What a layer with parameters saw: its input, and the gradient at its output."""
+    """The input of a layer with parameters, and the gradient at its output."""
 
     name: str
     module: nn.Module
@@ -47,7 +47,7 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True)
 class Link(ABC):
-    """One layer, written out. `forward` gives the output and whatever `backward` wants to see again."""
+    """One layer, written out. `forward` gives the output and the values that `backward` needs."""
 
     name: str
     module: Any
@@ -57,7 +57,7 @@ class Link(ABC):
 
     @abstractmethod
     def backward(self, p: Params, kept: object, g: Tensor, deeper: bool) -> Tensor:
-        """The gradient at the input; anything where `deeper` is False and nobody asks for it."""
+        """The gradient at the input; any value where `deeper` is False, as it is not used."""
 
     def seen(self, kept: object) -> Tensor | None:
         """The input of a layer with parameters."""
@@ -192,8 +192,8 @@ class MaxPool(Link):
         return found.permute(0, 3, 1, 2)
 
     def _by_halves(self, x: Tensor) -> bool:
-        """Whether squares of four pixels leave no rest, and channels lie side by side. Then two maxima find what the
-        kernel finds, and nobody keeps places, of 64 bits each. In float32 that gains nothing.
+        """True if squares of four pixels leave no rest, and channels lie side by side. Two maxima then find the same
+        numbers as the kernel, without storing places of 64 bits each. In float32 that gains nothing.
         """
         return (
             x.dtype == torch.bfloat16
@@ -259,7 +259,7 @@ LINKS: dict[type[nn.Module], Callable[[str, Any], Link]] = {
 
 
 def _plain(m: nn.Module) -> bool:
-    """Has the layer only the settings that its link knows, a forward of its class, and nobody listening?"""
+    """True if the layer has only the settings that its link knows, the forward of its class, and no hooks."""
     if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
         return False
     if isinstance(m, nn.Conv2d):
@@ -339,7 +339,7 @@ class Chain:
         return x
 
     def spans(self, n: int) -> bool:
-        """Whether n rows cost less as `ClientRows` than as images: where a first linear layer has more weights than the
+        """True if n rows cost less as `ClientRows` than as images: where a first linear layer has more weights than the
         rows have coefficients.
         """
         if not self._linear:
@@ -348,7 +348,7 @@ class Chain:
         return bool(n * (first.in_features + first.out_features) <= first.in_features * first.out_features)
 
     def floats(self, p: Params, one: Tensor) -> int:
-        """How many numbers a forward and backward pass over one row goes through, windows of convolutions included."""
+        """Numbers that a forward and backward pass over one row goes through, windows of convolutions included."""
         total, x = one.numel(), one
         for link in self.links:
             x, _ = link.forward(p, x, None)
@@ -359,9 +359,9 @@ class Chain:
     def gradient(
         self, p: Params, x: object, target: Tensor, draws: Tensor | None, slope: Slope, share: Tensor | None = None
     ) -> Gradients:
-        """The gradient of the mean loss, in the precision of `p`; leaves are tensors or products of two.
-        `slope` is that of the sum at the logits, in the precision of the target: float32 at least; `share` says what
-        each row has in the mean, where that is not the same.
+        """The gradient of the mean loss, in the precision of `p`; leaves are tensors or products of two. `slope` is
+        that of the sum at the logits, in the precision of the target: float32 at least; `share` is the weight of each
+        row in the mean, where weights differ.
         """
         logits, kept = self.forward(p, x, draws)
         g = slope(logits, target)

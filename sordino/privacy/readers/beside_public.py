@@ -1,8 +1,8 @@
-"""Sealed examples beside public ones, such as images that a generator drew: in one step, under one loss.
+"""Sealed examples beside public ones, such as images from a generator: in one step, under one loss.
 
-Public rows say nothing about anybody, so client code may hold them. What is asked of both at once is answered by an
-open reader alone: under a clip a gradient has to fall apart into one of each example, and public ones need neither clip
-nor noise.
+Public rows contain no private data, so client code may hold them. Questions about both at once are answered by an open
+reader alone: under a clip a gradient has to fall apart into one of each example, and public ones need neither clip nor
+noise.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def gradient(loss: Callable[[Params], Tensor], params: Params) -> Params:
 
 
 def taken(examples: Examples, rows: Tensor) -> Examples:
+    """The examples at these rows."""
     return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
 
 

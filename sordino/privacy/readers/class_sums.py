@@ -18,7 +18,7 @@ from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_r
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
-from sordino.privacy.readers.private_reader import ClippedReader, SealedShard, alone, check_unread
+from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, alone, check_unread
 from sordino.privacy.uplink.stages import SLACK
 from sordino.types import Examples, Grant, Shard, Task, Work
 
@@ -41,11 +41,11 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 @dataclass(frozen=True)
 class ClassSums(ClippedReader):
-    """A reader that gives noised sums per class of a clipped statistic. clip: radius of one example's statistic.
-    count: how much louder than that radius an example is counted; at 0 it is not counted, and counts are nan.
+    """A reader that gives noised sums per class of a clipped statistic. clip: radius of one example's statistic. count:
+    weight of one example in the counts, relative to that radius; at 0 examples are not counted, and counts are nan.
 
-    Guarantees: the Gaussian event at the multiplier, for one example that is counted or not (zero_out), against
-    everybody who sees what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count
+    Guarantees: the Gaussian event at the multiplier, for one example that is counted or not (zero_out), against every
+    adversary who sees what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count
     by `count` * clip: sqrt(1 + count^2) * clip together. The statistic is shown one example at a time.
     """
 
@@ -73,7 +73,7 @@ class ClassSums(ClippedReader):
 
 
 @dataclass
-class SumShard(SealedShard[ClassSums]):
+class SumShard(GuardedShard[ClassSums]):
     """One client's examples during one round: one question about them is paid for."""
 
     _asked: bool = False
@@ -127,7 +127,7 @@ class SumShard(SealedShard[ClassSums]):
 
 
 def clipped(z: Tensor, radius: float) -> Tensor:
-    """Each row cut to this length, in float64; a row that is no number counts as the origin."""
+    """Each row clipped to this length, in float64; a row that is not finite counts as the origin."""
     z = z.double()
     norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     factor = (radius / (norm * SLACK).clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)

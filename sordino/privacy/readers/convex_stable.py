@@ -129,8 +129,9 @@ class StableShard(GradientsOnly[ConvexStable]):
         return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}
 
     def _sum(self, params: Params, steps: int, key: Key) -> Params:
-        """In float64, and from weights that are numbers: the bound leaves no room for rounding, and none for what is
-        not finite."""
+        """The sum of the gradients along the steps, in float64 and from finite weights: the bound leaves no room for
+        rounding, and none for values that are not finite.
+        """
         far = 1e100
         start = {name: torch.nan_to_num(p.double()).clamp(-far, far) for name, p in params.items()}
         total = tree.zeros_like(start)

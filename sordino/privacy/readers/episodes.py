@@ -1,7 +1,7 @@
 """Episodes: a loss over two sets of examples at once, such as queries against prototypes. It has no gradient of a
-single example, so these are its readers.
+single example, so it has readers of its own.
 
-`draw` gives two disjoint batches, redrawn until every class that is asked for is held (Li, Xiao and Chen 2024).
+`draw` gives two disjoint batches, redrawn until the support holds every class of the query (Li, Xiao and Chen 2024).
 `CellGradient` protects fixed cells of a client's examples: an episode within a cell depends on no other example, so its
 clipped gradient is to the cell what an example's is to the example.
 """
@@ -23,7 +23,7 @@ from sordino.fast.graphs import owner_of, replayed
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.readers.beside_public import gradient, taken
-from sordino.privacy.readers.private_reader import ClippedReader, SealedShard, check_reservation, check_unread
+from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, check_reservation, check_unread
 from sordino.privacy.uplink.stages import Clip
 from sordino.types import (
     ADVERSARIES,
@@ -88,7 +88,7 @@ def check_rows(labels: Tensor, client: int) -> None:
 
 @dataclass(frozen=True)
 class OpenEpisode:
-    """A support and a query batch, as they are."""
+    """A support and a query batch, without noise."""
 
     _support: Examples = field(repr=False)
     _query: Examples = field(repr=False)
@@ -103,8 +103,8 @@ class OpenEpisode:
 
 
 def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
-    """One open episode a step; `batch_size` is that of the support and of the query. Under noise nothing may tell
-    that a client has no episode: it sends what it was sent.
+    """One open episode a step; `batch_size` is that of the support and of the query. Under noise a client without an
+    episode must not be seen: it sends what it was sent.
     """
     if grant.multiplier is None:
         check_rows(examples.y, grant.client)
@@ -197,7 +197,7 @@ class CellGradient(ClippedReader):
 
 
 @dataclass
-class CellShard(SealedShard[CellGradient]):
+class CellShard(GuardedShard[CellGradient]):
     """One client's cells during one round."""
 
     _opened: bool = False
@@ -221,7 +221,7 @@ class CellShard(SealedShard[CellGradient]):
             yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
 
     def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
-        """With their numbers: what a cell computes must not tell which others were chosen."""
+        """The chosen cells with their numbers: a cell must not be able to tell which others were chosen."""
         reader, n = self._reader, self.size
         if reader.sampling == "fresh":
             order, chosen = keys.permutation(key, n)[: 2 * work.batch(n)], list(range(reader.cells))
@@ -258,7 +258,7 @@ class NoisyEpisode:
         return {name: (value / reader.denominator).to(params[name].dtype) for name, value in noisy.items()}
 
     def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:
-        """Of one cell's episode; nothing where it is too small to ask a question."""
+        """The gradient of one cell's episode; zero where the cell is too small."""
         if len(cell.y) < 2:
             return tree.zeros_like(params)
         mine = keys.fold(self._key, "cell", number)

@@ -1,7 +1,7 @@
-"""Gate 1 with a guard: a reader seals the examples and decides how client code may look at them.
+"""Gate 1 with noise on gradients: a reader seals the examples and decides how client code may look at them.
 
-`NoisyGradient` clips every example's gradient, sums, adds noise and divides by a public number;
-sampler, clip, sensitivity, noise and event come out of this one object, so they cannot disagree.
+`NoisyGradient` clips every example's gradient, sums, adds noise and divides by a public number; sampler, clip,
+sensitivity, noise and event come out of this one object, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
 from sordino.privacy.readers.open import effort
-from sordino.privacy.readers.private_reader import SIZES, ClippedReader, R, SealedShard, check_reservation, check_unread
+from sordino.privacy.readers.private_reader import (
+    SIZES,
+    ClippedReader,
+    GuardedShard,
+    R,
+    check_reservation,
+    check_unread,
+)
 from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Work
 
 if TYPE_CHECKING:
@@ -128,7 +135,7 @@ class NoisyGradient(ClippedReader):
 
     @property
     def sensitivity(self) -> float:
-        """How far one example moves the sum of clipped gradients."""
+        """Largest change of the sum of clipped gradients by one example."""
         twice = self.neighbours == "replace" and self.sampling != "fixed_subset"
         return 2 * self.clip if twice else self.clip
 
@@ -145,7 +152,7 @@ class NoisyGradient(ClippedReader):
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
-class GradientsOnly(SealedShard[R]):
+class GradientsOnly(GuardedShard[R]):
     """A shard whose promise covers gradients of batches, and nothing else."""
 
     def refused(self, what: str) -> PrivacyError:
@@ -186,7 +193,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
-        """The rows of each read, out of so many as are agreed; one that is not there counts for nothing."""
+        """The rows of each read, out of the agreed number; places without a row count for nothing."""
         for places in self._places(work):
             yield places[places < len(self._examples.y)]
 
@@ -220,15 +227,15 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         return mean  # type: ignore[return-value]  # as good as tensors
 
     def _draws(self, step: int, count: int, key: Key) -> Tensor:
-        """One key per example, for crops and dropout. Where an example may count for nothing, the others' must not
-        tell: they are secret, like the sample.
+        """One key per example, for crops and dropout. Where an example may count for nothing, the others' keys must not
+        show it: they are secret, like the sample.
         """
         if self._reader.neighbours == "zero_out":
             return self._grant.source.child("draws", step).words(count)
         return keys.bits(key, count)
 
     def _sum(self, rows: Tensor, losses: Losses, params: Params, draws: Tensor) -> Params:
-        """Of the clipped gradients, the same alone and in a pool of clients that stand at the same weights."""
+        """The sum of the clipped gradients, the same alone and in a pool of clients at the same weights."""
         reader, pool = self._reader, self._grant.pool
         assert reader.clip_order is not None
         if not len(rows):

@@ -1,4 +1,4 @@
-"""Gate 1 without a guard: examples are sealed, and everything that is asked of them is answered as it is. The claims
+"""Gate 1 without protection: examples are sealed, and every question about them is answered without noise. The claims
 say so.
 """
 
@@ -30,6 +30,7 @@ FEW = 2_000_000  # numbers of one client that are made ready together
 
 
 def effort(work: Work, grant: Grant) -> Work:
+    """A client's work in this round: less where it is a straggler."""
     if grant.part is not None:
         return Work(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
     return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)
@@ -40,7 +41,7 @@ def effort(work: Work, grant: Grant) -> Work:
 
 @dataclass(frozen=True)
 class Open(Reader):
-    """A reader that does not protect examples: it gives what is asked for as it is."""
+    """A reader that does not protect examples: it gives exact answers."""
 
     def offer(self) -> Offer | None:
         return None

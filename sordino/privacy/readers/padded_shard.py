@@ -1,8 +1,8 @@
-"""Clients of different sizes in one call: the rows of each, and behind them rows that are nobody's.
+"""Clients of different sizes in one call: the rows of each, followed by padding rows.
 
-How many rows are a client's own is a number that only tensors know, so all clients of a stack take as many steps as the
-largest one. Rows that are nobody's weigh nothing in a gradient; a step without any row of the client's own is none of
-its steps (`live`), and its weights stay where they are.
+The number of a client's own rows is known to tensors only, so all clients of a stack take as many steps as the largest
+one. Padding rows weigh nothing in a gradient; a step without any row of the client's own is not one of its steps
+(`live`), and its weights stay where they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sordino.errors import PrivacyError
 from sordino.fast.factored import Ready, take
 from sordino.keys import Key
 from sordino.privacy.readers.open import Open, effort
-from sordino.privacy.readers.private_reader import SealedShard
+from sordino.privacy.readers.private_reader import GuardedShard
 from sordino.types import Losses, Params, Work
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class PaddedShard(SealedShard[Open]):
-    """One client of such a stack. It answers what a local step asks for; whatever else is asked for ends the stack."""
+class PaddedShard(GuardedShard[Open]):
+    """One client of such a stack. It answers what a local step asks for; any other question ends the stack."""
 
     rows: Tensor = field(repr=False, kw_only=True)  # of the client's own, first of all
     fewest: int = field(kw_only=True)  # that a client of the stack has
@@ -55,7 +55,7 @@ class PaddedShard(SealedShard[Open]):
             yield from self._told(self._epochs(mine.epochs, size, key, ready, place))
 
     def _told(self, batches: Iterator[PaddedBatch]) -> Iterator[PaddedBatch]:
-        """The batches, for as long as somebody asks whether they are the client's own."""
+        """The batches, as long as the algorithm asks whether each is one of the client's."""
         for batch in batches:
             yield batch
             if batch.unasked:
@@ -87,7 +87,7 @@ class PaddedShard(SealedShard[Open]):
             yield self._batch((ready[0][rows], ready[1][rows]), start + slots, start, size)
 
     def _order(self, key: Key, epoch: int) -> Tensor:
-        """A client's own rows as they come without the others, which come last."""
+        """A client's own rows in the order that they have without padding, which comes last."""
         drawn = keys.bits(keys.fold(key, "epoch", epoch), len(self._examples.y))
         slots, last = torch.arange(len(drawn)), torch.iinfo(torch.int64).max
         return torch.where(slots < self.rows, drawn, last).argsort(stable=True)

@@ -1,16 +1,14 @@
 """Sums of per-example clipped gradients, without one gradient per example where the layer allows it.
 
-For a layer that is linear in its parameters the gradient of one example is an outer product of what went in and what
-came back; its norm and any weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li et al., ICLR
-2022). Layers outside the table, or modules that share parameters, take the slow exact path in chunks.
+For a layer that is linear in its parameters the gradient of one example is an outer product of its input and the
+gradient at its output; its norm and any weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li
+et al., ICLR 2022). Layers outside the table, or modules that share parameters, take the slow exact path in chunks.
 
-A clip bounds what one example can do only where an example's gradient depends on no other example. Nothing numeric can
-show that of somebody's
-program, so nothing here asks: every example is sent through the losses alone, as a batch of one. `torch.func.vmap` does
-so for all of them in one call;
-what it cannot do (a branch on a value, a random draw) is done in a loop. Which of the ways gives the gradient is a
-question of correctness, not of
-privacy, and is decided by comparing them on random input once.
+A clip bounds the influence of one example only where its gradient depends on no other example. No numerical test can
+show that of a user's program, so none is made: every example is sent through the losses alone, as a batch of one.
+`torch.func.vmap` does so for all of them in one call; where it cannot (a branch on a value, a random draw), a loop
+does. Which of the ways gives the gradient is a question of correctness, not of privacy, and is decided by comparing
+them on random input once.
 """
 
 from __future__ import annotations
@@ -40,8 +38,9 @@ warnings.filterwarnings("ignore", "There is a performance drop because we have n
 
 @dataclass
 class Tape:
-    """What one forward pass of one example leaves behind. A layer's output is moved by its tap, so that a gradient can
-    be asked for there."""
+    """A record of one forward pass of one example. A layer's output is moved by its tap, so that a gradient can be
+    asked for there.
+    """
 
     taps: Params
     calls: list[str] = field(default_factory=list)
@@ -114,10 +113,10 @@ def fast_sum(
 
 
 class Sides:
-    """Both sides of every layer for a batch of examples, and the factors that clip each example.
+    """Input and output gradient of every layer for a batch of examples, and the factors that clip each example.
 
-    clip: of the whole gradient. None: of each parameter on its own, to the median norm over the batch, which is private
-    to nobody.
+    clip: of the whole gradient. None: of each parameter on its own, to the median norm over the batch, which is not
+    private.
     """
 
     def __init__(
@@ -226,7 +225,7 @@ def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, cl
 
 
 def _gradient(losses: Losses, params: Params, x: Tensor, y: Tensor, key: Tensor) -> Params:
-    """Of one example. What the losses draw from torch's own generator follows from the example's key."""
+    """The gradient of one example. Draws from torch's own generator follow from the example's key."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(key))
         return gradient(lambda leaves: losses(leaves, x, y, key).sum(), params)

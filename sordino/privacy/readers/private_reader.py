@@ -1,5 +1,5 @@
-"""Private readers: the offer, the claims and the paid reads that all of them share; and the sealed shard, which refuses
-every question that its reader's promise does not cover.
+"""Private readers: the offer, the claims and the paid reads that all of them share; and the guarded shard, which
+refuses every question that its reader's promise does not cover.
 
 An answer about an example may depend on that example alone: `check_apart` refuses networks that say otherwise of
 themselves, and `alone` shows a function each example by itself, so that no user's program has to be trusted with
@@ -71,7 +71,7 @@ class NoisyReader(Reader):
 
     @property
     def status(self) -> Status:
-        """How far the promise is proved."""
+        """The status of the proof."""
         return "proved"
 
     @property
@@ -123,7 +123,7 @@ class ClippedReader(NoisyReader):
 
 
 @dataclass
-class SealedShard(ABC, Generic[R]):
+class GuardedShard(ABC, Generic[R]):
     """One client's examples during one round. Refuses every question until a reader's own shard answers it."""
 
     _reader: R

@@ -1,14 +1,14 @@
-"""The reader of local privacy for images: every value answered for at random, once, before training sees it. Sun, Ding
-and Cheng, Computer Science (China) 51(6A), 2024.
+"""Local privacy for images: every value is randomised once, before training sees it. Sun, Ding and Cheng, Computer
+Science (China) 51(6A), 2024.
 
 Guarantees: whatever is done with the answers, two images that differ in one value are told apart by at most e^epsilon,
 and two images by at most e^epsilon for every value in which they differ: `epsilon` = 5 for each of 784 values is 3,920
-for an image. Labels are as they are unless `label_epsilon` is set, and then an example is protected as a whole. `of`
-says what `epsilon` is for: each value, or the whole image, cut evenly over its values (by exact composition where
-`delta` allows it).
+for an image. Labels stay exact unless `label_epsilon` is set, and then an example is protected as a whole. `of` says
+what `epsilon` is for: each value, or the whole image, cut evenly over its values (by exact composition where `delta`
+allows it).
 
 Answers are drawn once in a run and looked at in every round (`Once`); drawn again in every round, they cost again in
-every round. Zero is grey: test images are neither rounded nor answered for. The published text calls its scheme locally
+every round. Zero is grey: test images are neither rounded nor randomised. The published text calls its scheme locally
 private for one value; its claim for a user's data is the number for an image here.
 """
 
@@ -35,7 +35,7 @@ GIVEN = "the label is given, and how many images a client holds is public"
 
 @dataclass(frozen=True)
 class Responses(Open):
-    """Every value of an image is answered for at random before training sees it."""
+    """A reader that randomises every value of an image before training sees it."""
 
     epsilon: float = 5.0
     of: Literal["value", "image"] = "value"
@@ -61,7 +61,7 @@ class Responses(Open):
             )
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
-        """The same reader for images [h, w, c] of these classes; it refuses what it cannot answer for."""
+        """This reader for images [h, w, c] of these classes; images that it cannot randomise are refused."""
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",

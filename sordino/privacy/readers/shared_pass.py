@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedPass:
-    """A few clients of one round, in order. Whoever reads first does the pass for all of them."""
+    """A few clients of one round, in order. The first one that reads does the pass for all of them."""
 
     def __init__(self, task: Task, clients: Mapping[int, Examples], down: Tree) -> None:
         self._task, self._clients = task, clients
