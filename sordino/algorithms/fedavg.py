@@ -62,8 +62,6 @@ class FedAvgClients(LocalSgd[S, Client, Server, Up], ABC):
 
 @dataclass(frozen=True)
 class FedAvg(FedAvgClients[Server], name="fedavg", takes_mean=True, carries_statistics=True):
-    """FedAvg with the mean update at the server."""
-
     def init(self, task: Task, key: Key) -> Server:
         return Server(task.init(key), torch.tensor(0))
 

@@ -65,7 +65,7 @@ class Said(NamedTuple):
 
     down: str = ""
     up: str = ""
-    hands: str = "what everybody starts from"  # to everybody, where it is the last before the training
+    hands: str = "what everybody starts from"  # sent to all clients, where it is the last before the training
     ranks_by: str = ""  # by which score it ranks devices
 
 

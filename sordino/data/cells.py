@@ -86,7 +86,7 @@ class WithoutGaps(NamedTuple):
                 ) from None
             comma = is_number(words[at].replace(",", "."))
             more = {"fix": 'say how the file is written: data.decimal = ",", or correct the cell'} if comma else {}
-            raise self.unfit(name, words[at], at, "is no number", **more) from None
+            raise self.unfit(name, words[at], at, "is not a number", **more) from None
         if not (finite := np.isfinite(values)).all():
             at = int(np.argmin(finite))
             raise self.unfit(name, texts(column)[at], at, "is not finite")

@@ -225,7 +225,7 @@ def unknown_values(
             values = held.numbers_of(name)
             yield Unknown(name, feature.unknown, values, ends[name], "moved to the nearer end", said[name].moved)
         else:
-            words, level = np.array(texts(held.columns[name])), "are no level that the schema declares"
+            words, level = np.array(texts(held.columns[name])), "are not a level that the schema declares"
             yield Unknown(name, feature.unknown, words, level, "none of them: all zeros")
     for name in labels:
         values = held.numbers_of(name)

@@ -41,16 +41,16 @@ class Dataset:
     test: Split
     mean: tuple[float, ...]  # per channel or per pixel on the 0..1 scale for images, per feature for tables
     std: tuple[float, ...]  # never 0: a constant channel or feature has 1
-    note: str = ""  # said beside every result, for instance that the images are a JPEG copy
+    note: str = ""  # shown beside every result, for instance that the images are a JPEG copy
     names: tuple[str, ...] = ()  # of the classes, where they are known
-    taken_as_public: tuple[str, ...] = ()  # sentences: what was chosen with all examples in view, and how
-    learned: tuple[str, ...] = ()  # sentences: what of a model's shape was read off the rows
-    declared: str = ""  # a digest of what was said of the columns before any row was read
+    taken_as_public: tuple[str, ...] = ()  # sentences on choices made with all examples in view
+    learned: tuple[str, ...] = ()  # sentences on parts of a model's shape that were read off the rows
+    declared: str = ""  # a digest of what was declared before any row was read
     columns: Mapping[str, Column] = field(default_factory=dict)  # of a table: the features, in the order of x
     groups: tuple[str, ...] = ()  # names of the natural clients, by their codes, where they are known
-    groups_declared: bool = False  # were these names said by somebody, or read off the rows?
-    remarks: tuple[str, ...] = ()  # for whoever holds the rows, and for nobody else: they tell what the rows hold
-    misfit: DataError | None = None  # why no training may begin on them
+    groups_declared: bool = False  # False: the names were read off the rows
+    remarks: tuple[str, ...] = ()  # for the owner of the rows alone: they reveal contents
+    misfit: DataError | None = None  # the reason why no training may begin on them
 
     @property
     def shape(self) -> tuple[int, ...]:

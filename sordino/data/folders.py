@@ -42,7 +42,7 @@ from sordino.data.reserve import area
 from sordino.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # other files are not looked at
-SPLITS = {"train", "test", "val", "valid", "validation"}  # what holds class folders is no class
+SPLITS = {"train", "test", "val", "valid", "validation"}  # names of folders that hold class folders
 LARGEST_SIDE = 1024
 _BATCH = 512
 
@@ -157,7 +157,7 @@ def _as_declared(folders: Mapping[str, Path], classes: Sequence[str]) -> dict[st
     """The folder of each declared class, in their order; none where a class has no images here."""
     if strange := next((name for name in folders if name not in classes), ""):
         raise DataError(
-            f"{folders[strange]} is no class that data.classes lists",
+            f"{folders[strange]} is not a class that data.classes lists",
             why=f"the declared classes are {', '.join(classes)}; a class that some image brings along would change the "
             "model's shape",
             fix="move or remove the folder, or add the class to data.classes (between sites: everywhere)",

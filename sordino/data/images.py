@@ -112,7 +112,7 @@ def _as_declared(folder: Path, classes: Sequence[str], told: Sequence[str], seen
     if told and tuple(told) != tuple(classes):
         why = f"the files say {', '.join(told)}"
     elif seen > len(classes):
-        why = "a label lies beyond them"  # which one stays with whoever has the images
+        why = "a label lies beyond them"  # which one stays with the owner of the images
     else:
         return len(classes)
     raise DataError(

@@ -34,7 +34,7 @@ from sordino.errors import DataError
 
 AN_ACCIDENT = 10  # so many different numbers in a column of texts are not its levels
 HEAD = """\
-# A draft of a schema for {name}, for somebody to confirm who knows what its columns can hold.
+# A draft of a schema for {name}, to be confirmed by a person who knows what its columns can hold.
 # Looked at: {rows:,} rows of {columns} columns{files}. Levels, classes and ranges were read off the rows.
 # But what follows from the rows tells of the rows: a level that one row alone has would be a feature of every model.
 # So write here what a column CAN hold, as the form or the device knows it that fills the column; then delete the line
@@ -129,10 +129,10 @@ def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
     if role == "key":
         most = max(pc.value_counts(column).field("counts").to_pylist(), default=1)
         if most > 1:
-            return KeyColumn("key", rows=most), "confirm: the most rows that one person can have; it is no feature"
-        return Column("key"), "names the row, and is no feature"
+            return KeyColumn("key", rows=most), "confirm: the most rows that one person can have; not a feature"
+        return Column("key"), "names the row; not a feature"
     if role == "person":
-        return Column("group"), "each is a client, and is no feature"
+        return Column("group"), "each is a client; not a feature"
     present = (whole(column) if role else column).drop_null()
     words = _words(present) if role or is_text(column.type) else ()
     if role == "label":
@@ -148,7 +148,7 @@ def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
         if len(words) > AN_ACCIDENT and 2 * fits.sum() >= len(fits):
             bad, odd = present[int(np.argmin(fits))].as_py(), int((~fits).sum())
             numbers = pc.utf8_trim_whitespace(present.filter(pa.array(fits)))
-            return _number("number", numbers), f"but {odd:,} cells are no numbers, {bad!r} is one"
+            return _number("number", numbers), f"but {odd:,} cells are not numbers, such as {bad!r}"
         if len(words) > MAX_LEVELS:
             confirm = f'more than {MAX_LEVELS} different words: is it an identifier? Free text is kind = "text"'
             return Column("ignored"), confirm
@@ -290,8 +290,8 @@ def _check_are_words(held: WithoutGaps, name: str, column: pa.Array) -> None:
         if 2 * fits.sum() < len(fits):
             continue
         at = int(np.argmin(fits)) if decimal == own else 0
-        what, fix = "is no number, and most cells of its column are", "correct the cell; or empty it and set "
+        what, fix = "is not a number, as most cells of its column are", "correct the cell; or empty it and set "
         fix += 'data.missing = "drop"; or declare in a schema that the column has levels'
         if decimal != own:
-            what, fix = "is no number as this file is written", f'set data.decimal = "{decimal}"'
+            what, fix = "is not a number with the decimal mark of this file", f'set data.decimal = "{decimal}"'
         raise held.unfit(name, column[at].as_py(), at, what, fix)

@@ -90,7 +90,7 @@ def rows_of(
             words = texts(held.columns[name])
             if (at := next((at for at, text in enumerate(words) if text not in said.words), None)) is not None:
                 known = ", ".join(said.words)
-                raise held.unfit(name, words[at], at, f"is no level that the model knows: {known}", FIX)
+                raise held.unfit(name, words[at], at, f"is not a level that the model knows: {known}", FIX)
     features = {name: as_declared(held, name, said) for name, said in columns.items()}
     owner = Owners(np.zeros(found.table.num_rows, np.int64), (found.name,), True)
     told = remarks(list(unknown_values(held, columns, features, ())), owner)

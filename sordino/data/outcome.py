@@ -53,7 +53,9 @@ class Numbers(LabelKind):
         values = held.numbers_of(label)
         if self.whole and (wrong := values != np.round(values)).any():
             at = int(np.argmax(wrong))
-            raise held.unfit(label, float(values[at]), at, "is no whole number", "correct the row, or predict a number")
+            raise held.unfit(
+                label, float(values[at]), at, "is not a whole number", "correct the row, or predict a number"
+            )
         return self._within(values)
 
     def taken(self, y: Array) -> Array | None:

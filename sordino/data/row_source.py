@@ -117,7 +117,7 @@ def load(
     parts = [_checked(part, name, outcome) for part in (given, tested) if part is not None]
     classes = 0 if outcome is not None else source.classes or int(max(part.y.max() for part in parts)) + 1
     whole = tuple(np.concatenate(column) for column in zip(*((part.x, part.y) for part in parts), strict=True))
-    if outcome is None and whole[1].max() >= classes:  # which label it is stays with whoever has the rows
+    if outcome is None and whole[1].max() >= classes:  # which label it is stays with the owner of the rows
         raise _unfit(name, f"has a label beyond the {classes} classes that it declares")
     groups, codes = _groups(parts)
     x, y = _between(whole[0], source.reach), whole[1]
@@ -167,7 +167,7 @@ def _labels(y: Array, name: str, outcome: LabelKind | None) -> Array:
             raise _unfit(name, f"gives labels that are not what [task] says, {outcome}")
         return found
     if y.dtype.kind not in "iub" or (y < 0).any():
-        raise _unfit(name, "gives labels that are no whole numbers from 0 on, and [task] says of no other ones")
+        raise _unfit(name, "gives labels that are not whole numbers from 0 on, and [task] declares no other kind")
     return y.astype(np.int64)
 
 
@@ -199,7 +199,7 @@ def _scale(
     if standardise == "none":
         return (0.0,) * width, (1.0,) * width
     if x.dtype == np.uint8:
-        return each_pixel_stats(x) if standardise == "pixel" else pixel_stats(x)  # "fixed" is set by whoever loads it
+        return each_pixel_stats(x) if standardise == "pixel" else pixel_stats(x)  # "fixed" is set by the caller
     if standardise == "fixed" and reach is not None:
         low, high = reach
         return ((low + high) / 2,) * width, ((high - low) / 2 or 1.0,) * width

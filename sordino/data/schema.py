@@ -61,8 +61,8 @@ class Column:
     high: float = 0.0
     words: tuple[str, ...] = ()  # levels, classes or names, as a file spells them
     other: str | None = None
-    strict: bool = False  # is a number beyond the range refused?
-    # was it written out that one is moved? Then there may be many; no part of what was declared, as it moves anyway
+    strict: bool = False  # a number outside the range is refused
+    # outside = "move" was written out: there may be many such values. Not a part of the digest, as they move anyway
     moved: bool = field(default=False, repr=False)
     missing: str | None = None  # what stands for a gap, as a file spells it
 
@@ -212,7 +212,7 @@ def _column(name: str, said: Any) -> Column:
         if outside not in ("move", "refuse"):
             raise ValueError(f'{name}: outside = {outside!r} is neither "move" nor "refuse"')
         if gap is not None and not (type(gap) in (int, float) and low <= gap <= high):
-            raise ValueError(f"{name}: missing = {gap!r} is no number in its range")
+            raise ValueError(f"{name}: missing = {gap!r} is not a number in its range")
         return Column(
             kind,
             low,
@@ -230,7 +230,7 @@ def _column(name: str, said: Any) -> Column:
         return Column(kind, missing=gap)
     if kind == "key" and "rows" in said:
         if not (type(rows := said["rows"]) is int and 1 <= rows <= MOST_ROWS):
-            raise ValueError(f"{name}: rows = {rows!r} is no whole number from 1 to {MOST_ROWS}")
+            raise ValueError(f"{name}: rows = {rows!r} is not a whole number from 1 to {MOST_ROWS}")
         return KeyColumn(kind, rows=rows)
     if kind == "label" and "range" in said:
         if "classes" in said:
@@ -253,17 +253,17 @@ def _text_column(name: str, said: Mapping[str, Any]) -> TextColumn:
     words, buckets, length, gap = (said.get(key) for key in ("words", "buckets", "length", "missing"))
     if isinstance(words, str):
         raise ValueError(
-            f"{name}: words = {words!r}: a vocabulary that is learned from rows tells which words somebody wrote, and "
-            "no budget pays for that. List the words, or set buckets = 4096"
+            f"{name}: words = {words!r}: a vocabulary that is learned from rows reveals the words in them, and no "
+            "budget pays for that. List the words, or set buckets = 4096"
         )
     if (words is None) == (buckets is None):
         raise ValueError(f"{name}: a text needs a list of words, or a number of buckets, and not both")
     if buckets is not None and not (type(buckets) is int and 1 <= buckets <= MOST_TOKENS):
-        raise ValueError(f"{name}: buckets = {buckets!r} is no whole number from 1 to {MOST_TOKENS}")
+        raise ValueError(f"{name}: buckets = {buckets!r} is not a whole number from 1 to {MOST_TOKENS}")
     if not (type(length) is int and 1 <= length <= 4096):
-        raise ValueError(f"{name}: length = {length!r} is no whole number of words from 1 to 4096")
+        raise ValueError(f"{name}: length = {length!r} is not a whole number of words from 1 to 4096")
     if gap is not None and not isinstance(gap, str):
-        raise ValueError(f"{name}: missing = {gap!r} is no text")
+        raise ValueError(f"{name}: missing = {gap!r} is not a text")
     listed = () if words is None else _words(name, "words", words, 1)
     return TextColumn("text", words=listed, missing=gap, length=length, buckets=buckets or 0)
 

@@ -61,7 +61,7 @@ class Written:
         counts = {mark: outside.count(mark) for mark in SEPARATORS}
         likely = "\t" if kind_of(file) == ".tsv" else max(counts, key=lambda mark: counts[mark])  # else the first
         separator = self.separator or likely
-        # whoever separates with semicolons mostly does so because commas are taken
+        # semicolons separate mostly where commas are decimal marks
         return Dialect(separator, self.decimal or ("," if separator == ";" else "."), encoding)
 
 
@@ -80,7 +80,7 @@ class TableRows:
 
     table: pa.Table
     files: tuple[TableFile, ...]
-    alone: bool  # was one file named, and no folder, pattern or list?
+    alone: bool  # one file was named, and no folder, pattern or list
 
     @property
     def name(self) -> str:
@@ -176,7 +176,7 @@ def read(
             one = sorted(differing)[0]
             has, lacks = (file, files[0]) if one in table.column_names else (files[0], file)
             raise DataError(
-                f"{has} has a column {one!r}, and {lacks} has not",
+                f"{has} has a column {one!r} that {lacks} lacks",
                 why="one model must fit all files, so all have the same columns",
                 fix="add the column, or remove it, so that all files have the same; or leave a file out of data.path",
                 code="columns-differ",

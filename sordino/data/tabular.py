@@ -104,9 +104,9 @@ def _several(found: Columns, key: str | None, schema: TableSchema | None) -> tup
     many = sum(count > 1 for count in rows.values())
     return (
         f"{key}: {many:,} of {len(rows):,} values stand in several rows, at most in {most}: a promise about one "
-        f"example protects one of these rows, and nobody as a whole. With rows = {most} beside this key in the schema "
-        f"the table of guarantees has a row for all of them; with data.group = {key!r}, too, each is a client, which a "
-        "method for clients protects",
+        f"example protects one of these rows, and no person as a whole. With rows = {most} beside this key in the "
+        f"schema the table of guarantees has a row for all of them; with data.group = {key!r}, too, each is a client, "
+        "which a method for clients protects",
     )
 
 

@@ -9,7 +9,7 @@ Metric: TypeAlias = Literal["accuracy", "label_accuracy", "mean_absolute_error",
 
 
 Way: TypeAlias = Literal["global", "plain", "own", "finetune", "proto"]
-MEASURED: dict[Way, str] = {  # whose answers a score is of
+MEASURED: dict[Way, str] = {  # the models that a score is of
     "global": "global model",
     "plain": "global model, client by client",
     "own": "clients' own models",
@@ -31,9 +31,9 @@ class Headline(NamedTuple):
 
     name: Metric
     words: str
-    higher: bool  # is a higher one better?
-    percent: bool  # is it a share of 1?
-    constant: str = ""  # what the best constant answer is
+    higher: bool  # higher is better
+    percent: bool  # a share of 1
+    constant: str = ""  # the best constant answer, in words
 
     @property
     def better(self) -> str:

@@ -127,7 +127,7 @@ def messages(
         if size := sum(row.bytes_up or 0 for row in mine):
             rows.append(sent(phase, "up", up, size))
     if any(None in (row.active, row.bytes_down, row.bytes_up) for row in metrics):
-        return rows  # of a hidden cohort nobody is shown how many were asked
+        return rows  # the size of a hidden cohort is not shown
     beside = "beside the model"
     down_, up_ = (
         sum((row.bytes_down or 0) - (row.active or 0) * plain.message for row in metrics),

@@ -143,7 +143,7 @@ def circulant(totals: Array, clients: int, k: int, rng: Generator) -> Array:
     holders = holds.sum(0)
     nobody = np.flatnonzero((holders == 0) & (totals > 0)).tolist()
     reach = f"clients + k - 1 = {clients + k - 1} < {classes} classes"
-    require(not nobody, f"nobody holds class {', '.join(map(str, nobody))}: {reach}", "unheld-class")
+    require(not nobody, f"no client holds class {', '.join(map(str, nobody))}: {reach}", "unheld-class")
     thin = int(np.argmax(holders - totals))
     bound = f"class {thin} has {totals[thin]} examples for {holders[thin]} holders"
     require(totals[thin] >= holders[thin], bound, "thin-class")

@@ -234,7 +234,7 @@ def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
         return
     raise UnsoundGuarantee(
         'data.missing = "drop", with real noise',
-        why="whether a row lacks a value would decide how many rows its client has, and that is told to everybody"
+        why="whether a row lacks a value would decide how many rows its client has, and that number is public"
         if sizes_are_public
         else "a row that lacks a value would move other rows to other clients",
         fix='set data.missing = "fill", with missing = VALUE for columns of the schema, so that each row stays; or, '

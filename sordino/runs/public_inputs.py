@@ -15,7 +15,7 @@ from sordino.runs.declared_data import INVENTED, LEARNED, DeclaredData
 
 COUNTED = "how many classes there are was learned from the labels of all rows"
 COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
-DRAFTED = "the table's schema is a draft made from the rows, which nobody has confirmed"
+DRAFTED = "the table's schema is an unconfirmed draft made from the rows"
 PLACES = "which rows are held back for tests follows from their places in the file, which are taken as public"
 DEALT = "who holds which rows follows from their places among all rows, which are taken as public"
 PARTITION = "who holds which examples was drawn from all labels: the partition is taken as public"
@@ -23,9 +23,9 @@ RESERVED = (
     "which examples are used, and which the server keeps, was drawn from all labels: the choice is taken as public"
 )
 CHOSEN = (STRATIFIED, DRAWN, PARTITION, RESERVED)  # drawn from secret labels; places of rows are no secret
-SEVERAL = "an example is one row: whoever has several rows ({} tells whose they are) is not protected as a whole by it"
+SEVERAL = "an example is one row: a person with several rows (those of one {}) is not protected as a whole"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
-TRUSTED = "{} is somebody's own program, which is trusted not to keep or send what it is shown"
+TRUSTED = "{} is a program of the user's own, trusted not to keep or send what it is shown"
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ def check_announced(data: Data, learned: tuple[str, ...] = ()) -> None:
 
 def _announces(what: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
-        f"what sites tell each other would be made of their rows: {what}",
+        f"announcements of sites would be made of their rows: {what}",
         why="a site announces what is declared, and how many rows it has; the mean with a row and the mean without it "
-        "give the row back, to everybody who reads both files",
+        "give the row back to every reader of both files",
         fix="declare it: of a table a schema, of images data.classes and data.colours, of a source of your own classes "
         'and reach; and leave data.standardise out, or set it to "fixed"',
         code="announces-rows",

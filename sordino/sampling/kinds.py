@@ -95,8 +95,9 @@ class RoundRobin(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobinPeer(Cohort):
-    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f for all. Right
-    only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
+    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f for all.
+
+    Right only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
     """
 
     fraction: float
@@ -197,8 +198,9 @@ class Tossed(Cohort):
 
 @dataclass(frozen=True)
 class PoissonSample(Tossed):
-    """A coin for every client in every round: the only cohort that amplifies. The drawn clients stay hidden, so every
-    client pays for every round: T_k = R.
+    """A coin for every client in every round: the only cohort that amplifies.
+
+    The drawn clients stay hidden, so every client pays for every round: T_k = R.
     """
 
     hidden: ClassVar[bool] = True
@@ -240,7 +242,7 @@ def check_promises(own: Cohort) -> None:
             f"the cohort {made.__name__} says itself what its draw hides",
             why="only independent coins that the library tosses and keeps hidden make noise count for more; whether "
             "another rule does is not known",
-            fix="leave out `hidden`, `personal` and `amplify`: then everybody may see who takes part, and each pays "
+            fix="leave out `hidden`, `personal` and `amplify`: then the cohort is visible, and each client pays "
             "for its own rounds. For a hidden cohort, write a subclass of PoissonSample that says its rate, and "
             "nothing else",
             code="own-cohort-amplifies",

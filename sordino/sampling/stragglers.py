@@ -41,7 +41,7 @@ class Stragglers:
     share: float = 0.0
     policy: Literal["drop", "keep", "late"] = "drop"
     epochs: int | None = None  # E of the algorithm, where it counts in epochs
-    divisible: bool = True  # may an epoch, or a number of steps, be left unfinished?
+    divisible: bool = True  # an epoch, or a number of steps, may be left unfinished
     faults: tuple[float, float] = (0.0, 0.0)  # how likely an active client is lost, or late
     own_fate: bool = False  # of a hidden cohort: who else was drawn must not decide who is slow
 

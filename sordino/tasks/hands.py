@@ -66,7 +66,7 @@ class Hands:
                     yield going.popleft().result()
             while going:
                 yield going.popleft().result()
-        finally:  # whoever asks for no more, or hears of an error, finds nobody at work
+        finally:  # after the last request, or an error, no thread is at work
             for one in going:
                 one.cancel()
             for one in going:

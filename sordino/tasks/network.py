@@ -93,7 +93,7 @@ class NetworkOnRows:
             return {name: value.clone() for name, value in self._held.items()}
         if self._chain is None:
             for _, p in self._trained:
-                p.data = p.data.clone()  # `gradient` has put somebody's weights there
+                p.data = p.data.clone()  # `gradient` has put other weights there
         with torch.random.fork_rng(devices=[]), drawing():
             torch.default_generator.manual_seed(keys.word(key))
             for module in self._net.modules():
@@ -263,7 +263,7 @@ class NetworkOnRows:
         return self._chain is not None and self._augment is None and self._chain.spans(n)
 
     def _inputs(self, x: Tensor, params: Params, draws: Tensor | None = None, plain: int = 0) -> Tensor:
-        # somebody's own network may want to `view` its images, and some kernels of torch crash on other layouts
+        # a user's own network may want to `view` its images, and some kernels of torch crash on other layouts
         return self._seen(x, next(iter(params.values())).dtype, draws, plain).contiguous()
 
     def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None, plain: int = 0) -> Tensor:

@@ -45,7 +45,7 @@ class Supervised(NetworkOnRows, ABC):
     def __init__(self, net: nn.Module, how: HowRun, loss: LossFunction) -> None:
         super().__init__(net, **how._asdict(), written_out=isinstance(loss, WrittenLoss))
         self._loss = loss
-        self._tried: tuple[Losses, bool] | None = None  # the losses last tried; do the layer rules hold for them?
+        self._tried: tuple[Losses, bool] | None = None  # the losses last tried, and whether the layer rules hold
 
     @property
     @abstractmethod

@@ -31,7 +31,7 @@ from sordino.types import Params
 
 aten = torch.ops.aten
 
-Kept: TypeAlias = Any  # what the forward of a link leaves for its own backward, and nobody else looks into
+Kept: TypeAlias = Any  # private values from the forward of a link to its own backward
 Gradients: TypeAlias = Json  # tensors, or products of two that are not formed yet
 Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (logits, target) -> the gradient of a loss at the logits
 

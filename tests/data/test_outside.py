@@ -94,7 +94,7 @@ def test_slips_are_told_to_the_owner_and_stand_in_no_file_that_others_may_see(
     tmp_path: Path, cli: Callable[..., Said]
 ) -> None:
     words = study(tmp_path, sex=lambda i: "x" if i < 7 else "m")
-    note = "sex: 7 of 120 values are no level that the schema declares (West 7 of 40)"
+    note = "sex: 7 of 120 values are not a level that the schema declares (West 7 of 40)"
     assert note in " ".join(cli("run", *words, "--dry-run").out.split())
     assert json.loads(cli("run", *words, "--dry-run", "--json").out)["remarks"][0].startswith(note)
     run = tmp_path / "run"
@@ -146,7 +146,7 @@ def test_of_groups_that_nobody_declared_no_name_is_told(tmp_path: Path) -> None:
     found = tabular.load(tmp_path / "one.csv", "died", "patient", schema=parsed(said))
     assert found.misfit is None  # three values are too few to tell of a site
     assert found.remarks == (
-        "sex: 3 of 40 values are no level that the schema declares: each is none of them: all zeros",
+        "sex: 3 of 40 values are not a level that the schema declares: each is none of them: all zeros",
     )
 
 
@@ -202,6 +202,6 @@ def test_a_site_is_told_before_it_consents(
     (tmp_path / "invitation.toml").write_text(invitation.toml(), encoding="utf-8")
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     said = cli("join", tmp_path / "invitation.toml", *own, "--out", tmp_path / "here")
-    assert "7 of 40 values are no level that the schema declares" in " ".join(said.err.split())
+    assert "7 of 40 values are not a level that the schema declares" in " ".join(said.err.split())
     assert "Declined" in said.err
     assert not (tmp_path / "here").exists()

@@ -115,7 +115,7 @@ def test_other_files_are_no_schemas(tmp_path: Path) -> None:
 ROWS_THAT_DO_NOT_FIT: list[tuple[Row, str]] = [
     ({"outcome": "dead"}, "outcome = 'dead' is not a class that the schema declares: well, ill, worse (row 5 after"),
     ({"clinic": "Elsewhere"}, "clinic = 'Elsewhere' is not a group"),
-    ({"age": "unknown"}, "age = 'unknown' is no number (row 5 after"),
+    ({"age": "unknown"}, "age = 'unknown' is not a number (row 5 after"),
     ({"age": "inf"}, "age = 'inf' is not finite (row 5 after"),
     ({"smokes": "perhaps"}, "smokes = 'perhaps' is neither true"),
 ]

@@ -72,11 +72,11 @@ def test_the_first_line_alone_decides_how_a_file_is_read(tmp_path: Path) -> None
 MISTAKES: dict[str, tuple[str, bytes, dict[str, Any], str, str]] = {  # file, its bytes, settings, code, what is said
     "one word among numbers": (
         "a.csv", text(rows=[*ROWS, (1.5, "unknown", "ja", "krank")]).encode(), {},
-        "row-does-not-fit", "a.csv: age = 'unknown' is no number, and most cells of its column are (row 41 after",
+        "row-does-not-fit", "a.csv: age = 'unknown' is not a number, as most cells of its column are (row 41 after",
     ),
     "commas among points": (
         "a.csv", text(";", ",").encode(), {"decimal": "."},
-        "row-does-not-fit", 'Größe = \'150,5\' is no number as this file is written (row 1 after the header)',
+        "row-does-not-fit", 'Größe = \'150,5\' is not a number with the decimal mark of this file (row 1 after the header)',
     ),
     "points among commas": (
         "a.csv", text(";").encode(), {}, "row-does-not-fit", 'set data.decimal = "."',
@@ -217,7 +217,7 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     (folder / "Ost.csv").unlink()
     (folder / "Ost.tsv").write_text(bad, encoding="cp1252")
     error = refused(lambda: load(folder, schema=declared(SCHEMA_OF_ALL)))
-    assert error.what.endswith("Ost.tsv: age = '?' is no number (row 8 after the header)")
+    assert error.what.endswith("Ost.tsv: age = '?' is not a number (row 8 after the header)")
 
 
 def test_labels_that_are_whole_numbers_written_as_others(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_circulant_classes_hold_k_or_name_the_class_that_fails(totals: list[int]
 
 def test_classes_refuse_with_the_class_and_the_bound() -> None:
     labels = labels_of([30] * 10)
-    with pytest.raises(PartitionError, match=r"nobody holds class 4, 5, 6, 7, 8, 9: clients \+ k - 1 = 4 < 10"):
+    with pytest.raises(PartitionError, match=r"no client holds class 4, 5, 6, 7, 8, 9: clients \+ k - 1 = 4 < 10"):
         Classes(2, 3).assign(labels, None, rng())
     with pytest.raises(PartitionError, match="class 1 has 2 examples for 5 holders"):
         Classes(5, 2).assign(labels_of([30, 2]), None, rng())

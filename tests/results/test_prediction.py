@@ -146,8 +146,8 @@ def test_new_rows_need_the_features_and_nothing_else(clinic: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"status": "unknown"}, "status = 'unknown' is no level"),
-        ({"age": "old"}, "age = 'old' is no number"),
+        ({"status": "unknown"}, "status = 'unknown' is not a level"),
+        ({"age": "old"}, "age = 'old' is not a number"),
         ({"age": ""}, "column age has no value (row 4 after the header)"),
         ({"smokes": "perhaps"}, "smokes = 'perhaps' is neither"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from tests.data.tables import saved
 from tests.helpers.command_line import Said
 
-WHOLE = "whoever has several rows (patient tells whose they are) is not protected as a whole"
+WHOLE = "a person with several rows (those of one patient) is not protected as a whole"
 SCHEMA = """
 [columns]
 patient = { kind = "KIND" }

@@ -82,7 +82,7 @@ class PaddedShard(GuardedShard[Open]):
         orders = torch.stack([place[self._order(key, epoch)] for epoch in range(epochs)])
         for step in range(steps):
             start = step % each * size
-            at = (start + slots) % orders.shape[1]  # what is nobody's may be any row
+            at = (start + slots) % orders.shape[1]  # padding may be any row
             rows = orders.gather(1, at.expand(epochs, size)).gather(0, (step // each).expand(1, size))[0]
             yield self._batch((ready[0][rows], ready[1][rows]), start + slots, start, size)
 

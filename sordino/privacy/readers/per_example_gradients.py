@@ -32,7 +32,7 @@ CHUNK_FLOATS = (
     64_000_000  # per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
 )
 EVERY = slice(None)
-# torch goes through some layers (recurrent ones) example by example, and says so to whoever runs them
+# torch goes through some layers (recurrent ones) example by example, and warns of it
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented", UserWarning)
 
 

@@ -186,7 +186,7 @@ def check_apart(task: Task) -> None:
         raise UnsoundGuarantee(
             f"{task.mixes_examples} mixes examples",
             why="one example then changes the gradients of others, and its running statistics; no clip bounds that",
-            fix='use nn.GroupNorm; BatchNorm only where nobody is promised anything, as with algorithm = "fedavg" and '
+            fix='use nn.GroupNorm; BatchNorm only where no protection is promised, as with algorithm = "fedavg" and '
             "no [privacy]",
             code="batch-norm",
         )

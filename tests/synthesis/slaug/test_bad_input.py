@@ -126,7 +126,7 @@ WRONG: dict[str, Wrong] = {
     "a class without photographs": Wrong(TAKEN, 3, "empty-class-folder", "c", a_class_without_photographs),
     "no photographs": Wrong(TAKEN, 3, "missing-image-folder", "taken"),
     "a class without a device": Wrong(
-        ('partition={scheme="classes", clients=3, k=2}',), 3, "unheld-class", "nobody holds class 4"
+        ('partition={scheme="classes", clients=3, k=2}',), 3, "unheld-class", "no client holds class 4"
     ),
     "prototypes of nobody": Wrong((*TINY, "algorithm.scenario=2"), 2, "nobody-holds-back", "at least 4"),
     "a probe of nothing": Wrong(("data.probe=0",), 3, "bad-reserve", "data.probe = 0"),
