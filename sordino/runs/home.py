@@ -1,5 +1,5 @@
-"""What only the server has beside its state: examples of its own, and images from public sources. Client processes
-never get it.
+"""The server's own data beside its state: examples that it keeps, and images from public sources. Client processes
+never get them.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from sordino.types import Examples, Task
 
 
 class CandidateSettings(NamedTuple):
-    """What [candidates] says of any source."""
+    """Settings of [candidates] that every source takes."""
 
     per_class: int = 200
-    network: bool = False  # may other machines be asked?
+    network: bool = False  # other machines may be asked
 
 
 class ServersRows(NamedTuple):
     """The server's own examples."""
 
-    tested: Split | None = None  # what results are measured on
-    probe: Split | None = None  # what models are ranked with
-    pool: Split | None = None  # what candidates may be chosen from
+    tested: Split | None = None  # examples that results are measured on
+    probe: Split | None = None  # examples to rank models with
+    pool: Split | None = None  # examples that candidates may be chosen from
 
 
 @dataclass(frozen=True)
 class ServersHome:
-    """The server's own data. What takes hours to draw is drawn when somebody asks for it."""
+    """The server's own data. Candidates, which may take hours to draw, are drawn on first use."""
 
     whole: Whole = field(repr=False)
     kept: ServersRows = field(default=ServersRows(), repr=False)
@@ -76,19 +76,19 @@ class ServersHome:
 
     @property
     def story(self) -> Json | None:
-        """How the candidates that this process has drawn were made; nothing where it drew none."""
+        """The manifest of the candidates; None where this process drew none."""
         drawn = self.__dict__.get("drawn")
         return None if drawn is None else drawn.manifest
 
     @property
     def disclosed(self) -> list[str]:
-        """What a user should know of where the names of the classes went."""
+        """Warnings about machines that were sent the names of the classes."""
         hosts = self.story[DISCLOSED] if self.story else []
         return [f"the names of the classes were disclosed to {host}, which wrote prompts" for host in hosts]
 
     @cached_property
     def drawn(self) -> Candidates | None:
-        """Candidates, with the story of how they were made."""
+        """Candidates with their manifest."""
         experiment, public = self.whole.experiment, self.whole.public
         if (asked := asked_for(experiment)) is None or (source := source_of(experiment)) is None:
             return None
@@ -116,7 +116,7 @@ class ServersHome:
 
 
 def source_of(experiment: Experiment) -> CandidateSource | None:
-    """Where candidates come from."""
+    """The source of candidates that [candidates] names."""
     if asked_for(experiment) is None:
         return None
     assert experiment.candidates is not None
@@ -127,7 +127,7 @@ def source_of(experiment: Experiment) -> CandidateSource | None:
 
 
 def asked_for(experiment: Experiment) -> CandidateSettings | None:
-    """What [candidates] says, whatever the source is."""
+    """The settings of [candidates] that do not depend on its source."""
     table = experiment.candidates
     if table is None:
         return None

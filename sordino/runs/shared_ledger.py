@@ -1,7 +1,8 @@
 """A ledger that several runs share (`privacy.ledger`), and the key of their data beside it, as private as the ledger.
 
-Runs on one ledger name their data alike, so they need one key. As long as a ledger is being founded its key is a draft,
-locked by whoever founds it; it gets its name when the ledger stands. So a key without a ledger says that one is lost.
+Runs on one ledger name their data alike, so they need one key. While a ledger is being founded its key is a draft,
+locked by the founding process; it gets its name when the ledger stands. So a key without a ledger says that one is
+lost.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ FIX = (
 
 
 def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
-    """A run on a ledger that it shares, which is founded where it is new; refused, where it is of other data or of
-    others' clients. `dry`: nothing is touched.
+    """A run on a ledger that it shares, founded where it is new; refused where the ledger is of other data or other
+    clients. `dry`: nothing is touched.
     """
     if dry and not place.exists():
         storage.check_never_there(place)
@@ -41,7 +42,7 @@ def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
 
 @contextmanager
 def key_of(ledger: Path) -> Iterator[bytes]:
-    """The key of the data on a shared ledger. Where there is no ledger yet, whoever has the key founds it, alone."""
+    """The key of the data on a shared ledger. Where there is no ledger yet, the holder of the key founds it alone."""
     key, draft = Path(f"{ledger}.key"), Path(f"{ledger}.key-new")
     if ledger.exists() and key.exists():
         yield private.kept(key, private.KEY, FIX)
@@ -68,7 +69,7 @@ def key_of(ledger: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _held(draft: Path) -> Iterator[int]:
-    """The draft of a key, locked for this process: it is no draft any more once another process gave it its name."""
+    """The draft of a key, locked for this process. Once another process has given it its name, it is a draft no more."""
     while True:
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
