@@ -15,8 +15,9 @@ from sordino import keys
 from sordino.errors import DataError
 from sordino.laws.trial import Broken, require
 from sordino.tasks.build import Architecture, build_net
+from sordino.tasks.network import InputSettings
 from sordino.tasks.problems import Classify, Regress
-from sordino.tasks.supervised import HowRun, Supervised
+from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ def _task(trial: PartTrial) -> Supervised:
         raise Broken(error.what, "say what it takes: --inputs 30, or of images --inputs 3x32x32") from None
     shape = (*trial.inputs[1:], trial.inputs[0]) if image else trial.inputs
     half = 0.5 if image else 0.0
-    how = HowRun(trial.name, shape, (half,) * shape[-1], (half or 1.0,) * shape[-1], image, keeps=True)
+    inputs = InputSettings(trial.name, shape, (half,) * shape[-1], (half or 1.0,) * shape[-1], image, keeps=True)
     problem = Regress((-1.0, 1.0)) if outputs == 1 else Classify()
-    return problem.built(net, how, None, [str(k) for k in range(outputs)])
+    return problem.built(net, inputs, None, [str(k) for k in range(outputs)])
 
 
 def _outputs(trial: PartTrial) -> int:

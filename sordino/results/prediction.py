@@ -30,9 +30,10 @@ from sordino.results.one_run import frame
 from sordino.runs import bundle as bundles
 from sordino.runs.bundle import Bundle
 from sordino.tasks.classification import Classification
+from sordino.tasks.network import InputSettings
 from sordino.tasks.personalise import WAYS, NearestMean, Shared
 from sordino.tasks.problems import PROBLEMS, Problem
-from sordino.tasks.supervised import HowRun, Supervised
+from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Grant, Params
 
 if TYPE_CHECKING:
@@ -261,16 +262,16 @@ def _judged(task: Supervised, params: Params, examples: Examples) -> Scores:
 
 
 def _task(folder: Path, bundle: Bundle, problem: Problem, code: bool) -> Supervised:
-    inputs = bundle.inputs
-    how = HowRun(
+    given = bundle.inputs
+    inputs = InputSettings(
         name=bundle.model.name,
-        shape=inputs.shape,
-        mean=inputs.mean,
-        std=inputs.deviation,
-        image=inputs.kind == "image",
+        shape=given.shape,
+        mean=given.mean,
+        std=given.deviation,
+        image=given.kind == "image",
         keeps=True,
     )
-    return problem.built(bundles.loaded(folder, bundle, code), how, None, bundle.classes)
+    return problem.built(bundles.loaded(folder, bundle, code), inputs, None, bundle.classes)
 
 
 def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding: str | None) -> NewRows:

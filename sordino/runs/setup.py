@@ -51,15 +51,15 @@ class Whole(PlannedRun):
 
     def built_task(self) -> Task:
         """The same task in memory of its own, for another thread."""
+        from sordino.tasks.network import InputSettings
         from sordino.tasks.quadratic import Quadratic
-        from sordino.tasks.supervised import HowRun
 
         experiment, public, training = self.experiment, self.public, self.methods.training
         if experiment.data.source == "quadratic":
             return Quadratic(public.shape[0] // 2)
         loss = self._loss
         net = self.architecture.built(keys.word(keys.fold(keys.root(experiment.seed), "model")))
-        how = HowRun(
+        inputs = InputSettings(
             name=self.architecture.name,
             shape=public.shape,
             mean=public.mean,
@@ -69,7 +69,7 @@ class Whole(PlannedRun):
             augment=experiment.data.augment,
             keeps=self.architecture.is_own and not experiment.model.get("reset", False),
         )
-        return self.methods.problem.built(net, how, loss, public.called_classes)
+        return self.methods.problem.built(net, inputs, loss, public.called_classes)
 
     @property
     def _loss(self) -> LossFunction | None:

@@ -69,7 +69,7 @@ def key_of(ledger: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _held(draft: Path) -> Iterator[int]:
-    """The draft of a key, locked for this process. Once another process has given it its name, it is a draft no more."""
+    """The draft of a key, locked for this process; a draft no more once another process has given it its name."""
     while True:
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

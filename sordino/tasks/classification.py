@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sordino.tasks.losses import CrossEntropy, LossFunction
 from sordino.tasks.nets import bounded
-from sordino.tasks.supervised import HowRun, Supervised
+from sordino.tasks.network import InputSettings
+from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 
 
@@ -36,8 +37,8 @@ class Classification(Supervised):
     ) -> None:
         """`labels`: how many classes there are, where the network has outputs beyond them; `loss`: of each example, in
         place of cross-entropy; `keeps`: training starts from the network's own values, and not from drawn ones."""
-        how = HowRun(name, shape, mean, std, image, precision, augment, keeps)
-        super().__init__(net, how, CrossEntropy() if loss is None else loss)
+        inputs = InputSettings(name, shape, mean, std, image, precision, augment, keeps)
+        super().__init__(net, inputs, CrossEntropy() if loss is None else loss)
         self._labels = labels
         self.feature_radius = bounded(net) if loss is None else None  # it speaks of cross-entropy
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,26 +33,25 @@ POOL_FLOATS = 6_000_000  # of one pass over many clients' rows: about what the c
 GPU_FLOATS = 64 * POOL_FLOATS  # the same on a GPU, which they fill
 
 
-class NetworkOnRows:
-    """One network, and how raw rows become its inputs."""
+class InputSettings(NamedTuple):
+    """Settings that turn rows into inputs of a network and run it over them, whatever is predicted."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        *,
-        name: str,
-        shape: tuple[int, ...],
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        image: bool,
-        precision: torch.dtype = torch.float32,
-        augment: str = "none",
-        keeps: bool = False,
-        written_out: bool = True,
-    ) -> None:
-        """`keeps`: training starts from the network's own values, and not from drawn ones; `written_out`: the gradient
-        of the loss is written out, so no graph is needed.
-        """
+    name: str
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image: bool = False
+    precision: torch.dtype = torch.float32
+    augment: str = "none"
+    keeps: bool = False  # training starts from the network's own values, and not from drawn ones
+
+
+class NetworkOnRows:
+    """One network, and raw rows as its inputs."""
+
+    def __init__(self, net: nn.Module, inputs: InputSettings, written_out: bool = True) -> None:
+        """`written_out`: the gradient of the loss is written out, so no graph is needed."""
+        name, shape, mean, std, image, precision, augment, keeps = inputs
         self.name = name
         self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
@@ -172,9 +171,7 @@ class NetworkOnRows:
             seen = self._seen(x, kind, keys, plain)
             return of_chain(self._chain, params, seen, keys, self.precision if low else kind)
         head = self._head  # before the mode is set: finding it sets its own
-        self._net.train(keys is not None)
-        for dropout in self._dropouts:
-            dropout.keys = keys
+        self._train_mode(keys, keys is not None)
         with self._seeded(keys), several():
             own = self._passed(params, keys is not None)
             return head.input(self._net, own, self._inputs(x, params, keys, plain))
@@ -251,6 +248,12 @@ class NetworkOnRows:
             return nullcontext()
         return still(self._net, self._rest, asked)
 
+    def _train_mode(self, keys: Tensor | None, on: bool = True) -> None:
+        """Sets training mode, and one key per example for dropout."""
+        self._net.train(on)
+        for dropout in self._dropouts:
+            dropout.keys = keys
+
     def _pass(self) -> None:
         self._net.train()
         self._net(self._inputs(self._sample, dict(self._trained)))
@@ -275,7 +278,7 @@ class NetworkOnRows:
         return torch.cat([cut, scaled[some:]]) if plain else cut
 
     def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """(x - mean) / std; images as [n, c, h, w] in channels-last memory, which is how they lie."""
+        """(x - mean) / std; images as [n, c, h, w] in channels-last memory, their layout on disk."""
         scaled = x.to(dtype, copy=True).mul_(self._scale.to(dtype)).add_(self._shift.to(dtype))
         if not self._image:
             return scaled

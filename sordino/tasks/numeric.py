@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino.tasks.losses import LossFunction
-from sordino.tasks.supervised import HowRun, Supervised
+from sordino.tasks.network import InputSettings
+from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 
 
@@ -21,13 +22,13 @@ class NumberLearning(Supervised):
     def __init__(
         self,
         net: nn.Module,
-        how: HowRun,
+        inputs: InputSettings,
         loss: LossFunction,
         range: tuple[float, float],
         value: Callable[[Tensor], Tensor],
     ) -> None:
         """`value`: turns an output of the network into the unit of the label."""
-        super().__init__(net, how, loss)
+        super().__init__(net, inputs, loss)
         self._range, self._value = range, value
 
     def answers(self, outputs: Tensor) -> Tensor:

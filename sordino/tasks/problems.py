@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from sordino.tasks.classification import Classification
     from sordino.tasks.losses import LossFunction
     from sordino.tasks.multi_label import MultiLabel
+    from sordino.tasks.network import InputSettings
     from sordino.tasks.numeric import NumberLearning
-    from sordino.tasks.supervised import HowRun, Supervised
+    from sordino.tasks.supervised import Supervised
 
 MOST_LABELS = 62  # a label is a bit of a whole number
 
@@ -48,7 +49,9 @@ class Problem(ABC):
         """Outputs of the network for an example, where it has one head."""
 
     @abstractmethod
-    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> Supervised:
+    def built(
+        self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
+    ) -> Supervised:
         """The network with its loss; `loss`: a user's own, in place of the usual one."""
 
 
@@ -83,7 +86,9 @@ class Classify(Problem):
     def outputs(self, classes: int) -> int:
         return classes
 
-    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> Classification:
+    def built(
+        self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
+    ) -> Classification:
         from sordino.tasks.classification import Classification
         from sordino.tasks.losses import WeightedCrossEntropy
 
@@ -96,7 +101,7 @@ class Classify(Problem):
                     code="weights-and-own-loss",
                 )
             loss = WeightedCrossEntropy(self._weights(classes))
-        return Classification(net, **how._asdict(), labels=len(classes), loss=loss)
+        return Classification(net, **inputs._asdict(), labels=len(classes), loss=loss)
 
     def _weights(self, classes: Sequence[str]) -> list[float]:
         """One for each class, in their order."""
@@ -147,13 +152,15 @@ class Regress(Problem):
     def outputs(self, classes: int) -> int:
         return 1
 
-    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+    def built(
+        self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
+    ) -> NumberLearning:
         from sordino.tasks.losses import Huber, Squared
         from sordino.tasks.numeric import NumberLearning
 
         low, high = self.range
         usual = Squared(low, high) if self.bend is None else Huber(low, high, self.bend / ((high - low) / 2))
-        return NumberLearning(net, how, loss or usual, self.range, lambda z: z * usual.half + usual.middle)
+        return NumberLearning(net, inputs, loss or usual, self.range, lambda z: z * usual.half + usual.middle)
 
 
 @dataclass(frozen=True)
@@ -180,12 +187,14 @@ class Count(Problem):
     def outputs(self, classes: int) -> int:
         return 1
 
-    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> NumberLearning:
+    def built(
+        self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
+    ) -> NumberLearning:
         from sordino.tasks.losses import PoissonLoss
         from sordino.tasks.numeric import NumberLearning
 
         usual = PoissonLoss(self.most)
-        return NumberLearning(net, how, loss or usual, (0.0, float(self.most)), usual.rate)
+        return NumberLearning(net, inputs, loss or usual, (0.0, float(self.most)), usual.rate)
 
 
 @dataclass(frozen=True)
@@ -216,11 +225,13 @@ class Mark(Problem):
     def outputs(self, classes: int) -> int:
         return len(self.labels)
 
-    def built(self, net: nn.Module, how: HowRun, loss: LossFunction | None, classes: Sequence[str]) -> MultiLabel:
+    def built(
+        self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
+    ) -> MultiLabel:
         from sordino.tasks.losses import BinaryCrossEntropy
         from sordino.tasks.multi_label import MultiLabel
 
-        return MultiLabel(net, how, loss or BinaryCrossEntropy())
+        return MultiLabel(net, inputs, loss or BinaryCrossEntropy())
 
 
 PROBLEMS: dict[str, type[Problem]] = {

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +16,9 @@ from sordino.fast.graphs import replayed
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.losses import LossFunction, WrittenLoss
 from sordino.tasks.memory import remembered, several
-from sordino.tasks.network import NetworkOnRows
+from sordino.tasks.network import InputSettings, NetworkOnRows
 from sordino.tasks.written_out_backward import Chain, Slope
 from sordino.types import Examples, Losses, Params
-
-
-class HowRun(NamedTuple):
-    """Settings that turn rows into inputs of a network and run it over them, whatever is predicted."""
-
-    name: str
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    image: bool = False
-    precision: torch.dtype = torch.float32
-    augment: str = "none"
-    keeps: bool = False
 
 
 class Supervised(NetworkOnRows, ABC):
@@ -42,8 +28,8 @@ class Supervised(NetworkOnRows, ABC):
     scores: tuple[str, ...]  # of all test examples together, that make sense of its answers
     always: tuple[str, ...] = ()  # those of them that are measured unasked
 
-    def __init__(self, net: nn.Module, how: HowRun, loss: LossFunction) -> None:
-        super().__init__(net, **how._asdict(), written_out=isinstance(loss, WrittenLoss))
+    def __init__(self, net: nn.Module, inputs: InputSettings, loss: LossFunction) -> None:
+        super().__init__(net, inputs, written_out=isinstance(loss, WrittenLoss))
         self._loss = loss
         self._tried: tuple[Losses, bool] | None = None  # the losses last tried, and whether the layer rules hold
 
@@ -83,9 +69,7 @@ class Supervised(NetworkOnRows, ABC):
         """Possible labels, to try a loss on."""
 
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
-        self._net.train()
-        for dropout in self._dropouts:
-            dropout.keys = keys
+        self._train_mode(keys)
         with self._seeded(keys), several():
             own = self._passed(params, True)
             logits = torch.func.functional_call(self._net, own, (self._inputs(x, params, keys),))
@@ -121,9 +105,7 @@ class Supervised(NetworkOnRows, ABC):
         x = x.to(kind)
         if self.statistics:
             return self._moved(params, x.contiguous(), y, drawn)
-        self._net.train()
-        for dropout in self._dropouts:
-            dropout.keys = drawn
+        self._train_mode(drawn)
         for name, p in self._trained:
             p.data = params[name]
         with self._seeded(drawn):
@@ -151,9 +133,7 @@ class Supervised(NetworkOnRows, ABC):
     def _moved(self, params: Params, x: Tensor, y: Tensor, drawn: Tensor | None) -> Params:
         """The gradient of the mean loss; the pass moves the running statistics of `params`."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        self._net.train()
-        for dropout in self._dropouts:
-            dropout.keys = drawn
+        self._train_mode(drawn)
         with self._seeded(drawn), several():
             logits = torch.func.functional_call(self._net, self._passed(leaves, True), (x,))
             value = self._loss(logits, y).mean()

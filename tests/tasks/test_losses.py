@@ -25,8 +25,9 @@ from sordino.tasks.losses import (
     WrittenLoss,
 )
 from sordino.tasks.nets import NETS
+from sordino.tasks.network import InputSettings
 from sordino.tasks.problems import PROBLEMS, Problem
-from sordino.tasks.supervised import HowRun, Supervised
+from sordino.tasks.supervised import Supervised
 from sordino.types import Examples
 
 KEY = keys.root(3)
@@ -74,7 +75,7 @@ def problem_of(table: dict[str, Any]) -> Problem:
 def task_of(table: dict[str, Any], net: str = "logistic") -> Supervised:
     problem, middle = problem_of(table), (0.0,) * WIDE
     made = NETS[net]((WIDE,), problem.outputs(len(CLASSES)))
-    return problem.built(made, HowRun(net, (WIDE,), middle, (1.0,) * WIDE), None, CLASSES)
+    return problem.built(made, InputSettings(net, (WIDE,), middle, (1.0,) * WIDE), None, CLASSES)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -216,9 +217,11 @@ def test_a_bound_for_plain_cross_entropy_is_not_used_for_a_weighted_one() -> Non
     from sordino.types import Work
 
     problem = problem_of(TASKS["weighted"][0])
-    how = HowRun("logistic", (WIDE,), (0.0,) * WIDE, (1.0,) * WIDE)
-    weighted = problem.built(NETS["logistic"]((WIDE,), 3, radius=2.0), how, None, CLASSES)
-    plain = problem_of({"name": "classification"}).built(NETS["logistic"]((WIDE,), 3, radius=2.0), how, None, CLASSES)
+    inputs = InputSettings("logistic", (WIDE,), (0.0,) * WIDE, (1.0,) * WIDE)
+    weighted = problem.built(NETS["logistic"]((WIDE,), 3, radius=2.0), inputs, None, CLASSES)
+    plain = problem_of({"name": "classification"}).built(
+        NETS["logistic"]((WIDE,), 3, radius=2.0), inputs, None, CLASSES
+    )
     reader = ConvexStable(radius=2.0, lr=0.1)
     reader.check(Work(1, None, None), plain)
     with pytest.raises(UnsoundGuarantee) as refused:

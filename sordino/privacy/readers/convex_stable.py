@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -23,7 +23,7 @@ from sordino import keys, tree
 from sordino.errors import PrivacyError, Range, UnsoundGuarantee, check_range
 from sordino.keys import Key
 from sordino.privacy.noise.laws import GaussianNoise
-from sordino.privacy.readers.noisy_gradient import GradientsOnly
+from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.privacy.readers.private_reader import NoisyReader, check_reservation, check_unread
 from sordino.types import Batch, Examples, Grant, Losses, Params, Shard, Task, Work
 
@@ -107,9 +107,9 @@ class StableShard(GradientsOnly[ConvexStable]):
         """One batch, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
         check_reservation(self._opened, 1, self._grant.reads, "examples")
         self._opened = True
-        yield Steps(self, work.count(self.size), key)
+        yield GuardedBatch(partial(self.walked, work.count(self.size), key))
 
-    def walked(self, losses: Losses, params: Params, steps: int, key: Key) -> Params:
+    def walked(self, steps: int, key: Key, losses: Losses, params: Params) -> Params:
         """The noised sum of the gradients along the steps."""
         check_unread(self._read, "the batch", "call grad once")
         if losses != self._task.losses:
@@ -142,14 +142,3 @@ class StableShard(GradientsOnly[ConvexStable]):
             found = torch.autograd.grad(mean, list(here.values()))
             total = tree.add(total, dict(zip(here, found, strict=True)))
         return total
-
-
-@dataclass(frozen=True)
-class Steps:
-    live: ClassVar[None] = None
-    _shard: StableShard = field(repr=False)
-    _count: int
-    _key: Key
-
-    def grad(self, losses: Losses, params: Params) -> Params:
-        return self._shard.walked(losses, params, self._count, self._key)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,7 +22,7 @@ from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.published_clipping import scaffold_epsilon
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import epochs
-from sordino.privacy.readers.noisy_gradient import GradientsOnly
+from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.privacy.readers.open import effort
 from sordino.privacy.uplink.as_published import NOT_STEPS, PER_LAYER, RAW_MEDIAN
 from sordino.types import (
@@ -89,7 +90,7 @@ class MedianShard(GradientsOnly[MedianClip]):
         mine, step = effort(work, self._grant), 0
         for order, count in epochs(self.size, mine, key):
             for rows in torch.split(order, mine.batch(self.size))[:count]:
-                yield MedianBatch(self, rows, step, keys.fold(key, "draw", step))
+                yield GuardedBatch(partial(self.read, rows, step, keys.fold(key, "draw", step)))
                 step += 1
 
     def read(self, rows: Tensor, step: int, key: Key, losses: Losses, params: Params) -> Params:
@@ -103,15 +104,3 @@ class MedianShard(GradientsOnly[MedianClip]):
             / len(rows)
             for name, p in params.items()
         }
-
-
-@dataclass(frozen=True)
-class MedianBatch:
-    live: ClassVar[None] = None
-    _shard: MedianShard = field(repr=False)
-    _rows: Tensor = field(repr=False)
-    _step: int
-    _key: Key
-
-    def grad(self, losses: Losses, params: Params) -> Params:
-        return self._shard.read(self._rows, self._step, self._key, losses, params)

@@ -6,8 +6,9 @@ sensitivity, noise and event come out of this one object, so they cannot disagre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -152,6 +153,17 @@ class NoisyGradient(ClippedReader):
         return multiplier * self.sensitivity / self.denominator(size, size)
 
 
+@dataclass(frozen=True)
+class GuardedBatch:
+    """A batch that gives its gradient, and nothing else of its rows."""
+
+    live: ClassVar[None] = None
+    _gradient: Callable[[Losses, Params], Params] = field(repr=False)
+
+    def grad(self, losses: Losses, params: Params) -> Params:
+        return self._gradient(losses, params)
+
+
 class GradientsOnly(GuardedShard[R]):
     """A shard whose promise covers gradients of batches, and nothing else."""
 
@@ -176,7 +188,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         check_reservation(self._opened, self._reader.reads(mine, self.size), self._grant.reads, "examples")
         self._opened = True
         for step, rows in enumerate(self._rows(mine)):
-            yield NoisyBatch(self, step, rows, keys.fold(key, "draw", step), mine.batch(self.size))
+            yield GuardedBatch(partial(self.read, step, rows, keys.fold(key, "draw", step), mine.batch(self.size)))
 
     @property
     def public(self) -> Examples | None:
@@ -213,7 +225,8 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             else:
                 yield torch.arange(n)
 
-    def read(self, step: int, rows: Tensor, losses: Losses, params: Params, key: Key, work_batch: int) -> Params:
+    def read(self, step: int, rows: Tensor, key: Key, batch_size: int, losses: Losses, params: Params) -> Params:
+        """The noisy mean gradient of one batch."""
         check_unread(step in self._read, f"batch {step}", "call grad once per batch")
         self._read.add(step)
         reader = self._reader
@@ -221,7 +234,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         total = self._sum(rows, losses, params, self._draws(step, len(rows), key))
         scale = multiplier * reader.sensitivity
         source = self._grant.source.child("read", step)
-        denominator = reader.denominator(self.size, work_batch)
+        denominator = reader.denominator(self.size, batch_size)
         noisy = {name: reader.mechanism.add(total[name], scale, source.child(name)) for name in params}
         mean = {name: Scaled(noisy[name].to(params[name].dtype), 1 / denominator) for name in params}
         return mean  # type: ignore[return-value]  # as good as tensors
@@ -247,17 +260,3 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         batch = Examples(self._examples.x[rows], self._examples.y[rows])
         with self._task.still(losses):
             return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
-
-
-@dataclass(frozen=True)
-class NoisyBatch:
-    live: ClassVar[None] = None
-    _shard: NoisyShard = field(repr=False)
-    _step: int
-    _rows: Tensor = field(repr=False)
-    _key: Key
-    _size: int
-
-    def grad(self, losses: Losses, params: Params) -> Params:
-        """The noisy mean gradient of the batch."""
-        return self._shard.read(self._step, self._rows, losses, params, self._key, self._size)
