@@ -50,7 +50,7 @@ def study(folder: Path, schema: str = SCHEMA, **west: Callable[[int], object]) -
 
 
 ANOTHER_WAY: Mapping[str, tuple[dict[str, Callable[[int], object]], str]] = {
-    "another coding": ({"sex": lambda i: "MF"[i % 2]}, "West: 40 of 40 values of sex are no level that the schema"),
+    "another coding": ({"sex": lambda i: "MF"[i % 2]}, "West: 40 of 40 values of sex are not a level that the schema"),
     "another unit": ({"creatinine": lambda i: 88.4 * (1 + i % 3)}, "values of creatinine lie outside [0, 10], such as"),
     "a quarter of them": ({"sex": lambda i: "?" if i % 4 == 0 else "m"}, "West: 10 of 40 values of sex"),
 }
