@@ -40,9 +40,9 @@ class _Later(ModuleType):
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Around the imports that bring torch. Modules make hundreds of thousands of objects that all stay, and Python
-    looks through them for garbage again and again, which takes a tenth of the start. So it does not look meanwhile, and
-    afterwards never at what is there now.
+    """Around what makes hundreds of thousands of objects that all stay: the imports that bring torch, the spending of
+    many clients. Python looks through them for garbage again and again, which takes a tenth of the start. So it does
+    not look meanwhile, and afterwards never at what is there now.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

@@ -15,7 +15,7 @@ from rich.markup import escape
 from sordino.cli.options import Json, Verb, Verbose, Verbs, experiment_and_changes
 from sordino.cli.screen import Screen, say
 from sordino.errors import ConfigError
-from sordino.later import when_used
+from sordino.later import loading, when_used
 
 if TYPE_CHECKING:
     from sordino.budget.calculator import Enough
@@ -179,10 +179,11 @@ def spent(
 
 
 def _recomputed(place: Path) -> Spending:
-    with when_used("torch"):
-        from sordino.receipts.receipt import spending
+    with loading():  # a hundred thousand clients are as many values that all stay
+        with when_used("torch"):
+            from sordino.receipts.receipt import spending
 
-    return spending(place)
+        return spending(place)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from rich.text import Text
 from sordino.errors import RunError
 
 MANY = 1000  # rows of a table that is drawn: more take a long time, and nobody looks at their lines
+MARKS = re.compile(r"[\[\\:]")  # styles, escapes and emoji
 LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 
 
@@ -40,13 +42,15 @@ def lines(table: Table) -> Iterator[str]:
     """A table as plain lines, each cell as wide as the widest below its head."""
     if table.title:
         yield str(table.title)
-    cells = [
-        [str(column.header), *(Text.from_markup(str(cell)).plain for cell in column.cells)] for column in table.columns
-    ]
-    wide = [max(map(len, column)) for column in cells]
-    places = [str.rjust if column.justify == "right" else str.ljust for column in table.columns]
-    for row in zip(*cells, strict=True):
-        yield "  ".join(place(cell, width) for place, cell, width in zip(places, row, wide, strict=True)).rstrip()
+    cells = [[str(column.header), *_words(list(map(str, column.cells)))] for column in table.columns]
+    sides = (">" if column.justify == "right" else "<" for column in table.columns)
+    row = "  ".join(f"{{:{side}{max(map(len, column))}}}" for side, column in zip(sides, cells, strict=True))
+    yield from (line.rstrip() for line in map(row.format, *cells))
+
+
+def _words(cells: list[str]) -> list[str]:
+    """Cells without their markup. Reading it takes most of the time, so a column without its signs is left as it is."""
+    return [Text.from_markup(cell).plain for cell in cells] if MARKS.search("\n".join(cells)) else cells
 
 
 def _plain(shown: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -256,5 +257,6 @@ def spending(clients: Sequence[OfClient], currency: str) -> Table:
     return table
 
 
-def _amounts(parts: Sequence[float]) -> str:
+@lru_cache
+def _amounts(parts: tuple[float, ...]) -> str:
     return ", ".join(f"{part:.4g}" for part in parts)
