@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from sordino.accounting.claims import (
     ADVERSARIES,
@@ -50,21 +50,49 @@ Written = Annotated[Event, PlainValidator(_read), PlainSerializer(to_json), With
 
 
 class Guarantee(Fact):
-    """What all releases together tell about one unit, to one adversary, at most."""
+    """Upper bound on what all releases together reveal about one unit to one adversary."""
 
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
-    epsilon: Epsilon
-    delta: float
-    accountant: str
-    accountants: Mapping[str, Epsilon]
-    status: Status
-    because: tuple[str, ...]
-    releases: int  # of the client that lost most
-    event: Written | None  # all that was released about it
-    nominal_epsilon: Epsilon | None = None  # what the formula of a source prints, which proves nothing
-    nominal_composed: Epsilon | None = None  # the same formula, all rounds added up
+    unit: Unit = Field(
+        description="The protected unit: a pixel, an image, an example, a cell of examples, a person with several "
+        "examples, or everything of a client."
+    )
+    neighbours: Neighbours = Field(
+        description="The change of one unit that the guarantee hides: `replace` (it has another value), `zero_out` "
+        "(its contribution is counted or not; that it exists, and how many there are, is public)."
+    )
+    adversary: Adversary = Field(
+        description="The observer: the `server` sees every upload, `participants` every model that is sent out, the "
+        "`public` what is published."
+    )
+    epsilon: Epsilon = Field(
+        description="Everything the adversary sees is at most e^epsilon times as likely with one data set as with its "
+        'neighbour. "inf": no guarantee.'
+    )
+    delta: float = Field(description="The chance added to that; what sampled noise lacks of the ideal law is in it.")
+    accountant: str = Field(
+        description="The accountant whose composition of all releases is the smallest: gdp, pure, rdp, pld, or a sum "
+        "of several kinds."
+    )
+    accountants: Mapping[str, Epsilon] = Field(
+        description="Epsilon by each accountant that was asked, each an upper bound. Beside gdp, which is exact, the "
+        "others are not asked."
+    )
+    status: Status = Field(
+        description="Strength of the proof: `proved`, `conditional` (if `because` is true), `nominal` (a formula "
+        "prints it, and it proves nothing), `none`."
+    )
+    because: tuple[str, ...] = Field(description="Conditions of the guarantee, or reasons why there is none.")
+    releases: int = Field(description="Number of releases counted, of the client that lost most.")
+    event: Written | None = Field(
+        description="All that was released about that client: which noise, how often, behind which sampler."
+    )
+    nominal_epsilon: Epsilon | None = Field(
+        default=None,
+        description="The number that a publication's formula prints. It proves nothing; `epsilon` is what holds.",
+    )
+    nominal_composed: Epsilon | None = Field(
+        default=None, description="The same formula with all rounds added up, where that is another number."
+    )
 
     @property
     def subject(self) -> Key:

@@ -1,4 +1,4 @@
-"""Command line: the verbs and what they print.
+"""Command line: the verbs and their output.
 
 Importing it loads neither torch nor scipy, and no verb.
 """

@@ -1,5 +1,5 @@
-"""Seconds of the few operations that decide how a run should be computed: fp32 against bf16, one library against the
-other, alone against together. One thread, random numbers.
+"""Benchmarks of the few operations that decide how a run should be computed: fp32 or bf16, one library or the other,
+clients alone or together. One thread, random numbers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ class BenchResult(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times faster the second is."""
+        """Speed of the second relative to the first."""
         return self.first[1] / self.second[1]
 
 
 def measure() -> list[BenchResult]:
-    """Measures for about ten seconds. The two sides of every row take turns, so that other programs disturb both
-    alike.
-    """
+    """Measure for about ten seconds. The two sides of a row take turns, so that other programs disturb both alike."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -20,7 +20,7 @@ def algorithms(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The algorithms, a line each; with a name, its parameters, their defaults and meanings."""
+    """List the algorithms, a line each; of one, its parameters with defaults and meanings."""
     from sordino.runs.catalogue import catalogue, of_algorithm
 
     if name is not None:
@@ -68,7 +68,7 @@ def _algorithm(name: str, found: dict[str, Any]) -> None:
 def schema(
     out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
 ) -> None:
-    """Print the JSON Schema of the experiment file: editors complete keys with it, and say what each one means."""
+    """Print the JSON Schema of experiment files: editors complete keys with it, and show what each one means."""
     from sordino.runs.editor import schema as of_experiments
 
     if out is None:
@@ -95,7 +95,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Try the library's laws on an algorithm, a model, or another part of your own: about ten seconds. Exit code 2
-    where one is broken."""
+    where one is broken.
+    """
     from sordino.laws import check as try_all
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:

@@ -58,7 +58,7 @@ def compare(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run several experiments over the same seeds and compare their ends, never their best rounds."""
+    """Run several experiments over the same seeds and compare their final rounds, never their best ones."""
     from sordino.results.comparison import compare as run_all
     from sordino.results.comparison_table import FORMATS, text
 
@@ -89,7 +89,7 @@ def compare(
 
 
 def _follow(console: Console) -> Follow:
-    """Says what is run and how long the rest takes, then shows its rounds."""
+    """Print the name of each run and the time that is left, then show its rounds."""
     from sordino.cli.progress import left, progress
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""`sordino data`: which data there are, who would hold what, and a picture of it. Nothing is trained."""
+"""`sordino data`: sources of data, partitions among clients, and pictures of them. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _experiment(words: list[str]) -> Experiment:
 
 @app.command("list", cls=Verb)
 def list_(what: What = None, as_json: Json = False) -> None:
-    """The sources of data and what each needs; with an experiment, what its data are."""
+    """List the sources of data and the settings of each; with an experiment, describe its data."""
     if what:
         from sordino.runs.population import Population
 
@@ -82,7 +82,7 @@ def schema(
     decimal: Annotated[str | None, typer.Option(help="The decimal mark: . or ,")] = None,
     encoding: Encoding = None,
 ) -> None:
-    """Draft a table's schema: what its columns can hold, for you to confirm from what you know of them."""
+    """Draft the schema of a table: the values its columns can hold, for you to confirm from what you know of them."""
     from sordino import config
 
     told = {"separator": separator, "decimal": decimal, "encoding": encoding}
@@ -111,7 +111,7 @@ def partition(
     everybody: Annotated[bool, typer.Option("--all", help="Every client, however many.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Who would hold what: sizes, labels and how much clients differ."""
+    """Show how examples are divided among clients: sizes, labels and differences."""
     from sordino.runs.population import Population
 
     found = _portrait(Population(_experiment(what or [])))
@@ -129,7 +129,7 @@ def plot(
     what: What = None,
     out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),
 ) -> None:
-    """A picture of who would hold what: clients across, labels up."""
+    """Draw how examples are divided among clients: clients across, labels up."""
     from sordino.errors import DataError
     from sordino.ledger.files import atomic_write
     from sordino.partition.picture import svg
@@ -175,7 +175,7 @@ def _facts(population: Population) -> dict[str, Any]:
 
 
 def _table_facts(population: Population) -> TableFacts | None:
-    """Column by column; None where the data are no table in files."""
+    """Facts of each column; None where the data are not tables in files."""
     if population.experiment.data.source != "tabular":
         return None
     from sordino.data.table_overview import overview

@@ -152,7 +152,7 @@ def judge(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def engine(facts: MachineFacts, clients: int) -> dict[str, Any]:
-    """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their reads
+    """The [engine] table for this machine. `auto` lets clients of one process share their passes wherever their readers
     allow it.
     """
     return {
@@ -164,7 +164,7 @@ def engine(facts: MachineFacts, clients: int) -> dict[str, Any]:
 
 
 def benched(facts: MachineFacts) -> Iterator[Finding]:
-    """The choice of `auto` on this machine, held against measurements."""
+    """Compare the choices of `auto` with measurements on this machine."""
     from sordino.cli.bench import measure as race
     from sordino.fast.processor import leaves_vectors_aside
 
@@ -272,7 +272,7 @@ def _durable_write(place: Path) -> tuple[float | None, str]:
 
 
 def _extras() -> dict[str, list[str]]:
-    """The extras that the installed package names, each with what is missing of it."""
+    """Extras of the installed package, each with the packages that are missing of it."""
     missing: dict[str, list[str]] = {}
     try:
         lines = importlib.metadata.requires("sordino") or []

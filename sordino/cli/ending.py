@@ -1,5 +1,4 @@
-"""How the command line ends: a user's mistake, and a world that does not play along, are one screen and an exit code,
-never a traceback."""
+"""Exit of the command line: a failure becomes an error of three lines and an exit code, and never a traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ CLOSED_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 def ended(do: Callable[[], None]) -> int:
-    """The exit code of a command, once all that it printed is out."""
+    """Run a command and return its exit code, once all that it printed is out."""
     status = _status(do)
     try:
         sys.stdout.flush()
@@ -131,7 +130,7 @@ def _missing(package: str) -> BackendUnavailable:
 
 
 def _hush() -> None:
-    """Nothing more can be printed, and Python must not complain of it on its way out."""
+    """Send later output nowhere: it cannot be printed, and Python must not complain of it as it exits."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def list_(
     place: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"), as_json: Json = False
 ) -> None:
-    """The runs in a folder: how far, how good, what they promise."""
+    """List the runs in a folder: their rounds, scores and guarantees."""
     from sordino.runs.listing import adding_up, listed
 
     found = listed(place)
@@ -45,7 +45,7 @@ def list_(
 
 
 def show(folder: Path, as_json: Json = False) -> None:
-    """The result and the guarantees of a finished run."""
+    """Show the result and the guarantees of a finished run."""
     from sordino.cli.tables import summary
     from sordino.receipts.folder import RunFolder
 
@@ -59,7 +59,7 @@ def show(folder: Path, as_json: Json = False) -> None:
 
 
 def told(run: RunFolder) -> dict[str, object]:
-    """All that a run says in numbers."""
+    """Metrics, preparation and receipt of a run, as JSON."""
     promised = run.receipt()
     return {
         "metrics": [row.to_json() for row in run.metrics()],
@@ -69,7 +69,7 @@ def told(run: RunFolder) -> dict[str, object]:
 
 
 def prepared(folder: Path) -> RenderableType:
-    """What came before the first round; where the data it is told from are gone, why."""
+    """Table of a run's preparation; where its data are gone, the reason."""
     from sordino.errors import SordinoError
     from sordino.receipts.folder import RunFolder
 
@@ -95,7 +95,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="One line on how it stands, then go.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Follow a run that goes on elsewhere until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
+    """Follow a run of another process until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
     from sordino.receipts.folder import RunFolder
     from sordino.runs.watched import WatchStart, beginning, look, rate
 
@@ -147,7 +147,7 @@ def line(seen: Seen, since: WatchStart) -> str:
 
 
 def connected(seen: Seen) -> str:
-    """Who is there, of a run between sites that goes on; those who are not, by name."""
+    """Sites that are connected to a run that goes on; the absent ones by name."""
     if seen.state != "running" or not seen.sites:
         return ""
     if (own := seen.sites.get("")) is not None:  # of a site's own folder
@@ -212,7 +212,7 @@ def predict(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Use a trained model: the class of each new row, and the probability of every class, as CSV; or its number."""
+    """Predict new rows with a trained model: as CSV, the class of each and all probabilities, or the number of each."""
     from sordino.results.prediction import predict as predicted
 
     found = predicted(run, rows, score, with_code, own, encoding)

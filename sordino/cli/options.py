@@ -20,11 +20,11 @@ class Kind(StrEnum):
 
 
 class _Heard(logging.StreamHandler[TextIO]):
-    """What --verbose has put there."""
+    """Handler that --verbose has added."""
 
 
 def _listen(asked: bool) -> None:
-    """Shows what the library tells Python's logging."""
+    """Print the library's log messages."""
     log = logging.getLogger("sordino")
     for old in [handler for handler in log.handlers if isinstance(handler, _Heard)]:
         log.removeHandler(old)
@@ -57,7 +57,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def experiment_and_changes(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """A word with a = is a change, another one is the experiment."""
+    """Split words into the experiment and its changes, which contain a =."""
     names, changes = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     if len(names) > 1:
         key = next((i for i, word in enumerate(words[:-1]) if _is_key(word) and "=" not in words[i + 1]), None)
@@ -77,7 +77,7 @@ def _is_key(word: str) -> bool:
 
 
 class AnyVerb(TyperCommand):
-    """Any verb. An empty word is refused, because it would mean the folder that one happens to be in."""
+    """Parser of a verb. It refuses an empty word, which would mean the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for before, word in zip(["", *args], args, strict=False):
@@ -94,11 +94,11 @@ class AnyVerb(TyperCommand):
         return super().parse_args(ctx, args)
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """Its first sentence, whole however narrow the screen is."""
+        """First sentence of the help, whole on narrow screens too."""
         return super().get_short_help_str(max(limit, 1000))
 
     def _unknown(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Options that this verb does not have, and the value that seems to be meant."""
+        """Options that this verb does not have, each with the value that seems to be meant."""
         known = {option for parameter in self.params for option in parameter.opts}
         for i, word in enumerate(args):
             if word == "--":
@@ -108,7 +108,7 @@ class AnyVerb(TyperCommand):
                 yield option, value or next((after for after in args[i + 1 : i + 2] if after[:1] != "-"), "VALUE")
 
     def refuse(self, option: str, value: str) -> None:
-        """Says of an unknown option what it may have meant; where nothing is known, the parser says that it is none."""
+        """Refuse an unknown option that is a key of experiments. The parser refuses all others."""
         if _is_key(option[2:]):
             raise ConfigError(
                 f"{option} is not an option of this command",
@@ -119,7 +119,9 @@ class AnyVerb(TyperCommand):
 
 
 class Verb(AnyVerb):
-    """A verb whose experiment is changed by key=value: who writes a key as an option is told so."""
+    """Parser of a verb whose experiment is changed by key=value; a key that is written as an option is refused with the
+    right form.
+    """
 
     def refuse(self, option: str, value: str) -> None:
         from sordino.config import places
@@ -135,7 +137,7 @@ class Verb(AnyVerb):
 
 
 class Verbs(typer.Typer):
-    """A group of verbs, which all read their words alike."""
+    """Group of verbs with these parsers."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any

@@ -1,6 +1,4 @@
-"""What `sordino privacy plan` prints: the promise, the alternatives side by side, and whether the signal would be
-heard.
-"""
+"""Output of `sordino privacy plan`: the guarantee, alternatives side by side, and a verdict on the noise."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ WIDE = 105  # columns of a terminal from which every fact gets a column of its o
 
 
 def numbers(console: Console, answers: Sequence[Answer], given: float | None) -> None:
-    """A plan without data; `given` is the noise multiplier where that was the question."""
+    """Print a plan without data; `given` is the noise multiplier where that was the question."""
     first, rows = answers[0], [answer.row for answer in answers]
     q = first.question
     promise = f"epsilon {q.epsilon:.4g} at delta {q.delta:g}"
@@ -49,7 +47,7 @@ def numbers(console: Console, answers: Sequence[Answer], given: float | None) ->
 
 
 def experiment(console: Console, found: Compared) -> None:
-    """The plan of an experiment file."""
+    """Print the plan of an experiment file."""
     facts(console, found.rows[0], found.timing, found.simulated)
     console.print(guarantees(found.guarantees, found.simulated))
     if len(found.rows) > 1:
@@ -159,7 +157,7 @@ def commands(console: Console, rows: Sequence[PlanRow], start: str) -> None:
 
 
 def _quoted(word: str) -> str:
-    """For a shell; in double quotes where they do, because the TOML inside has single ones."""
+    """Quote a word for a shell; in double quotes where possible, because the TOML inside has single ones."""
     if re.fullmatch(r"[\w./=:+-]+", word):
         return word
     return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
@@ -181,7 +179,7 @@ def _short(value: float) -> str:
 
 
 def verdict(console: Console, ratio: float | None, found: Sequence[Enough], delta: float) -> None:
-    """Would the signal be heard, and in which federation it would."""
+    """Print whether noise hides the signal, and in which federation it would not."""
     if ratio is None:
         return
     ways = ways_out(list(found), delta)

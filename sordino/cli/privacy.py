@@ -1,4 +1,4 @@
-"""`sordino privacy`: plan before, look at what was spent, believe nothing unverified."""
+"""`sordino privacy`: plan a budget, show what a run has spent, verify and sign receipts."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def plan(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Budget to noise, noise to budget, and what else would do, before any training.
+    """Compute noise from a budget, or a budget from noise, with alternatives, before any training.
 
-    With an experiment: what exactly it will promise, send and take. Nothing is trained and nothing written.
+    With an experiment: its guarantee, traffic and time. Nothing is trained and nothing written.
     """
     given = {
         name: value
@@ -153,7 +153,7 @@ def spent(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """What a run has spent, to whom; read from its ledger. Of a ledger: what all runs on it have spent together."""
+    """Show what a run has spent, from its ledger. Of a ledger: what all runs on it have spent together."""
     from sordino.cli.tables import groups, guarantees
     from sordino.cli.tables import spending as spending_table
     from sordino.runs.lifetime import lifetime
@@ -218,7 +218,7 @@ def verify(
 
 @app.command()
 def schema() -> None:
-    """The JSON Schema of privacy.json: every field with its type and its meaning, for programs that read receipts."""
+    """Print the JSON Schema of privacy.json: every field with its type and meaning, for programs that read receipts."""
     from sordino.receipts.receipt_schema import receipt_schema
 
     typer.echo(json.dumps(receipt_schema(), indent=2))
@@ -228,7 +228,7 @@ def schema() -> None:
 def sign(
     folder: Path, key: Annotated[Path, typer.Option(help="The site's key, as `sordino identity new` made it.")]
 ) -> None:
-    """Sign a receipt: nobody without the key can then make ledger and receipt anew together."""
+    """Sign a receipt: without the key, ledger and receipt can then not be made anew together."""
     from sordino.receipts.signature import sign as signed
 
     typer.echo(str(signed(folder, key)))

@@ -1,7 +1,8 @@
-"""The verbs, in the order in which one meets them. Each loads what it needs when it runs, so that --help is instant.
+"""The program: its verbs in the order in which one meets them. Each loads what it needs when it runs, so that --help is
+instant.
 
-Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 ledger, 6 run folder, 7 message,
-8 encrypted and secure sums, 130 interrupted (resumable), 141 the pipe it prints into was closed.
+Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 ledger, 6 run folder, 7 message, 8
+encrypted and secure sums, 130 interrupted (resumable), 141 the pipe it prints into was closed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ app.command()(doctor.doctor)
 
 
 def _add_verbs_of_branches() -> None:
-    """Adds the verbs that branches bring; `data announce` joins the group of that name."""
+    """Add the verbs that branches bring; `data announce` joins the group of that name."""
     groups = {"data": data.app, "privacy": privacy.app}
     for kind, cls in (("verbs", None), ("verbs of experiments", Verb)):
         for name in parts(kind):
@@ -101,8 +102,8 @@ def _go() -> None:
 
 @cache
 def only(word: str) -> Verbs:
-    """The verb, or the group of verbs, that has this name; all of them where none has. A parser is built for whatever
-    is listed here, and for all verbs that takes a tenth of a second.
+    """The verb, or the group of verbs, of this name; all of them where there is none. Building the parsers of all verbs
+    would take a tenth of a second.
     """
     found = copy.copy(app)
     found.registered_commands = [one for one in app.registered_commands if _name(one) == word]

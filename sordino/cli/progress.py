@@ -1,4 +1,4 @@
-"""Live progress in a terminal, plain lines elsewhere: how far, how good, how long still, and at what price so far."""
+"""Progress of a run, live in a terminal, in plain lines elsewhere: round, score, time left, and epsilon so far."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
 
 
 class _Hears(logging.Handler):
-    """Tells what something says that takes long."""
+    """Log handler that shows messages about work that takes long."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()
@@ -104,12 +104,12 @@ def rounds_bar(console: Console) -> Progress:
 
 
 def is_live(console: Console) -> bool:
-    """A terminal, or a notebook that can redraw."""
+    """True for a terminal, or a notebook that can redraw."""
     return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 def left(seconds: float) -> str:
-    """How long still, in the two largest units."""
+    """Time that is left, in the two largest units."""
     if not math.isfinite(seconds):
         return ""
     minutes, s = divmod(round(seconds), 60)
@@ -162,9 +162,9 @@ class ProgressSoFar:
 
 
 class LiveSpending:
-    """Epsilon while the run goes on: the statement the receipt is made of, on what the ledger holds by now.
+    """Epsilon while the run goes on: the receipt's own statement about the ledger so far.
 
-    To compose a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5
+    Composing a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5
     % of a run, and once more after its last round. In between, an older epsilon is shown with its round; before the
     first, the share of the budget that is spent, which is exact and free.
     """
@@ -211,7 +211,7 @@ class LiveSpending:
 
 
 def spent_share(step: Step) -> float:
-    """The share of its budget that the client that spent most has spent, in the currency that adds up."""
+    """Largest share of its budget that a client has spent, in the currency that adds up."""
     from sordino.receipts.receipt import share_of
 
     shares = [share_of(step.federation, client) for client in step.federation.spent]

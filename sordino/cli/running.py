@@ -85,7 +85,7 @@ def run(
 def _say_only(
     experiment: Experiment, out: Path | None, prepared: Path | None, words: list[str], as_json: bool, quiet: bool
 ) -> None:
-    """A run that does not begin. What would be refused is refused here."""
+    """Print the plan of a run that does not begin. A run that would be refused is refused here."""
     with loading():
         from sordino.runs.dry_run import choices, would_write
         from sordino.runs.forecast import Forecast
@@ -115,7 +115,7 @@ def _say_only(
 
 
 def _faults(chaos: str | None, overrides: list[str]) -> int | None:
-    """Into [chaos]; returns the round in which the process is to be killed, which no resumed run shall repeat."""
+    """Add rehearsed faults to the settings of [chaos]; return the round in which to kill the process, once."""
     crash = None
     for word in chaos.split(",") if chaos else ():
         name, sign, value = word.strip().partition("@" if "@" in word else "=")
@@ -142,7 +142,7 @@ def resume(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Continue a run that was stopped or killed: same bytes as if it had never stopped."""
+    """Continue a run that was stopped or killed: the result is the same, byte for byte."""
 
     def go(watch: Any) -> Ended:
         from sordino.runs.run import resume as continue_
@@ -159,7 +159,7 @@ def _profile() -> Profile:
 
 
 def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str = "", profile: bool = False) -> None:
-    """Plays a run and prints what came of it. `again`: what goes on with a run that was stopped, if not `resume`."""
+    """Play a run and print its result. `again`: the command that continues a stopped run, if not `resume`."""
     with loading():
         from sordino.runs.ranks import follow, following
 

@@ -24,7 +24,9 @@ LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 
 
 class Screen(Console):
-    """Tables have lines on a terminal. In a pipe or a file they are plain: one line for each row, as long as it is."""
+    """Console. Tables have lines on a terminal; in a pipe or a file they are plain, one line for each row, as long as
+    it is.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -39,7 +41,7 @@ class Screen(Console):
 
 
 def lines(table: Table) -> Iterator[str]:
-    """A table as plain lines, each cell as wide as the widest below its head."""
+    """Render a table as plain lines, each cell as wide as the widest below its head."""
     if table.title:
         yield str(table.title)
     cells = [[str(column.header), *_words(list(map(str, column.cells)))] for column in table.columns]
@@ -67,7 +69,7 @@ def _plain(shown: Any) -> Any:
 
 
 def say(facts: object) -> None:
-    """One JSON object, with numbers as they are."""
+    """Print one JSON object, with numbers as they are."""
     typer.echo(json.dumps(facts))
 
 

@@ -1,4 +1,4 @@
-"""What a run says at its end, and what `show` and `privacy` print."""
+"""Tables of a run's result, guarantees and spending, for `run`, `show` and `privacy`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATUS_STYLE: Mapping[Status, str] = {
 
 
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:
-    """What a run says at its end. `before`: what is said of a preparation, if there was one."""
+    """Print the result and the guarantees of a run. `before`: the table of its preparation, if there was one."""
     console.print(results(metrics))
     for remark in warnings(metrics):
         console.print(f"[yellow]note[/yellow] {escape(remark)}")
@@ -56,7 +56,7 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
 
 
 def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
-    """Where the time of a run went."""
+    """Table of the seconds that parts of a run took."""
     from sordino.engine.choose_executor import cores
     from sordino.runs.profile import reach
 
@@ -79,7 +79,7 @@ def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
 
 
 def _spent_text(budget: ReceiptBudget) -> str:
-    """How much of their budgets clients have spent, in how many of the rounds that they pay for."""
+    """Share of their budgets that clients have spent, and in how many of the rounds that they pay for."""
     least, most = (f"{share:.1%}".replace(".0%", "%") for share in (budget.spent_share.min, budget.spent_share.max))
     few, many = budget.exposures_used.min, budget.exposures_used.max
     rounds = f"{few:g} round{'s' * (few != 1)}" if few == many else f"{few:g} to {many:g} rounds"
@@ -94,7 +94,7 @@ def granted_text(budget: ReceiptBudget) -> str:
 
 
 def groups(budget: ReceiptBudget, simulated: bool) -> Table:
-    """Clients that grant the same."""
+    """Table of personal budgets: clients that grant the same."""
     claimed, of = any(group.claimed is not None for group in budget.groups), budget.subject
     assert of is not None
     who = f"epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta {budget.delta:g}"
@@ -156,7 +156,7 @@ def results(metrics: Sequence[RoundRow]) -> Table:
 
 
 def preparation(found: Preparation) -> Group:
-    """What came before the first round, in a few lines; class by class it is on the page."""
+    """Table of a preparation in a few lines; the page has it class by class."""
     table = Table(title="Before round 1", title_justify="left", title_style="bold")
     table.add_column("measure")
     table.add_column("value", justify="right")
@@ -185,7 +185,7 @@ def preparation(found: Preparation) -> Group:
 
 
 def mean_of(parts: Sequence[tuple[float | None, int]]) -> float | None:
-    """The mean over all that were counted, of shares and how many each is of."""
+    """Mean of shares, weighted by the number that each is of."""
     known = [(share, count) for share, count in parts if share is not None]
     total = sum(count for _, count in known)
     return sum(share * count for share, count in known) / total if total else None
@@ -195,7 +195,7 @@ MODES = {"full": "every client", "probe": "one client a round, the others added 
 
 
 def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
-    """What encrypted or masked sums cost, as measured: nothing is extrapolated to clients that were not encrypted."""
+    """Cost of encrypted or masked sums, as measured: not extrapolated to clients that were not encrypted."""
     rows = [row.secure for row in metrics if row.secure is not None]
     if not rows:
         return []
@@ -211,7 +211,7 @@ def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
 
 
 def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPhase] = ()) -> Group:
-    """The statement; reasons are numbered and said below it, once."""
+    """Table of the guarantees; reasons are numbered and listed below it, once."""
     reasons: dict[str, int] = {}
     title = "What can still be learned about one ... by ..., and why"
     table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
@@ -236,8 +236,8 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
 
 
 def _epsilons(row: Guarantee) -> str:
-    """What holds; before it what the source prints, and what its own formula makes of all rounds, where that is
-    something else.
+    """The epsilon that holds; before it the number that the source prints, and the one by its own formula over all
+    rounds, where they differ.
     """
     holds, printed, composed = epsilon_text(row.epsilon), row.nominal_epsilon, row.nominal_composed
     if printed is None:

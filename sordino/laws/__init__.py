@@ -1,7 +1,7 @@
-"""Laws that an algorithm of your own must satisfy, tried on it.
+"""Laws for parts of a user's own: an algorithm, a model, a loss and others are tried against them by `sordino check`.
 
 A law is a function that raises `Broken` with a reason and a fix. The first ones read the class, the next call its
-halves one by one, the last run small federations. A law whose ground is broken is not tried.
+methods one by one, the last run small federations. A law whose ground is broken is not tried.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def check(
     kind: str | None = None,
     inputs: tuple[int, ...] | None = None,
 ) -> Report:
-    """Try every law on the algorithm in `file`, or on the part of another kind that it holds; `words` are key=value
-    settings of [algorithm] or [model], or the arguments of the part. `kind`: loss, metric or model, of a function.
-    `inputs`: of a model, the shape of one example as it sees it.
+    """Try every law on the algorithm, or another part, in `file`. `words`: key=value settings of [algorithm] or
+    [model], or arguments of the part. `kind`: loss, metric or model, of a function. `inputs`: of a model, the shape of
+    one example.
     """
     given = tuple(words)
     _check_words(given)
@@ -141,7 +141,7 @@ def _check_words(given: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
-    """A file is looked up from where it lies; afterwards nothing of this remains."""
+    """Import from the folder of the file, and undo all of it afterwards."""
     before = sys.path.copy()
     with contextlib.chdir(path.parent):
         sys.path.insert(0, str(path.parent))
@@ -189,7 +189,7 @@ def _tried(law: Law, trial: Trial | PartTrial) -> tuple[str, str]:
 
 
 def _class(path: Path, name: str | None, kind: str | None = None) -> Any:
-    """The class that is named, or the only one in the file that is a part, or looks like an algorithm."""
+    """The named class, or the only one in the file that is a part or looks like an algorithm."""
     held = {k: v for k, v in vars(_module(path)).items() if getattr(v, "__module__", "") == path.stem}
     classes = {k: v for k, v in held.items() if inspect.isclass(v) or (kind in FUNCTIONS and inspect.isfunction(v))}
     likely = [k for k, v in classes.items() if _is_part(v, kind) or hasattr(v, "local") or hasattr(v, "update")]
@@ -212,7 +212,7 @@ def _is_part(made: Any, kind: str | None) -> bool:
 
 
 def _module(path: Path) -> Any:
-    """The module, read anew: the laws import it as a run does, by its name."""
+    """Import the module anew, by its name, as a run does."""
     found = _origin(sys.modules.get(path.stem))
     if path.stem not in sys.modules and path.stem.isidentifier():
         spec = importlib.util.find_spec(path.stem)

@@ -1,4 +1,4 @@
-"""Laws of whole runs: order, processes, resume, ledger, receipt, learning, and a private reader."""
+"""Laws of whole runs: order of clients, processes, resume, ledger, receipt, learning, and a private reader."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
 
 
 class InTurn(Clients):
-    """One client after another, in order or in another one."""
+    """Executor of one client after another, in order or in reverse."""
 
     def __init__(self, site: Site, mix: int) -> None:
         self._site, self._mix = site, mix
@@ -83,14 +83,14 @@ def processes(trial: Trial) -> None:
 
 
 def _apart(a: Path, b: Path) -> float:
-    """Distance of two runs' models, against the size of the first."""
+    """Distance of two runs' models, relative to the size of the first."""
     one, other = (checkpoint.tensors(folder / "model.safetensors") for folder in (a, b))
     away, size = (torch.linalg.vector_norm(tree.flat(x).double()) for x in (tree.sub(one, other), one))
     return float(away / size) if size else float(away)
 
 
 class Stopped(BaseException):
-    """The process is gone: nothing in a run catches this."""
+    """Death of the process: no code of a run catches this."""
 
 
 def resumes(trial: Trial) -> None:
@@ -161,7 +161,7 @@ def learns(trial: Trial) -> None:
 
 
 def noisy(trial: Trial) -> None:
-    """The law of a private reader: its reads are those that were paid for, and the receipt says so."""
+    """Law of a private reader: the reads are those that were paid for, and the receipt says so."""
     fix = "go over shard.batches(self.work, key) once and to its end, and call grad once per batch"
     algorithm = trial.scenes[0].algorithm
     read = algorithm.read if algorithm.read.offer() is not None else NoisyGradient(1.0, **_sampling(algorithm.work))

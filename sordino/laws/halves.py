@@ -1,4 +1,6 @@
-"""Laws of the halves, each called by hand: what it takes, what it gives, what it leaves alone."""
+"""Laws of an algorithm's class and of its methods, each called by hand: arguments, results, and inputs that stay
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def shape(a: Tree) -> Shape:
 
 
 def unlike(a: Shape, b: Shape) -> str:
-    """The first difference between two trees, in words; "" where there is none."""
+    """First difference between two trees, in words; empty where they are alike."""
     if [name for name, *_ in a] != [name for name, *_ in b]:
         return f"the tensors {', '.join(n for n, *_ in a)} instead of {', '.join(n for n, *_ in b)}"
     return next(
@@ -37,7 +39,7 @@ def unlike(a: Shape, b: Shape) -> str:
 
 
 def changed(a: Tree, b: Tree) -> str:
-    """The name of the first tensor that differs in a bit; "" where there is none."""
+    """Name of the first tensor that differs in a bit; empty where none does."""
     if shape(a) != shape(b):
         return unlike(shape(a), shape(b))
     return next((name for (name, x), (_, y) in zip(tree.named(a), tree.named(b), strict=True) if _bits(x, y)), "")
@@ -144,8 +146,7 @@ def blind(trial: Trial) -> None:
 
 
 def _told(trial: Trial, whose: int) -> Tree:
-    """What leaves a client and what it keeps in two rounds, with canned gradients and one of two clients' rows behind
-    them."""
+    """Uploads and client states of two rounds, with canned gradients and one of two clients' rows behind them."""
     trial.fresh()
     found: list[Tree] = []
     for scene in trial.staged():
@@ -250,7 +251,7 @@ DRAWS = {
 
 
 def calls(source: str) -> set[str]:
-    """The names of everything that a module calls: f(...) and x.f(...)."""
+    """Names of everything that a module calls: f(...) and x.f(...)."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

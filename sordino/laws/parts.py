@@ -1,7 +1,6 @@
-"""The laws of parts that are no algorithm: partitions, cohorts, sources of data, losses, metrics, callbacks and
-models.
+"""Laws of parts other than algorithms: partitions, cohorts, sources of data, losses, metrics, callbacks and models.
 
-Which part a class is says the class that it is made from; of a function somebody says it.
+The base class of a part tells its kind; of a function, the user does (--kind).
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ class PartTrial:
     inputs: tuple[int, ...] = (1, 8, 8)  # of a model: one example as it sees it; the digits, unless somebody says it
 
     def built(self) -> Any:
-        """The part, made anew; the library's generators stand elsewhere every time, as in another process."""
+        """Make the part anew, with the random generators in another state each time, as in another process."""
         torch.manual_seed(random.randrange(10**6))
         np.random.seed(random.randrange(10**6))
         return self.made if inspect.isfunction(self.made) else filled(self.made, self.options, self.name)
 
 
 class PartKind(NamedTuple):
-    """A part: what its classes are made from, where an experiment names it, and its laws."""
+    """Kind of a part: its base class, the setting that names it, and its laws."""
 
     base: type
     setting: str
@@ -138,7 +137,9 @@ def planned(trial: PartTrial) -> None:
 
 
 def _loaded(trial: PartTrial) -> Any:
-    """With the labels that it gives: what they are is said by [task] of an experiment, which is not here."""
+    """Load the source's rows, with the kind of labels that they hold: there is no experiment whose [task] would tell
+    it.
+    """
     source = trial.built()
     y = np.asarray(source.rows(5).y)
     outcome: LabelKind | None = None
@@ -275,7 +276,7 @@ FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module}  # wha
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:
-    """The part that a class or function is; None for an algorithm."""
+    """Kind of the part that a class or function is; None for an algorithm."""
     base = FUNCTIONS.get(str(said))
     if inspect.isfunction(made):
         return next((kind for kind in KINDS if kind.base is base), None)

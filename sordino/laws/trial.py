@@ -1,6 +1,4 @@
-"""What the laws are tried on: an algorithm, its halves called by hand, and small federations of digits and of
-quadratics.
-"""
+"""Algorithm on trial: its methods called by hand, and small federations of digits and of quadratics."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from sordino.types import Batch, Examples, Grant, Losses, Params, Received, Shar
 
 
 class Broken(Exception):
-    """A law does not hold: why, in one sentence, and what to do."""
+    """Broken law: the reason in one sentence, and the fix."""
 
     def __init__(self, why: str, fix: str) -> None:
         self.why, self.fix = why, fix
@@ -55,7 +53,7 @@ QUADRATIC = (
 
 
 class Moment(NamedTuple):
-    """What an algorithm's halves are given in one round."""
+    """Arguments of an algorithm's methods in one round."""
 
     server: Tree
     down: Tree
@@ -65,7 +63,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """One client's round without an engine: every half can be called by hand."""
+    """One client's round without an engine: every method can be called by hand."""
 
     algorithm: Algorithm[Tree, Tree, Tree, Tree]
     task: Task
@@ -85,7 +83,7 @@ class Scene:
         return self.algorithm.local(self.task, down, start, self.shard(client), self.key)[0]
 
     def received(self, uploads: Iterable[Tree], down: Tree) -> Received[Tree]:
-        """What the server would see of two clients' uploads, the first with twice the examples; noise left out."""
+        """The server's sum of two clients' uploads, the first with twice the examples, without noise."""
         a, sizes = self.algorithm, (2, 1)
         quiet = replace(a.uplink, client=tuple(s for s in a.uplink.client if not isinstance(s, Noise)), server=())
         grants = [replace(self.grant(k), size=size, largest=2) for k, size in enumerate(sizes)]
@@ -95,7 +93,7 @@ class Scene:
         return found
 
     def moments(self) -> Iterator[Moment]:
-        """The halves' arguments in two rounds: in the first one, states are as they began."""
+        """Arguments of the methods in two rounds; in the first one, states are as they began."""
         a = self.algorithm
         server, client = a.init(self.task, self.key), a.init_client(self.task)
         for _ in range(2):
@@ -108,7 +106,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Trial:
-    """One algorithm on trial, before the laws."""
+    """One algorithm on trial."""
 
     name: str  # as in [algorithm] name
     made: Any
@@ -126,7 +124,7 @@ class Trial:
         return self.staged()
 
     def staged(self, *settings: tuple[str, ...]) -> list[Scene]:
-        """The scenes, made anew: one for each of these settings, or digits and quadratics."""
+        """Make the scenes anew: one for each of these settings, or digits and quadratics."""
         made = []
         for more in settings or ((), QUADRATIC):
             simulation = simulated(self.experiment(*more))
@@ -135,7 +133,7 @@ class Trial:
         return made
 
     def fresh(self) -> None:
-        """Removes what the module keeps in its globals, as if it ran in a process of its own."""
+        """Forget the module's globals, as if the run had a process of its own."""
         sys.modules.pop(self.name.partition(":")[0], None)
 
     def run(self, folder: str, *more: str, watch: Callable[[Progress], None] | None = None) -> Path:
@@ -155,7 +153,7 @@ class Trial:
 
 
 class SealedShard:
-    """A shard that answers nothing but what the protocol says."""
+    """A shard with the members of the protocol alone."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
         def batches(work: Work, key: Key) -> Iterator[Batch]:
@@ -166,7 +164,7 @@ class SealedShard:
 
 
 class Canned:
-    """A shard whose gradients follow from no row. Its rows are shown to the losses all the same, as a reader's are."""
+    """A shard whose gradients depend on no row. The losses see its rows all the same, as a reader's do."""
 
     def __init__(self, rows: Examples, key: int) -> None:
         self._rows, self._key, self.size = rows, key, len(rows.y)

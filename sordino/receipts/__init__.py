@@ -1,4 +1,4 @@
-"""Receipts of runs: what was promised and spent, for others to recompute, believe nothing, and pass on.
+"""Receipts of runs: guarantees and spent budgets, which others can recompute from the ledger and pass on.
 
 Nothing here trains, reads data, draws noise or serves.
 """

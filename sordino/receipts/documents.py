@@ -27,7 +27,7 @@ SEVERAL = "A person who has several of these units is not protected as a whole."
 
 
 def record(found: Evidence) -> str:
-    """The file, with what is to be done to it on top."""
+    """The record as YAML, under comments that list what a person has to fill in."""
     best = found.strongest
     if best is None:
         raise ConfigError(
@@ -107,7 +107,7 @@ def _record(found: Evidence, best: Guarantee) -> Json:
 
 
 def _model(best: Guarantee) -> str:
-    """Whom a person in the data has to trust. A client that holds rows of several people is trusted by them."""
+    """Trust model by the registry's names. A client that holds rows of several people is trusted by them."""
     if best.adversary != "server":
         return "Central"
     return "Local" if best.unit == "client" else "Federated"
@@ -122,7 +122,7 @@ BY_HAND = "*No file of the run knows this: write it here.*"
 
 
 def card(found: Evidence) -> str:
-    """The card, for README.md beside a model."""
+    """Model card: Markdown with the front matter that model hubs read, for README.md beside a model."""
     promised = any(row.finite for row in found.receipt.guarantees)
     said = {"federated-learning": True, "differential-privacy": promised, "simulation": found.simulated}
     tags = [tag for tag, holds in said.items() if holds]
@@ -172,13 +172,14 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Words of a run's files stay words: no markup, no line of their own."""
+    """Escape markup and line breaks in words that come from a run's files."""
     flat = " ".join(text.split())
     return "".join(f"\\{one}" if one in "\\`*_<>[]#|" else one for one in flat)
 
 
 def as_yaml(told: Mapping[str, object]) -> str:
-    """Names and values, in their order."""
+    """Render names and values as YAML, in their order. Every value is JSON, which is YAML too, but for texts of several
+    lines. There is no reader: those of YAML build the objects that a file names."""
     return "".join(f"{line}\n" for line in _lines(told))
 
 

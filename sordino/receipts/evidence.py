@@ -1,5 +1,6 @@
-"""What documents about a run are made from: its receipt, its ledger, its experiment and its agreement, after they were
-held against each other. No data, no model and nobody's own code are needed, so any machine will do.
+"""Evidence for documents about a run: its receipt, ledger, experiment and agreement, compared with each other.
+
+Neither data nor model nor code of a user's own is needed, so any machine will do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ COLUMNS = (
 
 
 class Evidence(NamedTuple):
-    """All that a document may say of a run."""
+    """The facts that a document about a run may state."""
 
     receipt: Receipt
     experiment: Experiment
@@ -48,12 +49,12 @@ class Evidence(NamedTuple):
 
     @property
     def stamps(self) -> list[str]:
-        """What stands on top of every document."""
+        """Warnings on top of every document."""
         return [BROKEN] * bool(self.verdict.wrong) + [STAMP if self.noised else NO_NOISE] * self.simulated
 
     @property
     def noised(self) -> bool:
-        """Whether noise was drawn at all."""
+        """True where any noise was drawn."""
         return any(row.status != "none" for row in self.receipt.guarantees) or self.receipt.budget is not None
 
     @property
@@ -66,12 +67,12 @@ class Evidence(NamedTuple):
 
     @property
     def examples(self) -> str:
-        """How many there are, where that is public."""
+        """Number of examples in words, where it is public."""
         return f"{sum(self.public.sizes):,}" if self.experiment.privacy.public_sizes else "an undisclosed number of"
 
     @property
     def setting(self) -> str:
-        """What was computed, in a sentence."""
+        """Algorithm, data, rounds and model of the run, in a sentence."""
         of = f"{len(self.public.sizes)} clients with {self.examples} examples"
         kind = "images" if self.public.kind == "image" else "rows of a table"
         cohort = self.experiment.cohort.get("name", "all")
@@ -82,14 +83,14 @@ class Evidence(NamedTuple):
 
     @property
     def noise(self) -> list[str]:
-        """Every kind of release behind the strongest promise, and how often it happened to the busiest client."""
+        """Each kind of noise behind the strongest guarantee, and how often it was drawn for the busiest client."""
         row = self.strongest or next(iter(self.receipt.guarantees), None)
         return [] if row is None or row.event is None else said(row.event)
 
 
 def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence:
-    """What a run folder, or a copy of what may be shown of it, is worth. A receipt that does not hold is refused,
-    unless the document is to say so (`anyway`).
+    """Verify a run folder, or a copy of its public files, and collect its facts. A receipt that does not hold is
+    refused, but with `anyway`: then the document says so.
     """
     verdict, run = examine(folder, key, code), RunFolder(folder)
     if verdict.wrong and not anyway:
@@ -104,7 +105,7 @@ def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence
 
 
 def table(found: Evidence) -> list[tuple[str, ...]]:
-    """One line for each promise, under COLUMNS."""
+    """One row for each guarantee, under COLUMNS."""
     return [
         (
             f"one {row.unit}",
@@ -130,7 +131,7 @@ def _both(row: Guarantee) -> str:
 
 
 def line(row: Guarantee, by: Sequence[str], simulated: bool) -> str:
-    """A promise with all that makes it one."""
+    """A guarantee in a line: epsilon, delta, unit, neighbours, adversaries and status."""
     return (
         f"epsilon {epsilon_text(row.epsilon)} at delta {delta_text(row.delta)} for one {row.unit} ({row.neighbours}) "
         f"against {', '.join(by)}: {standing(row.status, simulated)}"

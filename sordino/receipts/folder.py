@@ -1,5 +1,6 @@
-"""A run folder as files: what any process may read while another one writes. No lock is taken, no tensor is loaded, and
-of the ledger only a copy is asked whether it knows the receipt.
+"""Run folder: paths and facts of its files, which any process may read while another one writes.
+
+Reading takes no lock, loads no tensor, and asks only a copy of the ledger whether it knows the receipt.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holdin
 
 
 class _Named:
-    """A file of the folder, under the one name that it has."""
+    """Path of a file in the folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,7 +42,7 @@ class _Named:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where everything of one run lies, and what it says."""
+    """Files of one run, and the facts in them."""
 
     path: Path
 
@@ -74,7 +75,7 @@ class RunFolder:
         """The folder of a phase before the training; the run's own for the training."""
         return RunFolder(self.preparation / phase) if phase else self
 
-    # what it says -----------------------------------------------------------------------------------------------------
+    # facts ------------------------------------------------------------------------------------------------------------
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -92,13 +93,13 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """Where the run keeps its books: in its folder, or on a ledger that it shares."""
+        """Path of the run's ledger: in its folder, or a ledger that several runs share."""
         shared = self.experiment.privacy.ledger
         return Path(os.path.abspath(shared)) if shared else self.own_ledger
 
     def metrics(self) -> list[RoundRow]:
-        """All that this user may see: with what an evaluator keeps in the private folder, and with the seconds that
-        sums and rounds took, which are no part of the result."""
+        """Rows for this user: with scores that an evaluator keeps in the private folder, and with the seconds that
+        sums and rounds took, which are not part of the result."""
         own = RunFolder(self.private)
         evaluated = {row.round: row for row in rows_of(own.metrics_file, RoundRow)}
         took: dict[int, list[RoundCost]] = {}
@@ -118,7 +119,7 @@ class RunFolder:
         return rows
 
     def public_metrics(self) -> list[RoundRow]:
-        """What may be shown to whom the statement names."""
+        """Rows that may be shown to every adversary of the receipt."""
         known = self._checkpoint  # before the rows: a run that goes on writes a row and then a checkpoint
         found = rows_of(self.metrics_file, RoundRow)
         if len(found) < known and self.environment.clients is None:  # a site has no row for a round that it missed
@@ -139,7 +140,7 @@ class RunFolder:
         return rows_of(self.preparation_file, PreparedRow)
 
     def found(self, path: Path, kind: type[AboutRun], fix: str) -> AboutRun | None:
-        """What an attack or an audit of this run has left; None where there is none."""
+        """Findings of an attack or an audit of this run; None where there was none."""
         if not path.exists():
             return None
         told = parsed(path, _text(path), kind, fix)
@@ -174,7 +175,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Is anything there that only a run leaves? It may be damaged."""
+        """True where the folder holds a file that only a run leaves. It may be damaged."""
         return any(os.path.lexists(file) for file in (self.experiment_file, self.environment_file))
 
     def check(self) -> None:
@@ -194,7 +195,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """The run is this process's as long as this lasts."""
+        """Hold the run's lock, so that other processes cannot work on it."""
         with open(self.lock_file, "w") as file:
             try:
                 lock(file.fileno())
@@ -209,7 +210,7 @@ class RunFolder:
 
     @property
     def in_use(self) -> bool:
-        """Whether a process is running it."""
+        """True while a process works on the run."""
         try:
             found = os.stat(self.lock_file)
         except FileNotFoundError:
@@ -227,14 +228,14 @@ class RunFolder:
 
 
 def no_folder(path: Path) -> str:
-    """Why a path is none."""
+    """Reason why a path is not a folder."""
     if path.is_symlink() and not path.exists():
         return f"it is a link that leads nowhere: to {os.readlink(path)}"
     return "it is a file" if path.exists() else "there is nothing of that name"
 
 
 def rows_of(path: Path, kind: type[F]) -> list[F]:
-    """A fact from each line of a file; none where there is no file."""
+    """Parse each line of a file; an empty list where the file is absent."""
     if not path.exists():
         return []
     *lines, cut = _text(path).split("\n")  # what follows the last newline is the row that a kill cut short

@@ -1,5 +1,4 @@
-"""RUN/private: what must not be shown to anybody whom the statement protects from. It can be read by the user who
-started the run, and by nobody else.
+"""Private folder of a run: secrets, and facts that no epsilon covers. Only the user who started the run can read it.
 
 A simulation protects nobody, and everything it computes is its result: it has no such folder, but for data.key (the key
 of the digest that stands for the data), which every run keeps beside it for its owner alone. A run with noise of the
@@ -34,7 +33,7 @@ NOT_TO_BE_SHARED = (
 
 
 def found(run: Path, clients: bool) -> None:
-    """The private half of a new run folder; with a secret of the `clients` where they draw once in a run."""
+    """Create the private folder of a new run; with a secret of the `clients` where they draw once in a run."""
     place = run / FOLDER
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
@@ -44,22 +43,22 @@ def found(run: Path, clients: bool) -> None:
 
 
 def settle(run: Path) -> None:
-    """Makes this the folder in which the run goes on."""
+    """Mark this folder as the one in which the run goes on."""
     place = run / FOLDER / HERE
     write(place, b"")
     write(place, str(place.stat().st_ino).encode())
 
 
 def check_place(run: Path, moved: bool) -> None:
-    """Refuses a copy of a run folder that goes on with real noise; `moved` says that it has taken the other's place."""
+    """Refuse a copy of a run folder that would go on with real noise; `moved`: it has taken the original's place."""
     if moved:
         settle(run)
     check_no_copy(run)
 
 
 def check_no_copy(run: Path) -> None:
-    """Refuses a copy that lies elsewhere: its files are others. One that is put back in place is for `runs.witness` to
-    notice."""
+    """Refuse a copy that lies elsewhere: its files have other inodes. One that is put back in place is noticed by
+    `runs.witness`."""
     place = run / FOLDER / HERE
     try:
         same = place.read_text() == str(place.stat().st_ino)
@@ -77,13 +76,13 @@ def check_no_copy(run: Path) -> None:
 
 
 def secret_of(run: Path) -> bytes | None:
-    """What clients draw from once in a run, where it is no simulation."""
+    """Secret from which clients draw once in a run; None in a simulation."""
     place = run / FOLDER / CLIENTS
     return kept(place, KEY) if place.exists() else None
 
 
 def throwaway() -> bytes:
-    """A secret for clients whose answers nobody keeps."""
+    """A secret for clients whose answers are thrown away."""
     return secrets.token_bytes(KEY)
 
 
@@ -100,7 +99,7 @@ def key_of_data(run: Path) -> bytes:
 def kept(
     place: Path, size: int, fix: str = "put the file back from a copy: without it, this run cannot go on"
 ) -> bytes:
-    """A key, or a secret, as it was written: whatever is shorter would protect nobody."""
+    """Read a key or a secret; refuse another size, which would not protect."""
     try:
         found = place.read_bytes()
     except OSError as error:
@@ -111,7 +110,7 @@ def kept(
 
 
 def write(path: Path, data: bytes, new: bool = False) -> None:
-    """Writes a file that its owner alone can read, from the first byte on. A `new` one is never there in part."""
+    """Write a file that its owner alone can read, from the first byte on. A `new` one is complete or absent."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)
     descriptor = os.open(path, flags, 0o600)
     with os.fdopen(descriptor, "wb") as file:

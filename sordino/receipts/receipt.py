@@ -1,4 +1,4 @@
-"""privacy.json: what this run promised and spent, to whom, under which assumptions. `receipts.verify` believes none of
+"""Write privacy.json: guarantees and spent budget of a run, from its ledger alone. `receipts.verify` recomputes all of
 it."""
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ OWN_MODELS = (
 
 
 def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment, check: bool = False) -> Receipt:
-    """The receipt that follows from the ledger alone, so that it can be made again: a round that was begun counts,
-    finished or not. `check`: with the limits of every exact epsilon.
+    """Compute the receipt from the ledger alone, so that it can be made again: a round that was begun counts,
+    finished or not. `check`: with limits of every exact epsilon.
     """
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
@@ -102,7 +102,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
 
 
 def _scored(environment: Environment) -> tuple[str, ...]:
-    """Sentences on test metrics, where no row speaks of them."""
+    """Assumptions about test metrics that no row covers."""
     if environment.clients is not None:
         return () if environment.shares_scores else (NOT_SHARED,)
     return (AT_THE_SERVER if environment.site else EVALUATION,)
@@ -111,13 +111,13 @@ def _scored(environment: Environment) -> tuple[str, ...]:
 def stated(
     notes: Sequence[str], public: PublicNumbers, delta: float, environment: Environment, check: bool
 ) -> list[Guarantee]:
-    """The rows that follow from what was released, and from the scores that a site shares."""
+    """Guarantees that follow from the releases, and from the scores that a site shares."""
     rows = statement(notes, len(public.sizes), delta, check, public.rows_per_key)
     return beside_scores(rows, delta) if environment.shares_scores else rows
 
 
 def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Receipt:
-    """The receipt, bound to the files it is shown with; both are fixed in the ledger. A page of the run before goes."""
+    """Write the receipt with digests of the files beside it, and seal it in the ledger. An outdated page is deleted."""
     mine = RunFolder(folder)
     made = receipt(setup, federation, mine.environment).beside(files=seal.digests(folder))
     if seal.still_shows(folder, made):
@@ -128,8 +128,8 @@ def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Re
 
 
 def bind_page(folder: Path) -> bool:
-    """The page joins the files of the receipt, if all others still are what the run has written: a page must not seal
-    what somebody put in their place.
+    """Add the page to the files of the receipt, if all others are still those that the run wrote: a page must not
+    seal a file that was put in place of another.
     """
     try:
         told, claimed = seal.claimed(folder), RunFolder(folder).receipt()
@@ -161,9 +161,7 @@ def _sealed(folder: Path, made: Receipt, federation: Accounts) -> Receipt:
 
 
 def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
-    """What the ledger holds of each phase, given what went out before it: whoever reads an infinity may ask whence it
-    comes.
-    """
+    """Guarantees of each phase, given what went out before it: they show which phase an infinity comes from."""
     notes: dict[str, list[str]] = {mine.phase: [] for mine in (*setup.preparation, setup)}
     for entry in federation.entries():
         notes[Op.of(entry.op).phase].append(entry.note)
@@ -193,8 +191,8 @@ def _promised(row: Guarantee) -> Promised:
 
 
 def _as_published(setup: PlannedPhase, row: Guarantee, rounds: int, budget: ReceiptBudget | None) -> Guarantee:
-    """Beside a nominal row what the source's formula prints, and where its rounds do not add up to that, what the same
-    formula gives for all of them.
+    """Add to a nominal row the number that the source's formula prints, and the sum over all rounds by the same
+    formula, where it is another.
     """
     if row.status != "nominal" or row.unit == "person":
         return row
@@ -234,12 +232,12 @@ def spending(folder: Path, most: int | None = None) -> Spending:
 
 
 def some_of(many: int, most: int | None) -> Sequence[int]:
-    """The places of so many things, or of `most` of them at even distances."""
+    """Indices of so many things, or of `most` of them at even distances."""
     return range(many) if most is None or many <= most else [i * many // most for i in range(most)]
 
 
 def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
-    """The planned training of a run, and its books on its ledger, which is not written to: no data are read."""
+    """Open the planned training of a run and its accounts, without reading data or writing to the ledger."""
     mine = RunFolder(folder)
     mine.check()
     agreed = Agreement.read(folder)
@@ -251,7 +249,7 @@ def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
 
 
 def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
-    """Granted and spent, in the currency that adds up, over clients."""
+    """Budget granted and spent over clients, in the currency that adds up."""
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None
@@ -285,13 +283,13 @@ def share_of(federation: Accounts, client: int) -> float:
     limits, paid, pricing = federation.plan.cap_of(client), federation.spent.get(client), federation.plan.pricing
     if limits is None or paid is None:
         return 0.0
-    if isinstance(pricing, CountedPhase):  # what other phases have spent of theirs says nothing of what is left here
+    if isinstance(pricing, CountedPhase):  # other phases spend budgets of their own
         return paid[pricing.place] / limits[pricing.place]
     return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
 
 def _groups(federation: Accounts) -> tuple[Group, ...]:
-    """What each group lost, by the ledger's events, beside what it granted (or, as published, what is claimed)."""
+    """Epsilon that each group lost, by the ledger's events, beside the one it granted or a publication claims."""
     plan = federation.plan
     assert plan.offer is not None
     assert plan.budget is not None
@@ -317,8 +315,8 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
 
 
 def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:
-    """How many clients have each value: the counters of those who took part speak for themselves, or one for everyone;
-    the others have nothing.
+    """Number of clients with each value: `values` of the clients that took part, or of all where everyone pays alike;
+    the others have the value `otherwise`.
     """
     counted = Counter(dict.fromkeys(values, people) if everyone else values)
     counted[otherwise] += people - counted.total()
@@ -326,7 +324,7 @@ def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> M
 
 
 def _spread(counted: Mapping[T, int]) -> Between:
-    """Of so many clients with each value; a median as `statistics.median` defines it."""
+    """Least, median and largest of counted values; the median as `statistics.median` defines it."""
     values = sorted(value for value, count in counted.items() if count)
     ends, people = list(accumulate(counted[value] for value in values)), sum(counted.values())
     low, high = (values[bisect_right(ends, place)] for place in ((people - 1) // 2, people // 2))

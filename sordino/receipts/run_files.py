@@ -1,19 +1,21 @@
-"""What the JSON files of a run folder hold. A file of another shape is damaged, and told so."""
+"""Shapes of the JSON files in a run folder. A file of another shape is refused as damaged.
+
+Fields of the receipt carry their meanings, of which `receipt_schema` makes the published JSON Schema.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+
+from pydantic import Field
 
 from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
 from sordino.accounting.facts import Epsilon, Fact, Format, Number
 from sordino.accounting.statement import Guarantee, Written
 
-F = TypeVar("F", bound=Fact)
-
 
 class Environment(Fact):
-    """environment.json: which run this is, and where it was computed."""
+    """environment.json: the run's name, and where it was computed."""
 
     format: Format  # of the whole folder
     run: str
@@ -25,16 +27,16 @@ class Environment(Fact):
     processor: str = ""
     cores: int = 0
     started: str = ""
-    began: str = ""  # from the run's folder to where relative paths lead from
+    began: str = ""  # path from the run's folder to the folder that relative paths start from
     prepared: str = ""  # the run whose preparation was taken over
-    site: str = ""  # whose folder this is, in a run between sites; "server" for the server's
-    clients: tuple[int, ...] | None = None  # of a site: its own, by their numbers
-    shares_scores: bool | None = None  # of a site: does it tell the server how well models meet its examples?
-    unwitnessed: str = ""  # why nobody would have noticed that an older copy of the ledger was put in its place
+    site: str = ""  # in a run between sites: the site that owns this folder; "server" for the server's
+    clients: tuple[int, ...] | None = None  # numbers of a site's own clients
+    shares_scores: bool | None = None  # at a site: true where it sends the server scores of models on its examples
+    unwitnessed: str = ""  # why an older copy of the ledger, put in place of this one, would go unnoticed
 
 
 class Promised(Guarantee):
-    """What one phase promises, given what went out before it."""
+    """Guarantee of one phase, given what went out before it."""
 
     accountant: str = ""
     accountants: Mapping[str, Epsilon] = {}
@@ -43,34 +45,36 @@ class Promised(Guarantee):
 
 
 class OfPhase(Fact):
-    """What one phase released, and what it promises."""
+    """One phase of a run: its releases, and its guarantees."""
 
-    phase: str
-    releases: int
-    guarantees: tuple[Promised, ...]
+    phase: str = Field(description="Its name.")
+    releases: int = Field(description="Rounds of it that the ledger knows.")
+    guarantees: tuple[Promised, ...] = Field(description="Its guarantees, taken alone.")
 
 
 class Between(Fact):
-    """How a number is spread over clients."""
+    """Spread of a number over clients."""
 
-    min: Number
-    median: Number
-    max: Number
+    min: Number = Field(description="Of all clients.")
+    median: Number = Field(description="Of all clients.")
+    max: Number = Field(description="Of all clients.")
 
 
 class Group(Fact):
-    """Clients that grant the same."""
+    """Clients that grant the same epsilon."""
 
-    granted: Number
-    clients: int
-    spent: Epsilon  # by the client that lost most, from the ledger's events
-    status: Status
-    claimed: Number | None  # as published
-    exposures: Between
+    granted: Number = Field(description="The epsilon that each of them grants.")
+    clients: int = Field(description="Number of clients in the group.")
+    spent: Epsilon = Field(description="The epsilon of the client that lost most, from the ledger's events.")
+    status: Status = Field(description="As of a guarantee.")
+    claimed: Number | None = Field(
+        description="The epsilon by the publication's own count, which proves nothing; null where the count is sound."
+    )
+    exposures: Between = Field(description="Number of rounds in which they paid.")
 
 
 class Subject(Fact):
-    """Whose loss groups tell, under which change, to whom."""
+    """Unit, change and adversary that an epsilon is about."""
 
     unit: Unit
     neighbours: Neighbours
@@ -78,38 +82,53 @@ class Subject(Fact):
 
 
 class ReceiptBudget(Fact):
-    """What clients granted and spent, in the currency that adds up."""
+    """Budget that clients granted, and the part of it that is spent, in the currency that adds up."""
 
-    epsilon: Number
-    delta: Number
-    currency: str
-    granted: tuple[float, ...]
-    spent_share: Between
-    exposures_planned: Between
-    exposures_used: Between
-    groups: tuple[Group, ...] = ()
-    subject: Subject | None = None
+    epsilon: Number = Field(description="Granted by the most generous client over all rounds.")
+    delta: Number = Field(description="At this delta.")
+    currency: str = Field(
+        description="The quantity that adds up in the ledger: such as rho of zCDP, mu^2 of Gaussian DP, or epsilon."
+    )
+    granted: tuple[float, ...] = Field(
+        description="The most generous budget in that currency; several numbers where the currency has several orders."
+    )
+    spent_share: Between = Field(description="The share of its own budget that a client has spent.")
+    exposures_planned: Between = Field(description="Number of rounds in which a client was to pay.")
+    exposures_used: Between = Field(description="Number of rounds in which a client did pay.")
+    groups: tuple[Group, ...] = Field(default=(), description="Personal budgets: clients that grant the same.")
+    subject: Subject | None = Field(default=None, description="Unit, change and adversary of the groups' epsilons.")
 
 
 class Receipt(Fact):
-    """privacy.json"""
+    """privacy.json: the guarantees of a run, and the budget that was spent."""
 
-    format: Format
-    run: str
-    config: str
-    simulated: bool
-    rounds: int
-    clients: int
-    guarantees: tuple[Guarantee, ...]
-    budget: ReceiptBudget | None
-    phases: tuple[OfPhase, ...] = ()
-    assumptions: tuple[str, ...]
-    ledger_head: str
-    files: Mapping[str, str] = {}  # digests
+    format: Format = Field(description="The version of this shape: 1.")
+    run: str = Field(description="The run's name in the ledger and in environment.json.")
+    config: str = Field(description="Digest of experiment.toml, which every entry of the ledger names too.")
+    simulated: bool = Field(
+        description="true: the noise came from a seed and can be repeated, so this run protects nobody."
+    )
+    rounds: int = Field(description="Rounds that the ledger knows: one that was begun counts.")
+    clients: int = Field(description="Number of clients that this receipt is about: all of them, or those of one site.")
+    guarantees: tuple[Guarantee, ...] = Field(description="One row for each unit and adversary.")
+    budget: ReceiptBudget | None = Field(
+        description="Budgets that clients granted, and the part that is spent; null where they granted none."
+    )
+    phases: tuple[OfPhase, ...] = Field(
+        default=(), description="Guarantees of each phase of a run with a preparation, given what went out before it."
+    )
+    assumptions: tuple[str, ...] = Field(
+        description="Assumptions behind the numbers, in words. They are part of the guarantee."
+    )
+    ledger_head: str = Field(description="Hash of the ledger's last entry when the receipt was sealed.")
+    files: Mapping[str, str] = Field(
+        default={},
+        description="SHA-256 of the files that belong to the receipt, by name (of agreement.json: without `dataset`).",
+    )
 
 
 class OfClient(Fact):
-    """What one client has spent; None: unknown, or nothing that may be told."""
+    """Spending of one client; None: unknown, or not to be shown."""
 
     client: int
     name: str = ""  # where clients have names
@@ -122,7 +141,7 @@ class OfClient(Fact):
 
 
 class Spending(Receipt):
-    """What a run has spent until now."""
+    """Receipt of a run so far, with the spending of each client."""
 
     by_client: tuple[OfClient, ...]
     currency: str
@@ -134,7 +153,7 @@ class OfRun(Fact):
 
 
 class Lifetime(Fact):
-    """What all runs on one ledger have spent together."""
+    """Spending of all runs on one ledger together."""
 
     guarantees: tuple[Guarantee, ...]
     phases: tuple[OfPhase, ...] = ()
@@ -147,6 +166,6 @@ class Lifetime(Fact):
 
 
 class LeftInRun(Fact):
-    """What somebody found out about a run afterwards, and left in its folder."""
+    """Findings about a run that an audit or an attack left in its folder."""
 
     experiment: str  # its digest

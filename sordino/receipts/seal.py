@@ -1,8 +1,7 @@
-"""What a receipt says of the files beside it: their digests, fixed in the ledger together with everything else that the
-receipt says.
+"""Seal of a receipt: digests of the files beside it, fixed in the ledger together with the receipt's own digest.
 
-Whoever copies another run's model under a receipt, or edits a word of it, has to forge the ledger, too; against that
-there are signatures.
+A forger who puts another model under a receipt, or edits a word of it, has to forge the ledger, too; against that there
+are signatures.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sordino.receipts.run_files import Receipt
 
 _ANY = RunFolder(Path())
 PAGE = _ANY.page_file.name
-# what is shown to others, and is the same for every executor; experiment.toml has a digest of its own
+# public files, equal for every executor; experiment.toml has a digest of its own
 FILES = tuple(
     file.name
     for file in (
@@ -36,7 +35,7 @@ FILES = tuple(
 
 
 def digests(folder: Path, names: tuple[str, ...] | None = None) -> dict[str, str]:
-    """The digests of those files that are there; by default of all that a run shows, but for its page."""
+    """Digests of the files that exist; by default of all public files of a run but its page."""
     found = {name: folder / name for name in names or (*FILES, *_tables(folder))}
     return {name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items() if path.is_file()}
 
@@ -47,7 +46,7 @@ def _tables(folder: Path) -> list[str]:
 
 
 def claimed(folder: Path) -> Json:
-    """The receipt as it lies there, to be held against what it is said to be: a digest is of every word."""
+    """Read the receipt as JSON, unchecked: its digest covers every word of it."""
     try:
         found = json.loads(RunFolder(folder).receipt_file.read_text())
     except RecursionError:
@@ -58,8 +57,8 @@ def claimed(folder: Path) -> Json:
 
 
 def _content(path: Path) -> bytes:
-    """An agreement but for its digest of the data, which is in the ledger's charter, under a key that no two runs have
-    in common.
+    """Bytes that a file's digest covers: of an agreement all but its digest of the data, which is in the ledger's
+    charter under a key of this run alone.
     """
     if path.name != _ANY.agreement_file.name:
         return path.read_bytes()
@@ -71,7 +70,7 @@ def _content(path: Path) -> bytes:
 
 
 def still_shows(folder: Path, made: Receipt) -> bool:
-    """Is there a page that belonged to the receipt before, and has nothing changed since?"""
+    """True where a page belongs to the receipt before, and nothing has changed since."""
     try:
         before = claimed(folder)
         files = {name: value for name, value in before["files"].items() if name != PAGE}
@@ -82,13 +81,13 @@ def still_shows(folder: Path, made: Receipt) -> bool:
 
 
 def digest(receipt: Json) -> bytes:
-    """The digest of all that a receipt says but where the ledger stood, which sealing moves."""
+    """Digest of a receipt without its ledger head, which sealing moves."""
     said = {name: value for name, value in receipt.items() if name != "ledger_head"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
 def check_sealed(folder: Path) -> None:
-    """Refuses a receipt that its ledger, where it is here, does not know."""
+    """Refuse a receipt that its ledger, where it is here, has not sealed."""
     ledger = RunFolder(folder).ledger
     if not ledger.exists():
         return
@@ -106,7 +105,7 @@ def check_sealed(folder: Path) -> None:
 
 
 def absent(folder: Path, claimed: Json) -> list[str]:
-    """Files of the receipt that are not here: whoever passes a receipt on need not pass the model on."""
+    """Files of the receipt that are not here: a receipt may be passed on without the model."""
     stated = claimed.get("files")
     names = stated if isinstance(stated, dict) else {}
     return sorted(str(name) for name in names if not os.path.lexists(folder / str(name)))

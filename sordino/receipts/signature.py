@@ -1,6 +1,6 @@
-"""A receipt under a site's name: Ed25519 over the bytes of privacy.json, in privacy.sig beside it.
+"""Signature of a receipt by a site: Ed25519 over the bytes of privacy.json, in privacy.sig beside it.
 
-A seal shows that receipt and ledger belong together. That nobody has made both anew only the holder of a key can say.
+A seal shows that receipt and ledger belong together; a signature, that they were not both made anew by someone else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sordino.receipts.private import write
 
 
 def generate(path: Path) -> Path:
-    """A new key pair: PATH for its owner alone, PATH.pub to be given away."""
+    """Create a key pair: PATH for its owner alone, PATH.pub to be given away."""
     public = Path(f"{path}.pub")
     if path.exists() or public.exists():
         raise ConfigError(
@@ -46,8 +46,8 @@ def sign(folder: Path, path: Path) -> Path:
 
 
 def wrong(folder: Path, path: Path | None) -> list[str]:
-    """What does not agree: with a key, there must be a signature of its holder; without one, what there is must at
-    least be a signature.
+    """Reasons why the signature does not hold: with a key, it must be there and by that key; without one, it must be
+    valid where it is there.
     """
     place = RunFolder(folder).signature_file
     if not place.is_file():

@@ -1,9 +1,9 @@
-"""`sordino privacy verify`: a receipt against its ledger, its experiment and the files beside it. It believes none of
-them, and needs neither data nor models.
+"""Verify a receipt against its ledger, its experiment and the files beside it, trusting none of them, without data or
+models.
 
-What it shows: the chain is whole; every epsilon follows from what the chain says was released; every release is the one
-that the experiment plans, with the planned noise at the planned price; the files are those that were sealed. What it
-does not: that nobody wrote ledger, receipt and files anew together. For that a site signs.
+A receipt that holds shows: the chain is whole; every epsilon follows from the releases in it; every release is the one
+that the experiment plans, with the planned noise at the planned price; the files are those that were sealed. It does
+not show that ledger, receipt and files were not all written anew together. For that a site signs.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases
 
 
 class Verdict(NamedTuple):
-    wrong: list[str]  # what does not agree
-    unseen: list[str]  # what could not be looked at, and why
-    agreed: list[str]  # what was looked at and agrees; nothing where something does not
+    wrong: list[str]  # disagreements
+    unseen: list[str]  # checks that could not be made, and why
+    agreed: list[str]  # checks that passed; empty where any failed
 
 
 def verify(folder: Path) -> list[str]:
-    """All that does not agree (nothing: the receipt holds). Code of somebody's own is run."""
+    """List all disagreements; an empty list: the receipt holds. Code of the experiment's author is imported."""
     return examine(folder, code=True).wrong
 
 
 def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdict:
-    """`key` is the public key of who must have signed the receipt. An algorithm of somebody's own is a program: it is
-    imported with `code` only.
+    """Verify the receipt of a run folder. `key`: public key of the site that must have signed it. `code`: import an
+    algorithm that is not sordino's, which runs its file.
     """
     claimed, mine, unseen = _claimed(folder), RunFolder(folder), list[str]()
     experiment = mine.experiment
@@ -149,7 +149,7 @@ def _as_far_as_told(name: str, value: Any, told: Json) -> Any:
 
 
 def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
-    """Releases that were made under another experiment, or with another noise, than the folder says now."""
+    """Releases made under another experiment, or with another noise, than experiment.toml says."""
     wrong, noise, digest = [], experiment.privacy.noise, experiment.digest()
     for entry in entries:
         told = parsed(entry.note)
@@ -161,14 +161,14 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
 
 
 def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], between: bool = False) -> list[str]:
-    """Every release as the experiment plans it: the same claims, which hold the noise, at the same price. A ledger that
-    was written anew as a whole is found here. `between`: between sites, where who is away is not asked, and a site may
-    have missed rounds.
+    """Releases that differ from the experiment's plan in their claims, which hold the noise, or in their price. A
+    ledger that was written anew as a whole is found here. `between`: between sites, where absent clients are not asked,
+    and a site may have missed rounds.
     """
     wrong: list[str] = []
     for mine in (*setup.preparation, setup):
         with (again := mine.accounts(Accounts, "", ":memory:", "again", known.only)).ledger:
-            # where a ledger was put back, what had left comes before what was only reserved
+            # in a ledger that was put back, published rounds come before reserved ones
             for entry in sorted(entries, key=lambda one: Op.of(one.op)[2]):
                 _, phase, t = Op.of(entry.op)
                 if phase != mine.phase:
@@ -181,8 +181,8 @@ def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], betwee
 
 
 def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
-    """Whom a round asks, where the experiment alone says so: a phase may ask by what it was told, and who was silent in
-    time is replaced."""
+    """Clients that a round asks; None where the experiment alone does not decide them: an algorithm may request
+    clients, and silent ones are replaced."""
     if isinstance(setup.algorithm, RequestsClients) or setup.experiment.engine.network.timeout_s is not None:
         return None
     if setup.policy.hidden:
@@ -208,7 +208,7 @@ def _subject(row: Json) -> tuple[str, str, str]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal, numbers up to rounding: an accountant may take another path through the same events."""
+    """True where two values are equal, numbers up to rounding: accountants may take another path through the events."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):

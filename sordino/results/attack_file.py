@@ -1,5 +1,5 @@
-"""What attacks found, as it is written into attack.json and read from there: figures, pictures as bytes, and what was
-promised. No tensor is needed to read it.
+"""attack.json: findings of attacks on a run, with figures, images as bytes, and the guarantees they are compared with.
+Reading it needs no tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNSEEN = (
 
 
 class BesideGuess(Fact):
-    """One figure of what an attack reached, beside the same of a guess and of the run without protection."""
+    """One figure that an attack reached, beside the same of a guess and of the run without protection."""
 
     name: str
     unit: str = ""
@@ -47,7 +47,7 @@ class BesideGuess(Fact):
 
 
 class PictureRow(Fact):
-    """Images side by side: what they are, and their bytes."""
+    """Images side by side: a caption and their bytes."""
 
     told: str
     shape: tuple[int, int, int, int]  # [n, height, width, 1 or 3]
@@ -55,7 +55,7 @@ class PictureRow(Fact):
 
 
 class Held(Fact):
-    """A promise that the run makes against this attacker. It is about a unit, whatever the attack was after."""
+    """Guarantee of the run against this attacker, about a unit, which need not be the target of the attack."""
 
     unit: Unit
     neighbours: Neighbours
@@ -67,7 +67,7 @@ class Held(Fact):
 
 
 class Roc(Fact):
-    """How many members are found at how many false alarms, and the most that a promise allows."""
+    """Share of members found against the rate of false alarms, and the limit that a guarantee sets."""
 
     points: tuple[tuple[float, float], ...]  # (false alarms, found)
     control: tuple[tuple[float, float], ...] = ()
@@ -75,7 +75,7 @@ class Roc(Fact):
 
 
 class AttackFinding(Fact):
-    """What one attack reached."""
+    """Result of one attack."""
 
     attack: str
     what: str  # it does, in a sentence
@@ -91,7 +91,7 @@ class AttackFinding(Fact):
 
 
 class Assault(LeftInRun):
-    """What attackers reached of one run: the content of attack.json."""
+    """Content of attack.json: the results of all attacks on one run."""
 
     warning: str = WARNING
     format: Format = FORMAT
@@ -106,12 +106,12 @@ class Assault(LeftInRun):
     not_looked_at: tuple[str, ...] = UNSEEN
 
     def to_json(self) -> dict[str, object]:
-        """The file stands by itself: it says what never changes, too."""
+        """All fields, defaults too: the file stands by itself."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def setting(self) -> str:
-        """What was attacked, in a sentence."""
+        """The attacked clients, round and examples, in a sentence."""
         if self.found and all(one.whole or one.verdict == "not tried" for one in self.found):
             return "The whole run was played with attackers among its clients, and without."
         many = f"{self.images} of its examples" if self.images else "all of its examples"
@@ -127,7 +127,7 @@ def pixels(row: PictureRow) -> Pixels:
 
 
 def sheet(rows: Sequence[PictureRow]) -> Pixels:
-    """Rows of images above each other, on white: red, green, blue and opacity."""
+    """One image of rows of images on white, with red, green, blue and opacity."""
     each = [pixels(row) for row in rows]
     scale = max(1, SIDE // each[0].shape[2])
     tall, wide = scale * each[0].shape[1] + GAP, scale * each[0].shape[2] + GAP
@@ -142,7 +142,9 @@ def sheet(rows: Sequence[PictureRow]) -> Pixels:
 
 
 def drawn(found: Assault, folder: Path) -> list[Path]:
-    """One PNG for each attack that draws: original, reconstruction, without protection, guess, from top to bottom."""
+    """Write one PNG for each attack with images: original, reconstruction, without protection, guess, from top to
+    bottom.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for one in found.found:
@@ -154,13 +156,13 @@ def drawn(found: Assault, folder: Path) -> list[Path]:
 
 
 def told(folder: Path) -> Assault | None:
-    """What the run's attack.json says; None where there is none."""
+    """Read attack.json of a run; None where it is absent."""
     run = RunFolder(folder)
     return run.found(run.attack_file, Assault, ANEW)
 
 
 def figures(one: BesideGuess) -> tuple[str, str, str]:
-    """What was reached, by a guess, and without protection, in figures."""
+    """Texts of the value that was reached, of a guess, and of the run without protection."""
     unit = f" {one.unit}" if one.unit else ""
     ends = "" if one.low is None or one.high is None else f" ({one.low:.3g} to {one.high:.3g}, {one.level or 0:.0%})"
     control = "unknown" if one.control is None else f"{one.control:.3g}{unit}"
@@ -168,7 +170,7 @@ def figures(one: BesideGuess) -> tuple[str, str, str]:
 
 
 def promised(held: Held, simulated: bool) -> str:
-    """An epsilon with all that it depends on."""
+    """A guarantee in a line, with everything it depends on."""
     nominal = "" if held.nominal_epsilon is None else f"; {held.nominal_epsilon:.3g} is printed and proves nothing"
     return (
         f"ε {epsilon_text(held.epsilon)} for one {held.unit} ({held.neighbours}) against the {held.adversary}, "

@@ -1,6 +1,4 @@
-"""What an audit of a trained run found, as it is written into audit.json and read from there. No tensor is needed to
-read it.
-"""
+"""audit.json: findings of an audit of a trained run. Reading it needs no tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ ANEW = "audit the run again: `sordino audit RUN --trained` writes the file anew"
 
 
 class PlayedCanaries(Fact):
-    """What the replays of one promise showed."""
+    """Lower bounds from the replays of one guarantee."""
 
     canaries: int
     right: int  # guesses
@@ -38,7 +36,7 @@ class PlayedCanaries(Fact):
 
 
 class Noticed(Fact):
-    """Which broken twins the same audit caught: their noise was so many times too small."""
+    """Broken twins that the same audit caught: their noise was so many times too small."""
 
     caught: float | None = None
     missed: tuple[float, ...] = ()
@@ -46,9 +44,7 @@ class Noticed(Fact):
 
 
 class AuditedPromise(Fact):
-    """One promise of a whole run, and what was lost of it at least. `played` is missing where no canary can be
-    placed.
-    """
+    """Guarantee of a whole run, and lower bounds on its loss. `played` is missing where no canary can be placed."""
 
     unit: Unit
     neighbours: Neighbours
@@ -66,7 +62,7 @@ class AuditedPromise(Fact):
 
     @property
     def in_figures(self) -> tuple[str, ...]:
-        """Who is protected, from whom, what is claimed, the two bounds, and how many guesses were right."""
+        """Texts of a row: unit, adversary, claim, the two lower bounds, and the number of right guesses."""
         claimed = f"{self.claimed:.3g}, {standing(self.status, True)}, at {self.delta:g}"
         who, played = f"{self.unit}, {self.neighbours}", self.played
         if played is None:
@@ -79,7 +75,7 @@ class AuditedPromise(Fact):
 
     @property
     def noticed(self) -> str:
-        """What the audit would have noticed, in a sentence; nothing where that is not known."""
+        """Power of the audit in a sentence; empty where it is unknown."""
         caught, twin = self.power.caught, self.power.twin
         if caught is None or twin is None:
             return ""
@@ -95,7 +91,7 @@ COLUMNS = ("unit", "against", "claimed", "at least", "by coins alone", "right gu
 
 
 class TrainedAudit(LeftInRun):
-    """What an audit of one trained run found: the content of audit.json."""
+    """Content of audit.json: the audit of one trained run."""
 
     format: int = 1
     algorithm: str
@@ -110,12 +106,12 @@ class TrainedAudit(LeftInRun):
     seed: int
 
     def to_json(self) -> dict[str, object]:
-        """The file stands by itself: it says what never changes, too."""
+        """All fields, defaults too: the file stands by itself."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def meaning(self) -> str:
-        """How to read the figures."""
+        """Explanation of the figures."""
         return (
             f"Each promise is of the whole run of {self.rounds} rounds. Each verdict is wrong with probability "
             f"{self.wrong:.0e} at most. At least: needs {NEEDS['at_least']}. By coins alone: needs "
@@ -124,13 +120,13 @@ class TrainedAudit(LeftInRun):
 
 
 def write(found: TrainedAudit, folder: Path) -> Path:
-    """audit.json in the run's folder."""
+    """Write audit.json into the run's folder."""
     path = RunFolder(folder).audit_file
     atomic_write(path, (found.model_dump_json(exclude_none=True, indent=1) + "\n").encode())
     return path
 
 
 def told(folder: Path) -> TrainedAudit | None:
-    """What the run's audit.json says; None where there is none."""
+    """Read audit.json of a run; None where it is absent."""
     run = RunFolder(folder)
     return run.found(run.audit_file, TrainedAudit, ANEW)

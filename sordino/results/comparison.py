@@ -64,8 +64,8 @@ Follow = Callable[[NextRun], AbstractContextManager[Watch | None]]  # what is ru
 
 
 class Pace:
-    """Times the runs of each method. One that goes on from its middle counts as what it played, and one that was
-    finished before as nothing.
+    """Stopwatch of consecutive runs. A run that continues from its middle counts as the part that was played, a
+    finished one as nothing.
     """
 
     def __init__(self, follow: Follow, methods: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,7 +76,7 @@ class Pace:
 
     @property
     def _left(self) -> float | None:
-        """A method that has not been timed is taken to be as quick as the others are in the mean."""
+        """Seconds that are left. A method that has not been timed is assumed to take the mean time of the others."""
         each = {name: seconds / self._played[name] for name, seconds in self._seconds.items()}
         if not each:
             return None
@@ -105,7 +105,7 @@ class Pace:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What `sordino.compare` returns: the methods, and every way to look at them."""
+    """Result of `sordino.compare`: the methods, as a table, a data frame, a page or figures."""
 
     methods: list[Method]
     folder: Path
@@ -120,13 +120,13 @@ class Comparison:
 
     @cached_property
     def search(self) -> list[Composed]:
-        """What choosing among these methods on the same data tells at most, row by row."""
+        """Upper bounds on the loss by choosing among these methods on the same data."""
         delta = min(method.experiment.privacy.delta for method in self.methods)
         return composed(list(zip(*(method.ledgers for method in self.methods), strict=True)), delta)
 
     @property
     def choosing(self) -> list[str]:
-        """What must be said with the table: tuning is not accounted for, and what it would cost."""
+        """Sentences that must accompany the table: tuning is not accounted for, and what it would cost."""
         said = choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
         target, constant = self.table[0].target, max(_constant(run) for m in self.methods for run in m.runs)
         if target > constant:
@@ -147,7 +147,7 @@ class Comparison:
         return write(self, self.folder / "comparison.html" if out is None else out)
 
     def figures(self, kind: str = "pdf", out: Path | None = None) -> list[Path]:
-        """Figures for a paper (needs the `plots` extra)."""
+        """Write figures for a paper (needs the `plots` extra)."""
         draw: Callable[[Comparison, Path, str], list[Path]] = part("figures", "comparison")
         return draw(self, self.folder / "figures" if out is None else out, kind)
 
@@ -160,7 +160,7 @@ class Comparison:
 
 
 def check_words(words: Sequence[object]) -> None:
-    """What Python may hand over."""
+    """Refuse Python objects that are not experiments."""
     for word in words:
         if not isinstance(word, str | Path | Mapping):
             raise ConfigError(
@@ -172,7 +172,7 @@ def check_words(words: Sequence[object]) -> None:
 
 
 def as_files(experiments: Sequence[str | Path | Mapping[str, object]], out: Path) -> list[Path]:
-    """Experiments as files: a table is written beside the runs, so that the comparison can be made again."""
+    """Paths of experiments: a table is written beside the runs, so that the comparison can be made again."""
     return [
         _written(one, out / "experiments", number) if isinstance(one, Mapping) else Path(one)
         for number, one in enumerate(experiments, 1)
@@ -196,7 +196,7 @@ def compare(
     target: float | None = None,
     follow: Follow = lambda _: nullcontext(),
 ) -> Comparison:
-    """Run what is missing, then gather. Ctrl-C waits for the end of a round; called again, it goes on from there."""
+    """Play the missing runs, then collect all. Ctrl-C waits for the end of a round; the next call continues there."""
     if seeds < 1:
         raise ConfigError(
             f"seeds is {seeds}", why="it must be at least 1", fix="set for example seeds = 3", code="out-of-range"
@@ -243,7 +243,7 @@ def _method(experiment: Experiment, seeds: int, out: Path, pace: Pace) -> Method
 
 
 def _least(promises: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
-    """Row by row the weakest: where cohorts are drawn, one seed may call on a client more often than another."""
+    """The weakest guarantee of each row: where cohorts are drawn, one seed may ask a client more often than another."""
     weakest: dict[Key, Guarantee] = {}
     for row in (row for promise in promises for row in promise):
         if row.subject not in weakest or row.epsilon > weakest[row.subject].epsilon:
@@ -280,7 +280,7 @@ def _run(experiment: Experiment, folder: Path, watch: Watch) -> Ended:
 
 
 def check_equal(experiments: Sequence[Experiment]) -> None:
-    """What must be the same for a difference to mean anything."""
+    """Refuse experiments that differ in anything but the method."""
     first = experiments[0]
     for other in experiments[1:]:
         one, another = _ways(first), _ways(other)
@@ -316,12 +316,12 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
 
 
 def _ways(experiment: Experiment) -> tuple[str, ...]:
-    """In which ways clients make the model their own: as asked, else as the method does."""
+    """Names of the ways in which clients personalise the model: as asked, else as the method does."""
     return ways(Methods(experiment).training, experiment.evaluation.personal)
 
 
 def _unasked(experiment: Experiment) -> object:
-    """[evaluation] without the ways, which are compared as they are and not as they are asked for."""
+    """[evaluation] without the ways of personalising, which are compared as they take effect."""
     return experiment.evaluation.model_copy(update={"personal": []})
 
 
@@ -330,5 +330,5 @@ def _said(found: Sequence[str]) -> str:
 
 
 def _constant(run: Metrics) -> float:
-    """What always answering the most frequent class reaches; 0 where there are no classes."""
+    """Accuracy of always answering the most frequent class; 0 where there are no classes."""
     return next((row.majority for row in reversed(run) if row.majority is not None), 0.0)

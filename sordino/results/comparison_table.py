@@ -1,6 +1,5 @@
-"""A comparison as text, CSV or LaTeX. Means are over seeds, with the standard deviation and the n behind them.
-
-Bytes begin with what was sent before the first round.
+"""Table of a comparison, as text, CSV or LaTeX: means over seeds with standard deviation and n. Bytes include what was
+sent before the first round.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from sordino.runs.listing import promise
 
 
 class Measured(Fact):
-    """One measure over seeds: of how many of them it is known, and over these the mean and the deviation."""
+    """One measure over seeds: mean, deviation, and the number of seeds with a value."""
 
     mean: float | None
     std: float | None
@@ -50,7 +49,7 @@ class Measured(Fact):
 
 
 class Row(Fact):
-    """One method: its measures over seeds, and what it promises."""
+    """One method: its measures over seeds, and its guarantees."""
 
     method: str
     n: int
@@ -111,9 +110,7 @@ class Method:
 
 
 def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
-    """One row per method. The target defaults to what the weakest method reaches at its end, so that all can reach
-    it.
-    """
+    """One row per method. The default target is the final score of the weakest method, so that all can reach it."""
     metric = headline([row for m in methods for run in m.runs for row in run])
     if target is None:
         ends = [statistics.fmean(values) for m in methods if (values := m.values(last_ten))]
@@ -150,7 +147,7 @@ def table(methods: Sequence[Method], target: float | None = None) -> list[Row]:
 
 
 def _over_seeds(values: Sequence[float]) -> Measured:
-    """Of those seeds that have a value: a target may not be reached by every one."""
+    """Mean and deviation over the seeds that have a value: some may never reach a target."""
     mean, std = mean_std(values)
     return Measured(mean=mean, std=std, n=len(values))
 
@@ -181,12 +178,12 @@ MISSING = {
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """Where nobody prepared nothing is said of it."""
+    """Names of the columns; bytes before round 1 are left out where there were none."""
     return [name for name in COLUMNS if name != "before" or any(row.measured[name].mean for row in rows)]
 
 
 def cell(row: Row, name: str) -> str:
-    """mean ± std, and how many of n are missing in it."""
+    """Text of mean ± std, and the number of seeds without a value."""
     over, missing = row.measured[name], MISSING.get(name, "not known")
     write = COLUMNS[name][1] or HEADLINES[row.metric].bare
     if over.mean is None:
@@ -239,12 +236,12 @@ def caption(rows: Sequence[Row]) -> str:
 
 
 def sources(rows: Sequence[Row]) -> list[str]:
-    """What must be said of the candidates behind a row."""
+    """Remarks about the candidate images behind a row."""
     return [f"{row.method}: {row.candidates}" for row in rows if row.candidates]
 
 
 def shaped(rows: Sequence[Row]) -> list[list[str]]:
-    """Few methods stand side by side, or no terminal and no page would be wide enough; many stand below each other."""
+    """The table, transposed where methods are few: side by side they fit a terminal and a page."""
     table = lines(rows)
     return [list(column) for column in zip(*table, strict=True)] if len(rows) <= 5 else table
 
@@ -260,7 +257,7 @@ def text(rows: Sequence[Row]) -> Table:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Raw numbers, one column per mean, deviation and count."""
+    """Raw numbers as CSV, one column per mean, deviation and count."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*rows[0].flat(), "promise"])
@@ -296,7 +293,7 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {"csv": as_csv, "latex": as
 
 
 def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
-    """The table for a notebook, and what must be said with it."""
+    """HTML of the table for a notebook, with the sentences that must accompany it."""
     head, *body = ([html.escape(text) for text in line] for line in lines(table))
     rows = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in body)
     titles, said = "".join(f"<th>{text}</th>" for text in head), (*sources(table), *told)

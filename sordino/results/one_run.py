@@ -1,8 +1,8 @@
-"""A run seen from Python: `sordino.run(...)` returns one of these, and `sordino.open_run(folder)` any run that lies on
-disk.
+"""Result of a run in Python: `sordino.run(...)` returns it, and `sordino.open_run(folder)` opens that of any run
+folder.
 
-Everything is read from the run folder when it is asked for. Accuracies of single clients are the evaluator's: they show
-what is in the clients' test data, and no epsilon covers them.
+Facts are read from the folder when they are asked for. Accuracies of single clients are for the evaluator: they depend
+on the clients' test data, and no epsilon covers them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run reached and promised: plain lists, data frames, the model, the page."""
+    """Metrics and guarantees of a run: plain lists, data frames, the model, the page."""
 
     folder: Path
     notes: list[str] = field(default_factory=list)  # what the user should know and no table shows
@@ -62,24 +62,24 @@ class Result:
 
     @cached_property
     def receipt(self) -> Receipt:
-        """privacy.json: what was promised and spent, to whom, under which assumptions."""
+        """Content of privacy.json: the guarantees, the spent budget, and the assumptions."""
         return self._run.receipt()
 
     @cached_property
     def candidates(self) -> str:
-        """What must be said of its candidates beside its results; nothing where it has none."""
+        """Remark about the candidate images, to stand beside every result; empty where there are none."""
         from sordino.results.preparation import label_of
 
         return label_of(self._run.experiment)
 
     @property
     def accuracy(self) -> float | None:
-        """On all test examples, after the last evaluated round; None where the task has no accuracy."""
+        """Accuracy on all test examples, after the last evaluated round; None where the task has no accuracy."""
         return final(self.metrics, "accuracy")
 
     @property
     def score(self) -> tuple[Headline, float] | None:
-        """What the run is judged by, with its words and direction, and its value after the last evaluated round."""
+        """The headline measure with its words and direction, and its value after the last evaluated round."""
         last = last_scored(self.metrics)
         return None if last is None else last.headline
 
@@ -173,8 +173,8 @@ class Result:
 
     @cached_property
     def _spending(self) -> tuple[list[str], list[float], int, float]:
-        """Of each round the ledger's note and the largest share of its budget that a client had spent by then; clients;
-        delta.
+        """Notes of the ledger, the largest share of a client's budget spent after each round, the number of clients,
+        and delta.
         """
         from sordino.receipts.receipt import opened
 
@@ -194,7 +194,7 @@ class Result:
     # what a person sees ---------------------------------------------------------------------------------------------
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page (report.html in the run folder, or `out`) and say where it is."""
+        """Write the page (report.html in the run folder, or `out`) and return its path."""
         write: Callable[[Path, Path | None], Path] = part("pages", "run")
         with lent(self.objects):
             return write(self.folder, None if out is None else Path(out))
@@ -219,8 +219,8 @@ class Result:
 
 
 def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) -> Result:
-    """A run that lies on disk: finished, stopped, or still going on in another process. `objects`: those of a Python
-    session that it was begun with, by their names.
+    """Open a run folder: of a run that is finished, stopped, or still going on in another process. `objects`: those of
+    a Python session that it was begun with, by their names.
     """
     run = RunFolder(Path(folder))
     run.check()
@@ -228,7 +228,7 @@ def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) ->
 
 
 def _amount(parts: tuple[float, ...]) -> float | tuple[float, ...]:
-    """In the ledger's currency, which may have several components (orders of Rényi DP)."""
+    """Amount in the ledger's currency, which may have several components (orders of Rényi DP)."""
     return parts[0] if len(parts) == 1 else parts
 
 
@@ -237,7 +237,7 @@ def _share(spent: tuple[float, ...], granted: tuple[float, ...]) -> float:
 
 
 def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> str:
-    """What the run is judged by, over rounds; nothing where there are fewer than two points."""
+    """SVG of the headline score over rounds; empty where there are fewer than two points."""
     judged = HEADLINES[headline(metrics)]
     points = [(row.round, score) for row, score in scores(metrics)]
     rounds, values = [x for x, _ in points], [y for _, y in points]
@@ -256,7 +256,7 @@ def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> str:
 
 
 def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, instead: str) -> pandas.DataFrame:
-    """A data frame of so many rows; with these `columns` where there is none. `instead` is where the numbers are
+    """Make a data frame of rows; with these `columns` where there are none. `instead`: where the same numbers are
     without pandas.
     """
     try:

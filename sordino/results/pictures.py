@@ -1,4 +1,4 @@
-"""Small pictures inside a page: rows of images as PNG (W3C recommendation, 2003), written with what Python has."""
+"""PNG images for pages (W3C recommendation, 2003), written with the standard library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAME = (224, 72, 62, 255)  # around what is wrong: seen on white paper and on b
 
 
 def strip(images: Pixels, framed: Sequence[bool] = ()) -> str:
-    """Images [n, h, w, 1 or 3] side by side on nothing, some of them framed, as a data URI."""
+    """Images [n, h, w, 1 or 3] side by side on a transparent ground, some of them framed, as a data URI."""
     count, height, width, _ = images.shape
     gap = 1 if width <= 16 else 2  # around each, in which a frame lies; small images are shown larger
     sheet = np.zeros((height + 2 * gap, count * (width + 2 * gap), 4), np.uint8)
@@ -30,9 +30,7 @@ def strip(images: Pixels, framed: Sequence[bool] = ()) -> str:
 
 
 def png(pixels: Pixels) -> bytes:
-    """An image file of red, green, blue and opacity [h, w, 4]. Every pixel is written as its difference from the one
-    before.
-    """
+    """PNG file of red, green, blue and opacity [h, w, 4]; a pixel is stored as its difference from the one before."""
     height, width, _ = pixels.shape
     before = np.pad(pixels, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     rows = np.concatenate([np.ones((height, 1), np.uint8), (pixels - before).reshape(height, -1)], axis=1)

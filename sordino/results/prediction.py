@@ -1,5 +1,6 @@
-"""What a trained model says of new examples: a class for each, and how probable every class is; or a number. Only the
-run's bundle is read, so that neither its data nor its ledger need be there.
+"""Predictions of a trained model for new examples: classes with probabilities, or numbers.
+
+Only model.json and model.safetensors are read: neither the data nor the ledger of the run need be there.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Predicted(ABC):
     @property
     @abstractmethod
     def rows(self) -> Iterator[dict[str, str | float]]:
-        """What is said of each example, by column."""
+        """Output of each example, by column."""
 
     @property
     @abstractmethod
@@ -69,12 +70,12 @@ class Predicted(ABC):
     @property
     @abstractmethod
     def scored(self) -> Scores | None:
-        """How good they are; None where nobody asked for a score."""
+        """Scores; None where no score was asked for."""
 
     @property
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """The same for other programs, with what the columns rest on."""
+        """Scores and columns for other programs."""
 
     def told(self) -> Iterator[str]:
         """The score in lines."""
@@ -89,11 +90,11 @@ class Predicted(ABC):
         yield from (f"{words} {number:.4f}" for words, number in found.scores)
 
     def to_frame(self) -> pandas.DataFrame:
-        """The same as a data frame (extra `frames`)."""
+        """The rows as a data frame (extra `frames`)."""
         return frame(list(self.rows), instead="`.rows`")
 
     def to_csv(self) -> str:
-        """The same as text: row, predicted, and what else there is of each."""
+        """The rows as CSV text."""
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, lineterminator="\n")
         writer.writeheader()
@@ -106,7 +107,7 @@ class Predicted(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Prediction(Predicted):
-    """A class for each, and how probable every class is."""
+    """Predicted class of each example, and the probability of every class."""
 
     classes: tuple[str, ...]
     probabilities: NDArray[np.float32]  # [examples, classes]
@@ -114,7 +115,7 @@ class Prediction(Predicted):
 
     @cached_property
     def labels(self) -> list[str]:
-        """The most probable class of each."""
+        """The most probable class of each example."""
         return [self.classes[place] for place in self.probabilities.argmax(1).tolist()]
 
     @cached_property
@@ -126,8 +127,9 @@ class Prediction(Predicted):
 
     @cached_property
     def scores(self) -> dict[str, Any]:
-        """What stands beside accuracy: auroc, f1, calibration_error, and confusion, the counts by true class (rows) and
-        predicted class; nothing where no truth is known."""
+        """Scores beside accuracy: auroc, f1, calibration_error, and confusion, the counts by true class (rows) and
+        predicted class; empty without labels.
+        """
         if self.truth is None:
             return {}
         place = {name: at for at, name in enumerate(self.classes)}
@@ -161,7 +163,7 @@ class Prediction(Predicted):
 
 @dataclass(frozen=True, eq=False)
 class PredictedNumbers(Predicted):
-    """A number for each, in the unit of the label."""
+    """Predicted number of each example, in the unit of the label."""
 
     values: NDArray[np.float64]
     scored: Scores | None = None
@@ -179,7 +181,7 @@ class PredictedNumbers(Predicted):
 
 @dataclass(frozen=True, eq=False)
 class PredictedLabels(Predicted):
-    """Which labels each example has, and how probable each label is."""
+    """Predicted labels of each example, and the probability of each label."""
 
     labels: tuple[str, ...]
     probabilities: NDArray[np.float64]  # [examples, labels]
@@ -208,9 +210,9 @@ def predict(
     own: object = None,
     encoding: str | None = None,
 ) -> Predicted:
-    """`rows`: a file or folder, or rows in memory; `score`: their labels are known and compared; `with_code`: a class
-    of somebody's own may be imported; `own`: labelled rows of a client, who makes the model its own from them first;
-    `encoding`: of the letters in files.
+    """Predict new examples with the model of a run. `rows`: a file or folder, or rows in memory; `score`: compare with
+    the labels in them; `with_code`: import a model's own class, which runs its file; `own`: labelled rows of a client,
+    on which the model is personalised first; `encoding`: of the text in files.
     """
     bundle = bundles.read(folder)
     if encoding is not None:
@@ -239,7 +241,7 @@ def _shared(bundle: Bundle, task: Supervised) -> tuple[Shared, tuple[str, ...]]:
 def _own_model(
     bundle: Bundle, problem: Problem, task: Supervised, own: object, encoding: str | None
 ) -> tuple[Shared | NearestMean, tuple[str, ...]]:
-    """What a client makes of the model in a run, made here: from its rows, and with nothing that anybody else holds."""
+    """Personalise the model on a client's rows, as in the run, from these rows alone."""
     if bundle.way is None:
         raise ConfigError(
             "the model cannot be made anybody's own from rows alone",
@@ -308,7 +310,7 @@ def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding:
 
 
 def _ready(x: NDArray[np.generic], bundle: Bundle) -> tuple[NDArray[np.generic], tuple[str, ...]]:
-    """An array as it is used: raw, not scaled."""
+    """Check an array of raw values, not scaled."""
     shape, kind = bundle.inputs.shape, np.uint8 if bundle.inputs.kind == "image" else np.float32
     if x.shape[1:] != shape or not len(x) or (kind is np.uint8 and x.dtype != kind) or x.dtype.kind not in "biuf":
         raise DataError(

@@ -1,8 +1,8 @@
-"""What a run did before its first round, from its folder: whom it asked, which candidates it kept, what is drawn from
-what it handed out, what that cost.
+"""Preparation of a run, from its folder: devices that were asked, candidate images that were kept, examples drawn from
+what was sent out, and the cost.
 
-No ledger is opened and no lock taken. Which candidates show another class than they say is looked up in simulations
-alone, where the source put them there itself: nobody else could know.
+Reading opens no ledger and takes no lock. Wrongly labelled candidates are known in simulations alone, whose source put
+them there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Picked = NDArray[np.int64]  # numbers of candidates
 
 
 class Device(Fact):
-    """A device that was asked for a class, and how well the server found it to know that class."""
+    """A device that was asked for a class, and the server's measure of how well it knows that class."""
 
     device: int
     answered: bool
@@ -54,7 +54,7 @@ class Device(Fact):
 
 
 class OfClass(Fact):
-    """One class: whom the server asked for it, and which candidates it kept."""
+    """One class: the devices that were asked for it, and its candidates."""
 
     name: str
     asked: tuple[Device, ...]
@@ -94,8 +94,8 @@ class Preparation(Fact):
 
 
 def label_of(experiment: Experiment) -> str:
-    """What must be said beside every result of an experiment with candidates; nothing where there are none, or real
-    text-to-image ones.
+    """Remark about an experiment's candidates, to stand beside every result; empty without candidates, or with those of
+    a real text-to-image model.
     """
     source = source_of(experiment)
     return "" if source is None else source.label
@@ -108,8 +108,9 @@ def gather(
     pictures: bool = True,
     rounds: Sequence[RoundRow] | None = None,
 ) -> Preparation | None:
-    """None where nothing came before the first round. `rounds`: of the training, as they may be shown; None: as this
-    user may see them."""
+    """Collect the facts of a preparation; None where there was none. `rounds`: rows of the training that may be shown;
+    None: all that this user may see.
+    """
     run = RunFolder(folder)
     preparation = run.prepared()
     if not preparation and not run.preparation.is_dir():
@@ -144,13 +145,13 @@ def gather(
 
 
 def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, str]]:
-    """What the messages of each phase are, in a few words."""
+    """Contents of each phase's messages, in a few words."""
     last = phases[-1].says if phases else Said()
     return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
 
 
 def _told(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
-    """What the phases that are over tell of their ends; or why it cannot be read: the bytes it cost are told all the
+    """Facts at the ends of finished phases; or the reason why they cannot be read. The bytes sent are reported all the
     same.
     """
     told = Facts()
@@ -165,7 +166,9 @@ def _told(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
 
 
 def _candidates(experiment: Experiment, home: ServersHome | None) -> tuple[Candidates | None, str]:
-    """Made again, or why not: a folder may be gone, and drawing with a large model takes hours."""
+    """Make the candidates again, or return the reason why not: a folder may be gone, and drawing with a large model
+    takes hours.
+    """
     if source_of(experiment) is None:
         return None, "there are no candidates"
     if home is None:
@@ -248,7 +251,7 @@ def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: Setup, rounds: 
 def _gallery(
     run: RunFolder, setup: Setup, candidates: Candidates | None, told: Facts, wrong: Wrong | None
 ) -> Gallery | None:
-    """Per class some candidates that were kept, some that were not, and some images of the generator."""
+    """Images of each class: candidates that were kept, candidates that were not, and images of the generator."""
     if setup.public.kind != "image" or not setup.preparation:
         return None
     names = setup.public.class_names
@@ -281,7 +284,7 @@ def _gallery(
 
 
 def _drawn(run: RunFolder, setup: Setup, count: int) -> tuple[Pixels, NDArray[np.int64]]:
-    """What a client of so many examples would draw from what was handed out; nothing where that is still to come."""
+    """Examples that a client of this size would draw from what was sent out; none before it was sent."""
     nothing = np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
     if not run.handed_file.exists():
         return nothing

@@ -1,7 +1,7 @@
-"""Sweeps: one experiment with several values of a parameter, and what the search would have cost had it been charged.
+"""Sweeps: an experiment with several values of a parameter, and the privacy cost that the search would have had.
 
-Whoever tries k configurations on the same data and keeps one has released all k: the sequential composition of all of
-them bounds what the choice can tell (Dwork and Roth 2014, 3.5; Papernot and Steinke 2022 show that no choice is free).
+Trying k configurations on the same data and keeping one releases all k: their sequential composition bounds what the
+choice reveals (Dwork and Roth 2014, 3.5; Papernot and Steinke 2022 show that no choice is free).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def grid(overrides: Iterable[str]) -> list[Setting]:
 
 
 def _told(part: str) -> str:
-    """lr=0.01 for algorithm.lr=0.01, fedprox for algorithm=fedprox."""
+    """Short form of a setting: lr=0.01 for algorithm.lr=0.01, fedprox for algorithm=fedprox."""
     key, _, value = part.partition("=")
     return value.strip("\"'") if key in CHOOSERS else part.removeprefix("algorithm.")
 
@@ -61,9 +61,7 @@ def _values(override: str) -> tuple[str, list[str]]:
 
 
 def split(text: str) -> list[str]:
-    """The parts of a text between commas that no bracket and no quote encloses: 0.1,0.2 is two values, {size = 3, name
-    = "a,b"} is one.
-    """
+    """Split a text at commas outside of brackets and quotes: 0.1,0.2 is two values, {size = 3, name = "a,b"} is one."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -82,7 +80,7 @@ def split(text: str) -> list[str]:
 
 
 class Composed(Fact):
-    """What all configurations together tell about one unit, to one adversary."""
+    """Upper bound on the loss by all configurations together, about one unit to one adversary."""
 
     unit: Unit
     neighbours: Neighbours
@@ -94,17 +92,17 @@ class Composed(Fact):
 
 
 class Notes(NamedTuple):
-    """What the ledger of one run says was released."""
+    """Releases in the ledger of one run."""
 
     texts: Sequence[str]
     population: int  # clients
 
 
 def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
-    """The statement of the united ledgers, for the seed that tells most. `seeds` holds one ledger per configuration.
+    """Guarantees of the united ledgers, for the seed that loses most. `seeds` holds one ledger per configuration.
 
-    Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples
-    change hands; whoever held them, epsilons at delta / n add up to one at delta.
+    Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples are
+    dealt anew; at delta / n, the epsilons of n seeds add up to one at delta, whichever client held them.
     """
     once = [_united(seed, delta) for seed in seeds]
     shared = [_united(seed, delta / len(seeds)) for seed in seeds] if len(seeds) > 1 else once
@@ -129,7 +127,8 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
 
 def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Guarantee]:
     """Rows of the union, against adversaries for whom every configuration states its claims in the same terms: others
-    would be compared in steps of several kinds."""
+    would be compared in steps of several kinds.
+    """
     spoken = [keys for notes in configurations if (keys := _spoken(notes))]
     population = max(notes.population for notes in configurations)
     rows = statement(itertools.chain.from_iterable(notes.texts for notes in configurations), population, delta)
@@ -147,7 +146,7 @@ def _spoken(notes: Notes) -> set[Key]:
 
 
 def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) -> list[str]:
-    """Said wherever a comparison is shown: on the page, in the terminal, in a notebook."""
+    """Sentences about tuning, for the page, the terminal and the notebook."""
     what = "configurations of one sweep were" if sweep else "methods were"
     told = [
         f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that "
