@@ -170,7 +170,7 @@ class AttackedRun:
     def clients(self) -> tuple[int, ...]:
         """Who is attacked: of those who take part in that round the ones with most images."""
         rounds = self.rounds(bare=False)
-        here = rounds.federation.draw(rounds.t, rounds.server)
+        here = rounds.federation.draw(rounds.federation.open(rounds.t), rounds.server)
         return tuple(sorted(here, key=lambda k: (-len(raw(self.simulation)[k].y), k))[: self.asked.victims])
 
     @cached_property

@@ -220,8 +220,6 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
     press on it.
     """
     federation = setup.federation(home, "", ":memory:", "audit")
-    if not setup.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
-        federation.draw(0)
     client, price = _target(setup)
     reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
     if isinstance(reader, records.Attacked):
@@ -233,7 +231,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
         for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
             yield claim, None, [images.pair(reader, claim.unit)] if isinstance(reader, Responses) else []
     # as the ledger would hold them: the cohort has its say
-    federation.reserve(0, {client: price})
+    federation.reserve(federation.open(0), {client: price})
     noted = [
         Claim.from_json(one)
         for entry in federation.entries()

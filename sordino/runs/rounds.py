@@ -15,11 +15,10 @@ from typing import NamedTuple
 from sordino import tree
 from sordino.algorithms.optional import Estimates
 from sordino.engine import checkpoint
-from sordino.engine.executor import Clients, Executor
+from sordino.engine.executor import Answers, Clients, Executor
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError, NonFiniteModel
 from sordino.metrics.rows import RoundRow, Secure
-from sordino.privacy.uplink import Summed
 from sordino.round import Outcome, one_round
 from sordino.runs.metric_files import Rows
 from sordino.runs.setup import Setup
@@ -47,7 +46,6 @@ class PlayedPhase:
     tell: Callable[[int, Outcome], RoundRow]  # writes the row of a round
     row: RoundRow = field(init=False)  # of the last one
     seconds: float = 0.0  # of the last one, by the clock
-    _stalled: bool = False
 
     def play(
         self,
@@ -63,7 +61,7 @@ class PlayedPhase:
             execute = PowerCut() if at.t + 1 == crash else self.execute
             begin = time.monotonic()
             outcome = one_round(self.federation, at.server, at.t, execute, at.stalled, self._keep(at.t))
-            at, self.seconds = Standing(outcome.server, at.t + 1, self._stalled), time.monotonic() - begin
+            at, self.seconds = Standing(outcome.server, at.t + 1, outcome.stalled), time.monotonic() - begin
             watch(at, outcome)
         return at
 
@@ -84,10 +82,9 @@ class PlayedPhase:
                     code="model-not-finite",
                 )
             self.row = self.tell(t, outcome)
-            self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
             if (t + 1) % every == 0 or t + 1 == self.setup.rounds:
                 now: dict[str, checkpoint.JSON] = {
-                    "stalled": self._stalled,
+                    "stalled": outcome.stalled,
                     "ledger_head": self.federation.ledger.head(),
                     "release": release.hex(),
                 }
@@ -136,7 +133,7 @@ def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> S
 class PowerCut(Clients):
     """Clients on a machine that loses power."""
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("nobody survives this")
 
