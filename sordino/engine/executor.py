@@ -27,7 +27,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class Tally:
     """Uploads of a round that came in time: from whom, and their size."""
 
     answered: list[int]

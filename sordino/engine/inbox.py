@@ -19,7 +19,7 @@ from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
-from sordino.engine.executor import Arrived
+from sordino.engine.executor import Tally
 from sordino.engine.secure_sum import SecureSum
 from sordino.errors import NonFiniteModel, WireError
 from sordino.privacy.uplink import Summed, Uplink
@@ -104,9 +104,9 @@ class Mail:
                 self._note(upload)
 
     @property
-    def arrived(self) -> Arrived:
+    def tally(self) -> Tally:
         # units of clients come in an order of their own
-        return Arrived(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
+        return Tally(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
 
     def digest(self, mean: Tree) -> bytes:
         """Digest of all that the round lets the server see. Who was in time is in the mean, which tells any two

@@ -12,7 +12,7 @@ from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.device import here
 from sordino.engine.channels import SumAtSites, channel
-from sordino.engine.executor import Arrived
+from sordino.engine.executor import Tally
 from sordino.errors import RangeSaturation, UnsoundGuarantee
 from sordino.planning.accounts import OpenRound
 from sordino.privacy.uplink import Summed, Uplink
@@ -40,7 +40,7 @@ class SecureSum:
         uplink: Uplink,
         zero: Tree,
         source: NoiseSource,
-    ) -> tuple[Summed, Arrived]:
+    ) -> tuple[Summed, Tally]:
         """The sum, and what it cost; the sum of nobody where the protocol was broken off. `weights` are those of all
         clients.
         """
@@ -82,7 +82,7 @@ class SecureSum:
             self.broadcast = found.payload
         noised = own is not None or bool(found.aborted)
         total = Summed(tree.unflat(here(torch.from_numpy(found.total)), like), found.who, noised)
-        return total, Arrived(sorted(found.who), found.bytes_up, found.payload, cost)
+        return total, Tally(sorted(found.who), found.bytes_up, found.payload, cost)
 
 
 def check_one_broadcast(tells_each: bool) -> None:

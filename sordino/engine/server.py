@@ -13,7 +13,7 @@ from sordino.algorithms.optional import Estimates, Home
 from sordino.budget.noise_level import in_mean, of_reader, of_uplink
 from sordino.budget.plan import Price
 from sordino.budget.schedules import Adaptive
-from sordino.engine.executor import Answers, Arrived
+from sordino.engine.executor import Answers, Tally
 from sordino.engine.inbox import Inbox, Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.planning.accounts import Accounts, OpenRound
@@ -32,7 +32,7 @@ class Release(NamedTuple):
     """One round's release, and the messages that it was made from."""
 
     received: Received[Tree]
-    came: Arrived
+    came: Tally
     digest: bytes  # of all that it lets the server see
     stalled: bool  # has the model stopped moving beyond its noise? From released values and public scales alone
 
@@ -91,7 +91,7 @@ class Federation(Accounts):
             reach=lambda client: self._reach(now.prices.get(client)),
             std=lambda who: self._std(now, who, coordinates) if by_client else 0.0,
         )
-        came = came or mail.arrived
+        came = came or mail.tally
         if (many := len(came.answered)) < (least := fewest(uplink.robust)):
             self.inbox.remarks.append(
                 f"round {t + 1}: {many} uploads came, the robust sum needs {least}: nothing changes"

@@ -126,7 +126,7 @@ HOSTILE = [
     one(
         "a round leaves before it is noted",
         "planning/accounts.py",
-        "        self.witness(self.ledger, self.op(t))",
+        "        self.witness(self.ledger, self.op(now.t))",
         "        pass",
         f"{WITNESS}::test_an_older_copy_that_is_put_back_releases_no_round_again",
     ),

@@ -349,9 +349,9 @@ PRIVACY = [
     ),
     one(
         "an exhausted client still averaged",
-        "round.py",
-        "for k in granted}",
-        "for k in prices}",
+        "engine/server.py",
+        "for k in now.granted}",
+        "for k in now.prices}",
         f"{BAD}::test_a_client_that_cannot_pay_is_not_asked",
     ),
     one(

@@ -131,7 +131,7 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
         only, header = {0: terms[0]}, workers.header
         workers.header = lambda t: header(0)
         with pytest.raises(RunError, match="round 0 came where round 3 was expected") as refusal:
-            list(workers(3, down, only))
+            list(workers(3, down, only).uploads)
         workers.header = header
         assert refusal.value.code == "client-refused"
         assert [k for k, _ in workers(0, down, only).uploads] == [0]

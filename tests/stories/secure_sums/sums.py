@@ -13,7 +13,7 @@ import torch
 
 from sordino import config, tree
 from sordino.config import Experiment
-from sordino.engine.executor import Arrived
+from sordino.engine.executor import Tally
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.server import Federation
 from sordino.planning.accounts import OpenRound
@@ -108,7 +108,7 @@ class Sums:
 
     def __init__(self, uplink: Uplink) -> None:
         self.uplink, self._sum = uplink, SecureSum(uplink, "run")
-        self.came = Arrived([], 0, 0)
+        self.came = Tally([], 0, 0)
 
     def encoded(self, raw: Mapping[int, Any], sizes: Mapping[int, int], multiplier: float | None) -> dict[int, Any]:
         largest = max(sizes.values())
