@@ -70,12 +70,13 @@ def floors() -> list[list[str]]:
     return [sorted(room for room, at in height.items() if at == floor) for floor in range(max(height.values()), -1, -1)]
 
 
-def drawing() -> str:
-    """One line for each room, the highest floor first."""
-    said = rooms()
+def drawing(brief: bool = False) -> str:
+    """One line for each room, the highest floor first, a gap between floors; brief: folders alone, without gaps."""
+    said = {room: text for room, text in rooms().items() if not brief or (PACKAGE / room).is_dir()}
     width = max(map(len, said)) + 4
     name = {room: f"{room}/" if (PACKAGE / room).is_dir() else f"{room}.py" for room in said}
-    return "\n\n".join("\n".join(f"{name[room]:<{width}}{said[room]}" for room in floor) for floor in floors())
+    shown = ("\n".join(f"{name[room]:<{width}}{said[room]}" for room in floor if room in said) for floor in floors())
+    return ("\n" if brief else "\n\n").join(lines for lines in shown if lines)
 
 
 if __name__ == "__main__":

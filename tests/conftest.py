@@ -74,6 +74,21 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         site.LONG = math.inf  # those who ask for forks, and programs that are started, have them
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A copy without branches leaves their users out."""
+    from tests.helpers.branch_users import TESTS, left_out
+
+    place = collection_path.relative_to(TESTS.parent).as_posix() if collection_path.is_relative_to(TESTS) else ""
+    return True if place in left_out() else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.helpers.branch_users import left_out
+
+    if gone := left_out():
+        items[:] = [item for item in items if gone.isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What was left out for want of a browser, and how to get one."""
     from tests.helpers.browser import NO_BROWSER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from sordino.branches import BRANCHES
+from tests.helpers.branch_users import listed
 from tests.repository.test_house import house
 
+ROOT = Path(__file__).parents[2]
 IMPORTED = """
 import importlib, pkgutil, sordino.cli  # which loads the verbs of branches
 for module in pkgutil.walk_packages(sordino.__path__, "sordino."):
@@ -95,3 +98,27 @@ def test_a_secure_sum_without_its_branch_is_refused(tmp_path: Path) -> None:
         for way in ("masked", "encrypted")
     ]
     assert not (place / "run").exists()
+
+
+def test_every_test_that_is_left_out_without_branches_is_there() -> None:
+    for entry in listed():
+        file, _, name = entry.partition("::")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert not name or f"def {name.partition('[')[0]}(" in text, entry
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_trunk_pass_without_any_branch(tmp_path: Path) -> None:
+    """Of those in its own rooms all but the few that use a branch, by name or by import."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in files.rstrip("\0").split("\0"):
+        if (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    for branch in BRANCHES:
+        shutil.rmtree(tmp_path / "sordino" / branch)
+    ran = python(tmp_path, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider")
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    passed = re.search(r"(\d+) passed", ran.stdout)
+    assert passed
+    assert int(passed[1]) >= 3_000
