@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
-from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Unit
+from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Subject, Unit
 from sordino.accounting.events import Event
 from sordino.fast.factored import Ready
 from sordino.keys import Key
@@ -30,7 +30,8 @@ Params: TypeAlias = "dict[str, Tensor]"
 # (params, x, y, one key per example) -> one loss per example
 Losses: TypeAlias = "Callable[[Params, Tensor, Tensor, Tensor], Tensor]"
 
-__all__ = ["ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Unit"]  # re-exported
+# re-exported
+__all__ = ["ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Subject", "Unit"]
 
 S = TypeVar("S")  # server state
 C = TypeVar("C")  # client state
@@ -41,9 +42,7 @@ U = TypeVar("U")  # what comes up
 class Offer(NamedTuple):
     """What a budget must know of a gate to price its noise."""
 
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary  # the strongest adversary the promise holds against
+    subject: Subject  # its adversary is the strongest that the promise holds against
     mechanism: Priced
     everyone_pays: bool  # hidden Poisson participation: absent clients pay too
     rate: float = 1.0  # of the sampler that the price may use, 1 where none may be

@@ -1,11 +1,14 @@
-"""A claim: what one release costs one unit against one adversary. It holds public facts only."""
+"""Subjects of promises, and claims: the cost of one release to one subject. They hold public facts only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Annotated, Literal, get_args
 
-from sordino.accounting.events import Event, Json, from_json, to_json
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from sordino.accounting.events import Event, Json, NonPrivate, from_json, leaves, to_json
+from sordino.accounting.facts import Fact
 from sordino.errors import UnsoundGuarantee
 
 # an image is an example whose label is given, a cell a fixed part of a client's examples; a person is all examples
@@ -39,40 +42,74 @@ def standing(status: str, simulated: bool) -> str:
     return f"{status} (simulation)" if simulated and status != "none" else status
 
 
-@dataclass(frozen=True)
-class Claim:
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
-    event: Event
+class Subject(Fact):
+    """What a promise is about: a unit, the change of it that is hidden, and the adversary it is hidden from."""
+
+    unit: Unit = Field(
+        description="The protected unit: a pixel, an image, an example, a cell of examples, a person with several "
+        "examples, or everything of a client."
+    )
+    neighbours: Neighbours = Field(
+        description="The change of one unit that the guarantee hides: `replace` (it has another value), `zero_out` "
+        "(its contribution is counted or not; that it exists, and how many there are, is public)."
+    )
+    adversary: Adversary = Field(
+        description="The observer: the `server` sees every upload, `participants` every model that is sent out, the "
+        "`public` what is published."
+    )
+
+    @property
+    def subject(self) -> Subject:
+        """These three alone, of a fact that says more about them."""
+        return Subject(unit=self.unit, neighbours=self.neighbours, adversary=self.adversary)
+
+
+def _event(given: object) -> Event:
+    if isinstance(given, Event):
+        return given
+    try:
+        return from_json(given)
+    except (TypeError, ArithmeticError) as error:  # what an event refuses by itself is a ValueError
+        raise ValueError(str(error)) from None
+
+
+AN_EVENT: Json = {"type": "object", "title": "Event"}
+Written = Annotated[Event, PlainValidator(_event), PlainSerializer(to_json), WithJsonSchema(AN_EVENT)]
+
+
+@lru_cache(maxsize=1024)
+def _private(event: Event) -> bool:
+    return not any(isinstance(leaf, NonPrivate) for leaf in leaves(event))
+
+
+class Claim(Subject):
+    """Promise of one release: its cost as an event, how far that is proved, and what it rests on."""
+
+    event: Written
     status: Status
-    because: tuple[str, ...] = ()  # assumptions, or the reason why nothing is promised
+    because: tuple[str, ...]  # assumptions, or the reason why nothing is promised
     drift: float = 0.0  # total variation between the noise that was drawn and the ideal law that the event names
 
-    def resting_on(self, *because: str) -> Claim:
-        """The same, if these conditions hold, too."""
-        weaker: Status = max(self.status, "conditional", key=STATUSES.index) if because else self.status
-        return replace(self, status=weaker, because=(*self.because, *because))
+    @classmethod
+    def to_everyone(
+        cls, unit: Unit, neighbours: Neighbours, event: Event, status: Status, because: tuple[str, ...]
+    ) -> list[Claim]:
+        """The same claim against every adversary."""
+        return [
+            cls(unit=unit, neighbours=neighbours, adversary=a, event=event, status=status, because=because)
+            for a in ADVERSARIES
+        ]
 
-    def to_json(self) -> Json:
-        return {
-            **({"drift": self.drift} if self.drift else {}),
-            "unit": self.unit,
-            "neighbours": self.neighbours,
-            "adversary": self.adversary,
-            "event": to_json(self.event),
-            "status": self.status,
-            "because": list(self.because),
-        }
+    @property
+    def finite(self) -> bool:
+        """Is anything promised?"""
+        return _private(self.event)
+
+    def resting_on(self, *because: str) -> Claim:
+        """The same claim under further conditions."""
+        weaker: Status = max(self.status, "conditional", key=STATUSES.index) if because else self.status
+        return self.beside(status=weaker, because=(*self.because, *because))
 
     @classmethod
     def from_json(cls, record: Json) -> Claim:
-        return cls(
-            record["unit"],
-            record["neighbours"],
-            record["adversary"],
-            from_json(record["event"]),
-            record["status"],
-            tuple(record["because"]),
-            record.get("drift", 0.0),
-        )
+        return cls.model_validate(record, strict=False)  # JSON has no tuples

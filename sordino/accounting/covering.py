@@ -19,21 +19,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from sordino.accounting.accountants import EXACT, EpsilonBound, best, checked, needed
-from sordino.accounting.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Unit
-from sordino.accounting.events import (
-    Event,
-    NonPrivate,
-    Repeat,
-    Together,
-    compact,
-    leaves,
-)
+from sordino.accounting.claims import STATUSES, UNITS, Adversary, Claim, Neighbours, Status, Subject, Unit
+from sordino.accounting.events import Event, Repeat, Together, compact
 from sordino.accounting.notes import Release
-
-Subject: TypeAlias = tuple[Unit, Neighbours]
 
 
 class CountedPart(NamedTuple):
@@ -41,7 +32,8 @@ class CountedPart(NamedTuple):
     subject asked about.
     """
 
-    subject: Subject
+    unit: Unit
+    neighbours: Neighbours
     steps: int
     event: Event
 
@@ -67,9 +59,9 @@ class Bounded(NamedTuple):
 
 def steps(claimed: Subject, asked: Subject) -> int | None:
     """How many changes of one subject make one change of the other; None where none do."""
-    if claimed == asked:
+    unit, how, part, change = claimed.unit, claimed.neighbours, asked.unit, asked.neighbours
+    if (unit, how) == (part, change):
         return 1
-    (unit, how), (part, change) = claimed, asked
     if "person" in (unit, part):  # several clients may hold its examples, and how many they are, no release says
         return None
     if unit == part:
@@ -81,71 +73,67 @@ def steps(claimed: Subject, asked: Subject) -> int | None:
 
 def subjects(releases: Iterable[Release], adversary: Adversary) -> list[Subject]:
     """All subjects that the releases speak of, in the order in which they first appear."""
-    spoken = ((c.unit, c.neighbours) for release in releases for c in release if c.adversary == adversary)
+    spoken = (claim.subject for release in releases for claim in release if claim.adversary == adversary)
     return list(dict.fromkeys(spoken))
 
 
-def cost(releases: Sequence[Release], asked: Subject, adversary: Adversary) -> TotalCost:
+def cost(releases: Sequence[Release], asked: Subject) -> TotalCost:
     """What all releases about one client cost one subject."""
-    parts: dict[tuple[Subject, int], list[Event]] = {}
+    parts: dict[tuple[Unit, Neighbours, int], list[Event]] = {}
     open_: list[Claim] = []
     status: Status = STATUSES[0]
     because: dict[str, None] = {}
     drift, silent = 0.0, False
     for release, count in Counter(releases).items():
-        chosen = _cheapest(release, asked, adversary)
+        chosen = _cheapest(release, asked)
         if chosen is None:
             larger = [
-                c for c in _claims(release, adversary) if UNITS.index(c.unit) >= UNITS.index(asked[0]) and _open(c)
+                claim
+                for claim in _claims(release, asked.adversary)
+                if UNITS.index(claim.unit) >= UNITS.index(asked.unit) and not claim.finite
             ]
             silent = silent or not larger
             open_ += larger
             continue
         subject, number, claims = chosen
         together = claims[0].event if len(claims) == 1 else Together(tuple(claim.event for claim in claims))
-        parts.setdefault((subject, number), []).append(Repeat(together, count) if count > 1 else together)
+        spent = parts.setdefault((subject.unit, subject.neighbours, number), [])
+        spent.append(Repeat(together, count) if count > 1 else together)
         status = max((status, *(claim.status for claim in claims)), key=STATUSES.index)
         drift += count * math.fsum(claim.drift for claim in claims)
         because |= dict.fromkeys(reason for claim in claims for reason in claim.because)
-        if number > 1 or subject[0] != asked[0]:
+        if number > 1 or subject.unit != asked.unit:
             said = " (group privacy)" if number > 1 else ""
-            because |= {f"implied by the {subject[0]} row{said}": None}
+            because |= {f"implied by the {subject.unit} row{said}": None}
     if open_ or silent:
         reasons = dict.fromkeys(reason for claim in open_ for reason in claim.because)
         if silent:
-            unit, neighbours = asked
-            reasons[f"a release promises nothing about the {unit} under {neighbours}"] = None
-        weakest = [claim.status for claim in open_ if (claim.unit, claim.neighbours) == asked] or ["none"]
+            reasons[f"a release promises nothing about the {asked.unit} under {asked.neighbours}"] = None
+        weakest = [claim.status for claim in open_ if claim.subject == asked] or ["none"]
         return TotalCost((), max(weakest, key=STATUSES.index), tuple(reasons))
     made = tuple(CountedPart(*key, compact(events)) for key, events in parts.items())
     return TotalCost(made, status, tuple(because), drift)
 
 
-def covered(release: Release, asked: Subject, adversary: Adversary) -> bool:
+def covered(release: Release, asked: Subject) -> bool:
     """Does this release, taken alone, promise something about the subject?"""
-    return _cheapest(release, asked, adversary) is not None
+    return _cheapest(release, asked) is not None
 
 
 def _claims(release: Release, adversary: Adversary) -> list[Claim]:
     return [claim for claim in release if claim.adversary == adversary]
 
 
-@lru_cache(maxsize=1024)
-def _open(claim: Claim) -> bool:
-    """Does it promise nothing?"""
-    return any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event))
-
-
-def _cheapest(release: Release, asked: Subject, adversary: Adversary) -> tuple[Subject, int, list[Claim]] | None:
+def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Claim]] | None:
     """The claims of a release that cover a subject in the fewest steps: about one subject, since others say the same of
     the same release."""
     by: dict[Subject, list[Claim]] = {}
-    for claim in _claims(release, adversary):
-        by.setdefault((claim.unit, claim.neighbours), []).append(claim)
+    for claim in _claims(release, asked.adversary):
+        by.setdefault(claim.subject, []).append(claim)
     found = [
-        (number, UNITS.index(subject[0]), subject, claims)
+        (number, UNITS.index(subject.unit), subject, claims)
         for subject, claims in by.items()
-        if (number := steps(subject, asked)) is not None and not any(map(_open, claims))
+        if (number := steps(subject, asked)) is not None and all(claim.finite for claim in claims)
     ]
     if not found:
         return None
@@ -172,7 +160,7 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
 def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
     """The epsilon of `bounded` alone: no accountant is asked that another one makes needless."""
     if len(parts) == 1 and parts[0].steps == 1:
-        return best(parts[0].event, delta, parts[0].subject[1]).epsilon
+        return best(parts[0].event, delta, parts[0].neighbours).epsilon
     return bounded(parts, delta, neighbours).epsilon
 
 
@@ -188,7 +176,7 @@ def _tightest(listed: dict[str, float]) -> str:
 
 
 def _alone(part: CountedPart, delta: float, check: bool) -> Bounded:
-    (unit, neighbours), number, event = part
+    unit, neighbours, number, event = part
     listed = _said(event, delta, neighbours, check)
     accountant = _tightest(listed)
     if number == 1:

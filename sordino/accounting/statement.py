@@ -10,60 +10,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from typing import Self
 
-from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import Field
 
-from sordino.accounting.claims import (
-    ADVERSARIES,
-    STATUSES,
-    UNITS,
-    Adversary,
-    Claim,
-    Neighbours,
-    Status,
-    Unit,
-)
+from sordino.accounting.claims import ADVERSARIES, STATUSES, UNITS, Neighbours, Status, Subject, Written
 from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, of_one_change, subjects
-from sordino.accounting.events import Event, Json, NonPrivate, from_json, leaves, to_json
-from sordino.accounting.facts import Epsilon, Fact, delta_text
+from sordino.accounting.events import NonPrivate
+from sordino.accounting.facts import Epsilon, delta_text
 from sordino.accounting.notes import Release, histories, read_notes
 
-Key = tuple[Unit, Neighbours, Adversary]
 SCORES = "the server is told how well models meet this site's test examples, exactly and as often as it asks"
 SEVERAL = "{} examples of one person in one table (group privacy of the example row); more of them elsewhere add to it"
 LOUD = "the epsilon of one example is too large for a finite one of {}"
+TEST_EXAMPLES = Subject(unit="test example", neighbours="replace", adversary="server")
+COMPUTED_FROM = ("accountant", "accountants", "releases", "event")
 COARSE = "what the tables of the noise lack of the ideal law is more than this epsilon can bear"
 
 
-def _read(told: object) -> Event:
-    if isinstance(told, Event):
-        return told
-    try:
-        return from_json(told)
-    except (TypeError, ArithmeticError) as error:  # what an event refuses by itself is a ValueError
-        raise ValueError(str(error)) from None
+class Guarantee(Subject):
+    """Upper bound on what all releases together reveal about one subject: a row of a receipt."""
 
-
-AN_EVENT: Json = {"type": "object", "title": "Event"}
-Written = Annotated[Event, PlainValidator(_read), PlainSerializer(to_json), WithJsonSchema(AN_EVENT)]
-
-
-class Guarantee(Fact):
-    """Upper bound on what all releases together reveal about one unit to one adversary."""
-
-    unit: Unit = Field(
-        description="The protected unit: a pixel, an image, an example, a cell of examples, a person with several "
-        "examples, or everything of a client."
-    )
-    neighbours: Neighbours = Field(
-        description="The change of one unit that the guarantee hides: `replace` (it has another value), `zero_out` "
-        "(its contribution is counted or not; that it exists, and how many there are, is public)."
-    )
-    adversary: Adversary = Field(
-        description="The observer: the `server` sees every upload, `participants` every model that is sent out, the "
-        "`public` what is published."
-    )
     epsilon: Epsilon = Field(
         description="Everything the adversary sees is at most e^epsilon times as likely with one data set as with its "
         'neighbour. "inf": no guarantee.'
@@ -95,10 +62,6 @@ class Guarantee(Fact):
     )
 
     @property
-    def subject(self) -> Key:
-        return self.unit, self.neighbours, self.adversary
-
-    @property
     def in_short(self) -> str:
         """An epsilon with all that it depends on, in one line."""
         return (
@@ -109,6 +72,20 @@ class Guarantee(Fact):
     @property
     def finite(self) -> bool:
         return math.isfinite(self.epsilon)
+
+
+class Promised(Guarantee):
+    """A guarantee without the events that it was computed from."""
+
+    accountant: str = ""
+    accountants: Mapping[str, Epsilon] = {}
+    releases: int = 0
+    event: Written | None = None
+
+    @classmethod
+    def of(cls, row: Guarantee, **known: object) -> Self:
+        kept = {name: value for name, value in row if name not in COMPUTED_FROM}
+        return cls.model_validate(kept | known)
 
 
 def statement(
@@ -123,32 +100,32 @@ def statement(
     rows: list[Guarantee] = []
     for adversary in ADVERSARIES:
         asked = subjects(released, adversary)
-        for unit in dict.fromkeys(unit for unit, _ in asked):
-            found = [_row((unit, how, adversary), distinct, delta, check) for part, how in asked if part == unit]
+        for unit in dict.fromkeys(subject.unit for subject in asked):
+            found = [_row(subject, distinct, delta, check) for subject in asked if subject.unit == unit]
             finite = [row for row in found if row.finite]
             rows += finite or [_void(found, distinct, delta)]
             if unit == "example" and rows_per_key > 1:
                 rows += [_person(row.subject, distinct, delta, rows_per_key) for row in finite]
-    return sorted(rows, key=_order)
+    return sorted(rows, key=_place)
 
 
-def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Key, float, Status]]:
+def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Subject, float, Status]]:
     """The finite epsilons of `statement` and how far each is proved, without what every single accountant says."""
-    clients, found = list(read_notes(texts, population).values()), list[tuple[Key, float, Status]]()
+    clients, found = list(read_notes(texts, population).values()), list[tuple[Subject, float, Status]]()
     released = [release for releases in clients for release in releases]
     for adversary in ADVERSARIES:
-        for unit, neighbours in subjects(released, adversary):
-            costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
-            worst, ideal, whole = _worst(costs, delta, neighbours)
-            epsilon = _epsilon(costs[worst], ideal, neighbours)
+        for subject in subjects(released, adversary):
+            costs = [cost(releases, subject) for releases in clients]
+            worst, ideal, whole = _worst(costs, delta, subject.neighbours)
+            epsilon = _epsilon(costs[worst], ideal, subject.neighbours)
             if whole < 1 and math.isfinite(epsilon):
                 status = max((each.status for each in costs), key=STATUSES.index)
-                found.append(((unit, neighbours, adversary), epsilon, status))
+                found.append((subject, epsilon, status))
     return sorted(found, key=lambda one: _place(one[0]))
 
 
 def of_groups(
-    texts: Iterable[str], population: int, delta: float, subject: Key, groups: Sequence[Sequence[int]]
+    texts: Iterable[str], population: int, delta: float, subject: Subject, groups: Sequence[Sequence[int]]
 ) -> list[Guarantee | None]:
     """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took
     part."""
@@ -157,32 +134,25 @@ def of_groups(
     return [_row(subject, releases, delta) if releases else None for releases in distinct]
 
 
-def _order(row: Guarantee) -> tuple[int, int]:
-    return _place(row.subject)
+def _place(subject: Subject) -> tuple[int, int]:
+    return UNITS.index(subject.unit), ADVERSARIES.index(subject.adversary)
 
 
-def _place(subject: Key) -> tuple[int, int]:
-    return UNITS.index(subject[0]), ADVERSARIES.index(subject[2])
-
-
-def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
+def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
     """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
-    unit, neighbours, adversary = key
-    costs = [cost(releases, (unit, neighbours), adversary) for releases in clients]
-    place, ideal, whole = _worst(costs, delta, neighbours)
+    costs = [cost(releases, asked) for releases in clients]
+    place, ideal, whole = _worst(costs, delta, asked.neighbours)
     worst, count = costs[place], len(clients[place])
     because = tuple(dict.fromkeys(reason for each in costs for reason in each.because))
     status = max((each.status for each in costs), key=STATUSES.index)
     if not worst.parts:
         never = tuple(dict.fromkeys(reason for each in costs if not each.parts for reason in each.because))
-        return _nothing(key, delta, status, never, count)
+        return _nothing(asked, delta, status, never, count)
     if whole >= 1:
-        return _nothing(key, delta, "none", (COARSE,), count)
-    bound = bounded(worst.parts, ideal, neighbours, check)
+        return _nothing(asked, delta, "none", (COARSE,), count)
+    bound = bounded(worst.parts, ideal, asked.neighbours, check)
     return Guarantee(
-        unit=unit,
-        neighbours=neighbours,
-        adversary=adversary,
+        **dict(asked),
         epsilon=bound.epsilon,
         delta=whole,
         accountant=bound.accountant,
@@ -194,20 +164,20 @@ def _row(key: Key, clients: Sequence[Sequence[Release]], delta: float, check: bo
     )
 
 
-def _person(key: Key, clients: Sequence[Sequence[Release]], delta: float, rows: int) -> Guarantee:
+def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float, rows: int) -> Guarantee:
     """Of all examples of one person, whichever clients hold them: they change one after the other, and each costs at
     most what the client that lost most has lost of one (Dwork and Roth 2014, theorem 2.2).
     """
     found: dict[float, Guarantee] = {}
 
     def promise(at: float) -> tuple[float, float]:
-        found[at] = _row(key, clients, at)
+        found[at] = _row(example, clients, at)
         return found[at].epsilon, found[at].delta
 
     epsilon, at = of_one_change(promise, delta, rows)
     one = found[at]
     if not math.isfinite(epsilon):
-        return _nothing(("person", *key[1:]), delta, "none", (LOUD.format(rows),), one.releases)
+        return _nothing(example.beside(unit="person"), delta, "none", (LOUD.format(rows),), one.releases)
     name = f"{one.accountant}, {rows} steps of the example row"
     return one.beside(
         unit="person",
@@ -248,9 +218,9 @@ def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> 
     return place, delta, delta + lacking(epsilon, drift)
 
 
-def unspent(key: Key, accountant: str) -> Guarantee:
+def unspent(asked: Subject, accountant: str) -> Guarantee:
     """Nothing was released, so nothing is lost."""
-    return _nothing(key, 0.0, "proved", (), 0).beside(epsilon=0.0, accountant=accountant, accountants={}, event=None)
+    return _nothing(asked, 0.0, "proved", (), 0).beside(epsilon=0.0, accountant=accountant, accountants={}, event=None)
 
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
@@ -263,16 +233,13 @@ def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
         else row
         for row in rows
     ]
-    return [*told, _nothing(("test example", "replace", "server"), delta, "none", (SCORES,), 0)]
+    return [*told, _nothing(TEST_EXAMPLES, delta, "none", (SCORES,), 0)]
 
 
-def _nothing(key: Key, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:
+def _nothing(asked: Subject, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:
     """An infinity, and why."""
-    unit, neighbours, adversary = key
     return Guarantee(
-        unit=unit,
-        neighbours=neighbours,
-        adversary=adversary,
+        **dict(asked),
         epsilon=math.inf,
         delta=delta,
         accountant="none",
@@ -292,22 +259,18 @@ def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delt
     """Nothing holds for this unit, under whichever relation: one release tells everything. What the noised ones beside
     it cost alone is a reason, no promise."""
     spoken = {claim for releases in clients for release in releases for claim in release}
-    open_ = {(claim.unit, claim.neighbours, claim.adversary) for claim in spoken if _open(claim)}
+    open_ = {claim.subject for claim in spoken if not claim.finite}
     bare = [row for row in found if row.subject in open_]
     row, beside = (bare or found)[0], []
     for other in found:
-        unit, how, adversary = other.subject
-        noised = [[r for r in releases if covered(r, (unit, how), adversary)] for releases in clients]
-        alone = (
-            _row((unit, how, adversary), [releases for releases in noised if releases], delta) if any(noised) else other
-        )
+        asked = other.subject
+        noised = [[release for release in releases if covered(release, asked)] for releases in clients]
+        alone = _row(asked, [releases for releases in noised if releases], delta) if any(noised) else other
         if alone.finite:
-            beside.append(f"noised releases beside it: {alone.epsilon:.4g} at delta {delta_text(delta)} ({how})")
+            beside.append(
+                f"noised releases beside it: {alone.epsilon:.4g} at delta {delta_text(delta)} ({asked.neighbours})"
+            )
     return row.beside(because=(*row.because, *beside))
-
-
-def _open(claim: Claim) -> bool:
-    return any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event))
 
 
 def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:

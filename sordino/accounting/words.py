@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from sordino.accounting.belief import FORMALITY, believed, subject
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
+from sordino.accounting.claims import Adversary, Neighbours, Unit, standing
 from sordino.accounting.events import Json
-from sordino.accounting.facts import Epsilon, Fact, delta_text
-from sordino.accounting.statement import Guarantee
+from sordino.accounting.facts import delta_text
+from sordino.accounting.statement import Guarantee, Promised
 
 
 class PhasePromise(Protocol):
@@ -59,19 +59,9 @@ class Against(Protocol):
 Line = TypeVar("Line", bound=Against)
 
 
-class Described(Fact):
-    """What a page shows of a guarantee: in words, without the events that it was computed from."""
+class Described(Promised):
+    """Guarantee in words, as a page shows it."""
 
-    unit: Unit
-    neighbours: Neighbours
-    epsilon: Epsilon
-    delta: float
-    accountant: str
-    status: Status
-    because: tuple[str, ...]
-    releases: int
-    nominal_epsilon: Epsilon | None = None
-    nominal_composed: Epsilon | None = None
     by: str
     words: str
     strength: str
@@ -91,16 +81,16 @@ def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
 
 def described(rows: Sequence[Guarantee], simulated: bool) -> tuple[Described, ...]:
     return tuple(
-        Described.model_validate(
-            dict(row)
-            | {
-                "by": subject(by),
-                "words": sentence(row, by),
-                "strength": strength(row.epsilon),
-                "grade": _grade(row.epsilon),
-                "standing": standing(row.status, simulated),
-                "belief": believed(row, by, simulated),
-            }
+        Described.of(
+            row,
+            accountant=row.accountant,
+            releases=row.releases,
+            by=subject(by),
+            words=sentence(row, by),
+            strength=strength(row.epsilon),
+            grade=_grade(row.epsilon),
+            standing=standing(row.status, simulated),
+            belief=believed(row, by, simulated),
         )
         for row, by in merged(rows)
     )

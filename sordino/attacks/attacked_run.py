@@ -18,14 +18,13 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.accounting.claims import Adversary
-from sordino.accounting.statement import Guarantee, statement
+from sordino.accounting.statement import Promised, statement
 from sordino.algorithms.optional import Estimates, OtherReads
 from sordino.attacks.poisoned import Lies, Poisoned
 from sordino.audits.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import taken
-from sordino.results.attack_file import Held
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
@@ -141,17 +140,17 @@ class AttackedRun:
         return not gates.read.plain or gates.uplink != unprotected(gates).uplink
 
     @cached_property
-    def promises(self) -> tuple[Held, ...]:
+    def promises(self) -> tuple[Promised, ...]:
         """What the whole run promises, from its plan."""
-        return tuple(map(_held, Rehearsal(self.setup, self.simulation.home).guarantees))
+        return tuple(map(Promised.of, Rehearsal(self.setup, self.simulation.home).guarantees))
 
     @cached_property
-    def of_round(self) -> tuple[Held, ...]:
+    def of_round(self) -> tuple[Promised, ...]:
         """What the attacked round promises by itself."""
         delta = self.setup.experiment.privacy.delta
-        return tuple(map(_held, statement([self.seen.note], len(self.setup.public.sizes), delta)))
+        return tuple(map(Promised.of, statement([self.seen.note], len(self.setup.public.sizes), delta)))
 
-    def against(self, adversary: Adversary) -> tuple[Held, ...]:
+    def against(self, adversary: Adversary) -> tuple[Promised, ...]:
         return tuple(held for held in self.promises if held.adversary == adversary)
 
     # the attacked round -----------------------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ class AttackedRun:
     def clients(self) -> tuple[int, ...]:
         """Who is attacked: of those who take part in that round the ones with most images."""
         rounds = self.rounds(bare=False)
-        here = rounds.federation.draw(rounds.federation.open(rounds.t), rounds.server)
+        here = rounds.federation.draw(rounds.t, rounds.server)
         return tuple(sorted(here, key=lambda k: (-len(raw(self.simulation)[k].y), k))[: self.asked.victims])
 
     @cached_property
@@ -349,18 +348,6 @@ def _agreeing(rounds: Rounds) -> Rounds:
     """The same, where each client has agreed to the number of rows that it holds in this game."""
     rounds.site = replace(rounds.site, sizes=None)
     return rounds
-
-
-def _held(row: Guarantee) -> Held:
-    return Held(
-        unit=row.unit,
-        neighbours=row.neighbours,
-        adversary=row.adversary,
-        epsilon=row.epsilon,
-        delta=row.delta,
-        status=row.status,
-        nominal_epsilon=row.nominal_epsilon,
-    )
 
 
 def of_two_classes(order: Tensor, labels: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from sordino.accounting.claims import Adversary
+from sordino.accounting.statement import Promised
 from sordino.attacks.attack import BLIND, Attack
 from sordino.attacks.attacked_run import AttackedRun, MemberView
 from sordino.audits.lower_bounds import upper
 from sordino.audits.separation import ALARMS, hits_at, separation
-from sordino.results.attack_file import AttackFinding, BesideGuess, Held, Roc, Verdict
+from sordino.results.attack_file import AttackFinding, BesideGuess, Roc, Verdict
 
 POINTS = 60  # of a curve
 LEVEL = 0.99  # of intervals
@@ -60,14 +61,14 @@ def _sides(scores: Tensor, inside: Tensor) -> TwoSides:
     return TwoSides(scores[inside], scores[~inside])
 
 
-def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Held | None) -> AttackFinding:
+def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None) -> AttackFinding:
     """The finding with hits at few false alarms beside the area under the curve, whose verdict it has."""
     found = by_area(finding, seen, control, "members", bound)
     return found.beside(measured=(*found.measured, *(_rate(seen, control, alarms) for alarms in ALARMS)))
 
 
 def by_area(
-    finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Held | None = None
+    finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Promised | None = None
 ) -> AttackFinding:
     """The finding with the area under the curve, the curve, and the verdict on the area. `whom`: the first side."""
     found = separation(*seen, 1 - LEVEL)

@@ -31,7 +31,7 @@ from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.simulation import Simulation
 from sordino.sampling.kinds import Cohort
 from sordino.tree import Tree
-from sordino.types import Adversary, Neighbours, Terms
+from sordino.types import Subject, Terms
 
 ROOM = 40_000_000  # numbers of all directions together
 REPLAYS = 20  # of one audit, at most
@@ -43,8 +43,7 @@ class Canaries(ABC):
     """The canaries of a run. `wanted`: how many, where there is room."""
 
     simulation: Simulation
-    adversary: Adversary
-    neighbours: Neighbours
+    subject: Subject  # of the promise
     wanted: int
     key: Key
 
@@ -110,7 +109,7 @@ class Canaries(ABC):
         """Does the attacker read single uploads?"""
         uplink = self.gates.uplink
         together = uplink.central or any(stage.aggregate_only for stage in uplink.client)
-        return self.adversary == "server" and not together
+        return self.subject.adversary == "server" and not together
 
     @property
     def replays(self) -> int:
@@ -119,7 +118,7 @@ class Canaries(ABC):
     @property
     def turns(self) -> bool:
         """Does a canary that is not there point the other way? Else it is nothing."""
-        return self.neighbours == "replace"
+        return self.subject.neighbours == "replace"
 
     def by_client(self) -> Iterator[tuple[int, slice]]:
         """Where the canaries of a client stand among all."""

@@ -9,9 +9,8 @@ training; one that promises nothing is named. Only the gates are attacked: no da
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -19,8 +18,9 @@ import numpy as np
 
 from sordino import config, keys
 from sordino.accounting.accountants import best
-from sordino.accounting.claims import ADVERSARIES
-from sordino.accounting.events import Event, Gaussian, Json, NonPrivate, Poisson, leaves
+from sordino.accounting.claims import ADVERSARIES, Status, Subject
+from sordino.accounting.events import Event, Gaussian, Json, Poisson, leaves
+from sordino.accounting.facts import Epsilon
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
 from sordino.algorithms import all_algorithms
@@ -49,21 +49,17 @@ LEAST = 0.02  # an epsilon below which two deltas are not compared
 TRAINING = "training"  # the phase that every run has
 
 
-@dataclass(frozen=True)
-class AttackedPromise:
+class AttackedPromise(Subject):
     """One promise, attacked. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
 
     phase: str
-    unit: str
-    neighbours: str
-    adversary: str
     attack: str
-    status: str
-    claimed: float  # at the experiment's delta; of a nominal claim, what its source prints
+    status: Status
+    claimed: Epsilon  # at the experiment's delta; of a nominal claim, what its source prints
     delta: float
-    at_least: float
+    at_least: Epsilon
     at_delta: float
-    claimed_there: float
+    claimed_there: Epsilon
     trials: int
     confidence: float
     verdict: str
@@ -75,9 +71,6 @@ class AttackedPromise:
         if self.verdict != HOLDS:
             return ""
         return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"
-
-    def to_json(self) -> Json:
-        return {k: v if not isinstance(v, float) or math.isfinite(v) else "inf" for k, v in vars(self).items()}
 
 
 HOLDS, PARTLY, VIOLATED, NOTHING = "holds", "holds in part", "VIOLATED", "proves nothing"
@@ -163,7 +156,7 @@ def audit(
         tell(f"{phase}: {claim.unit}, {claim.neighbours}")
         attack = partial(_attacked, phase, claim, stated, pairs, delta, trials)
         one = attack(source.child(number), twin)
-        found.append(one if one.verdict != HOLDS else replace(one, notices=_noticed(attack, drawn.child(number))))
+        found.append(one if one.verdict != HOLDS else one.beside(notices=_noticed(attack, drawn.child(number))))
     phases = [phase for phase, _ in stages]
     return Audit(
         algorithm=str(experiment.algorithm.get("name")),
@@ -220,6 +213,8 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
     press on it.
     """
     federation = setup.federation(home, "", ":memory:", "audit")
+    if not setup.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
+        federation.draw(0)
     client, price = _target(setup)
     reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
     if isinstance(reader, records.Attacked):
@@ -231,7 +226,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
         for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
             yield claim, None, [images.pair(reader, claim.unit)] if isinstance(reader, Responses) else []
     # as the ledger would hold them: the cohort has its say
-    federation.reserve(federation.open(0), {client: price})
+    federation.reserve(0, {client: price})
     noted = [
         Claim.from_json(one)
         for entry in federation.entries()
@@ -254,7 +249,7 @@ def _distinct(claims: list[Claim]) -> list[Claim]:
     """Finite and nominal claims, each for the strongest adversary that it is made for."""
     found: dict[tuple[str, str, Event], Claim] = {}
     for claim in sorted(claims, key=lambda claim: ADVERSARIES.index(claim.adversary)):
-        if claim.status == "nominal" or not any(isinstance(leaf, NonPrivate) for leaf in leaves(claim.event)):
+        if claim.status == "nominal" or claim.finite:
             found.setdefault((claim.unit, claim.neighbours, claim.event), claim)
     return list(found.values())
 
@@ -308,9 +303,7 @@ def _attacked(
     verdict = (CAUGHT if refuted else ESCAPED) if twin else (VIOLATED if refuted else HOLDS)
     return AttackedPromise(
         phase=phase,
-        unit=claim.unit,
-        neighbours=claim.neighbours,
-        adversary=claim.adversary,
+        **dict(claim.subject),
         attack=told,
         status=claim.status,
         claimed=claimed,

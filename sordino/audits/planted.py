@@ -156,9 +156,10 @@ class PlantedUplink(Uplink):
         expected: float,
         multiplier: Any,
         source: NoiseSource,
+        *others: Any,
         **more: Any,
     ) -> Received[Any]:
-        return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), **more)
+        return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), *others, **more)
 
 
 def _louder(stages: tuple[Stage, ...], level: float) -> tuple[Stage, ...]:

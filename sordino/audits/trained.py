@@ -127,9 +127,7 @@ def _audited(
 ) -> AuditedPromise:
     canaries = placed(simulation, promise, wanted, key)
     found = AuditedPromise(
-        unit=promise.unit,
-        neighbours=promise.neighbours,
-        adversary=promise.adversary,
+        **dict(promise.subject),
         claimed=promise.epsilon,
         delta=promise.delta,
         status=promise.status,
@@ -167,7 +165,7 @@ def _audited(
 
 def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:
     kind = KINDS.get(promise.unit)
-    return None if kind is None else kind(simulation, promise.adversary, promise.neighbours, wanted, key)
+    return None if kind is None else kind(simulation, promise.subject, wanted, key)
 
 
 def scores(
@@ -195,7 +193,7 @@ def earlier(canaries: Canaries) -> list[Canaries]:
     for phase in canaries.simulation.preparation:
         here: Canaries = replace(canaries, simulation=phase)
         if isinstance(canaries, CanaryExamples) and isinstance(phase.setup.algorithm.read, ClassSums):
-            here = CanaryRowsOfSums(phase, canaries.adversary, canaries.neighbours, canaries.wanted, canaries.key)
+            here = CanaryRowsOfSums(phase, canaries.subject, canaries.wanted, canaries.key)
         found.append(here)
     return [] if any(here.unfit() for here in found) else found
 

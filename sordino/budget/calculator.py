@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
-from sordino.accounting.accountants import epsilon_by
+from sordino.accounting.accountants import EXACT, epsilon_by
 from sordino.accounting.calibrate import exact_multiplier, sampled_multiplier
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
+from sordino.accounting.claims import Subject
 from sordino.accounting.events import Gaussian, Json, Poisson, Repeat, check_multiplier
-from sordino.accounting.facts import Epsilon, Fact, Number
+from sordino.accounting.facts import Fact, Number
 from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.statement import Promised
 from sordino.errors import COUNT, POSITIVE, ConfigError, UnsoundGuarantee, UnsupportedEvent, check_range
 
 # noise / largest signal of one round: above the first it mostly shows noise, below the second a signal is plain
@@ -73,19 +74,13 @@ DEFAULTS: Json = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 10
 
 
 class PlanRow(Fact):
-    """A set-up and its price, as a table of plans shows it; None: nothing is promised, or nothing is known."""
+    """A set-up and its price, as a table of plans shows it; None: nothing is known."""
 
     what: str
     clients: int
     cohort: Number
     rounds: int
-    unit: Unit | None
-    neighbours: Neighbours | None
-    adversary: Adversary | None
-    epsilon: Epsilon | None
-    delta: Number
-    status: Status | None
-    accountant: str | None
+    promise: Promised | None  # None: nothing is promised
     noise_multiplier: Number | None
     exposures: int
     noise_to_signal: float | None  # norm of the noise in the mean over the largest possible signal
@@ -99,19 +94,17 @@ class Answer:
     """One way to keep the promise."""
 
     what: str
-    adversary: Adversary
-    neighbours: Neighbours
+    promise: Promised
     noise_multiplier: float  # noise / sensitivity
     exposures: int
     noise_to_signal: float  # norm of the noise in the mean, in units of the largest possible mean update or gradient
-    accountant: str
     question: Question
     set_up: tuple[str, ...]
 
     @property
     def noise_std(self) -> float:
         """The deviation of the noise in one coordinate of the sum: multiplier times sensitivity."""
-        return self.noise_multiplier * self.question.clip * (2 if self.neighbours == "replace" else 1)
+        return self.noise_multiplier * self.question.clip * (2 if self.promise.neighbours == "replace" else 1)
 
     @property
     def bytes(self) -> int:
@@ -138,13 +131,7 @@ class Answer:
             clients=q.clients,
             cohort=q.cohort,
             rounds=q.rounds,
-            unit=q.unit,
-            neighbours=self.neighbours,
-            adversary=self.adversary,
-            epsilon=q.epsilon,
-            delta=q.delta,
-            status="proved",
-            accountant=self.accountant,
+            promise=self.promise,
             noise_multiplier=self.noise_multiplier,
             exposures=self.exposures,
             noise_to_signal=self.noise_to_signal,
@@ -154,7 +141,8 @@ class Answer:
         )
 
     def to_json(self) -> Json:
-        return {**asdict(self), **self.row.to_json(), "clip": self.question.clip, "noise_std": self.noise_std}
+        question = asdict(self.question)
+        return {**self.row.to_json(), "question": question, "clip": self.question.clip, "noise_std": self.noise_std}
 
 
 def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: object) -> Question:
@@ -208,6 +196,15 @@ def bought(multiplier: float, question: Question) -> float:
 # set-ups --------------------------------------------------------------------------------------------------------------
 
 
+LOCAL = Subject(unit="client", neighbours="replace", adversary="server")
+CENTRAL = Subject(unit="client", neighbours="zero_out", adversary="participants")
+
+
+def _promise(q: Question, about: Subject, accountant: str = EXACT) -> Promised:
+    known = {"unit": q.unit, "epsilon": q.epsilon, "delta": q.delta, "accountant": accountant}
+    return Promised(**{**dict(about), **known, "status": "proved", "because": ()})
+
+
 def _central(q: Question, what: str = "as asked: central noise, hidden cohort") -> Answer:
     if q.rate == 1:
         z, accountant = exact_multiplier(q.epsilon, q.delta, q.rounds), "gdp"
@@ -215,7 +212,7 @@ def _central(q: Question, what: str = "as asked: central noise, hidden cohort") 
         z, accountant = sampled_multiplier(q.epsilon, q.delta, q.rate, q.rounds, "pld"), "pld"
     noise = z * math.sqrt(q.parameters) / q.cohort
     set_up = (*_uplink(q, "[{name='noise', neighbours='zero_out'}]"), f"cohort={{name='poisson', rate={q.rate}}}")
-    return Answer(what, "participants", "zero_out", z, q.rounds, noise, accountant, q, set_up)
+    return Answer(what, _promise(q, CENTRAL, accountant), z, q.rounds, noise, q, set_up)
 
 
 def _visible(q: Question) -> Answer:
@@ -223,21 +220,21 @@ def _visible(q: Question) -> Answer:
     noise = z * math.sqrt(q.parameters) / q.cohort
     set_up = (*_uplink(q, "[{name='noise', neighbours='zero_out'}]"), _in_turn(q))
     what = "central noise, clients seen in turn"
-    return Answer(what, "participants", "zero_out", z, q.turns, noise, "gdp", q, set_up)
+    return Answer(what, _promise(q, CENTRAL), z, q.turns, noise, q, set_up)
 
 
 def _local(q: Question, what: str = "local noise, by each client") -> Answer:
     z = exact_multiplier(q.epsilon, q.delta, q.turns)
     noise = 2 * z * math.sqrt(q.parameters / q.cohort)
     set_up = (f"algorithm={{name='whole_update', radius={q.clip}}}", _in_turn(q))
-    return Answer(what, "server", "replace", z, q.turns, noise, "gdp", q, set_up)
+    return Answer(what, _promise(q, LOCAL), z, q.turns, noise, q, set_up)
 
 
 def _records(q: Question, what: str = "as asked: noise in each gradient") -> Answer:
     z = exact_multiplier(q.epsilon, q.delta, q.turns)
     noise = 2 * z / q.records * math.sqrt(q.parameters / q.cohort)
     set_up = (f"algorithm={{name='gaussian_gdp', clip={q.clip}}}", _in_turn(q))
-    return Answer(what, "server", "replace", z, q.turns, noise, "gdp", q, set_up)
+    return Answer(what, _promise(q, LOCAL), z, q.turns, noise, q, set_up)
 
 
 def _uplink(q: Question, server: str) -> tuple[str, str]:

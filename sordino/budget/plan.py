@@ -278,7 +278,7 @@ def draft(
     if not offers:
         return Plan(None, None, None, None, exposures, once(exposures))
     offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
-    per_round = reads["example"] if offer.unit != "client" else once(exposures)
+    per_round = reads["example"] if offer.subject.unit != "client" else once(exposures)
     longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
     pricing = currency or _pricing(offer, budget, max(longest, 1), published)
     plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)

@@ -200,8 +200,8 @@ def _fitting(
             fix='set privacy.epsilon to a number, or to a rule such as {groups = {"1" = 0.5, "4" = 0.5}}',
             code="mechanism-without-budget",
         )
-    local, published = offer.adversary == "server", isinstance(cohort, ThresholdPublished)
-    if offer.unit != "client" or offer.mechanism.calibration != "exact" or local != published:
+    local, published = offer.subject.adversary == "server", isinstance(cohort, ThresholdPublished)
+    if offer.subject.unit != "client" or offer.mechanism.calibration != "exact" or local != published:
         raise UnsoundGuarantee(
             f"a {type(cohort).__name__} cohort does not fit this noise",
             why="in the published method each client adds noise to its own upload, and everybody sees who takes part"

@@ -259,7 +259,7 @@ def _durable_write(place: Path) -> tuple[float | None, str]:
     times = []
     try:
         with tempfile.TemporaryDirectory(prefix=".sordino-doctor-", dir=place) as folder:
-            Ledger.open(Path(folder) / "ledger.sqlite", Charter("00" * 32, "none", "none", "none", 1e-5, ZCDP)).close()
+            Ledger.open(Path(folder) / "ledger.sqlite", Charter("00" * 32, None, 1e-5, ZCDP)).close()
             for _ in range(9):
                 begun = time.perf_counter()
                 atomic_write(Path(folder) / "written", os.urandom(4096))

@@ -24,9 +24,9 @@ WIDE = 105  # columns of a terminal from which every fact gets a column of its o
 def numbers(console: Console, answers: Sequence[Answer], given: float | None) -> None:
     """Print a plan without data; `given` is the noise multiplier where that was the question."""
     first, rows = answers[0], [answer.row for answer in answers]
-    q = first.question
+    q, made = first.question, first.promise
     promise = f"epsilon {q.epsilon:.4g} at delta {q.delta:g}"
-    whom = f"for one {q.unit} ({first.neighbours}), against {first.adversary}"
+    whom = f"for one {made.unit} ({made.neighbours}), against {made.adversary}"
     needed = f"a noise multiplier of {first.noise_multiplier:.4g}"
     if given is None:
         console.print(f"[bold]{promise}[/bold], {whom}, takes [bold]{needed}[/bold].")
@@ -35,7 +35,7 @@ def numbers(console: Console, answers: Sequence[Answer], given: float | None) ->
     console.print(
         f"[dim]That is noise of deviation {first.noise_std:.4g} on every coordinate of a sum of vectors clipped at "
         f"{q.clip:g} (--clip; set it to the typical norm of a public pilot, no ratio below depends on it). Status "
-        f"{rows[0].status}, accountant {first.accountant}.[/dim]"
+        f"{made.status}, accountant {made.accountant}.[/dim]"
     )
     console.print(table(rows, "What the promise costs", console.width))
     commands(console, rows, "sordino run")
@@ -53,7 +53,7 @@ def experiment(console: Console, found: Compared) -> None:
     if len(found.rows) > 1:
         console.print(table(found.rows, "What else the same budget would buy", console.width))
         commands(console, found.rows, "sordino run")
-    elif found.rows[0].unit:
+    elif found.rows[0].promise:
         console.print(
             "[dim]A typed noise has no alternatives: set privacy.epsilon to see what else would keep it.[/dim]"
         )
@@ -74,21 +74,21 @@ def _facts(row: Planned, timing: str, simulated: bool) -> Iterator[tuple[str, st
         f"{row.clients:,} clients with {row.examples:,} examples, {row.cohort:g} expected in each of {row.rounds:,} "
         f"rounds, {row.parameters:,} parameters in an upload",
     )
-    if row.unit is None or row.status is None or row.epsilon is None:
+    if (made := row.promise) is None:
         yield "promise", "[red]none[/red]: nothing in this algorithm adds noise"
     else:
-        style, said = STATUS_STYLE[row.status], standing(row.status, simulated)
+        style, said = STATUS_STYLE[made.status], standing(made.status, simulated)
         yield (
             "promise",
-            f"epsilon {epsilon_text(row.epsilon)} at delta {row.delta:g} for one {row.unit} ({row.neighbours}) against "
-            f"{row.adversary}; [{style}]{said}[/{style}], accountant {escape(row.accountant or '')}",
+            f"epsilon {epsilon_text(made.epsilon)} at delta {made.delta:g} for one {made.unit} ({made.neighbours}) "
+            f"against {made.adversary}; [{style}]{said}[/{style}], accountant {escape(made.accountant)}",
         )
         yield (
             "noise",
             f"multiplier {row.noise_multiplier:.4g} for the busiest client, planned for {row.exposures:,} exposures",
         )
-    if row.noise_to_signal is not None:
-        signal = "gradients that add up to" if row.unit != "client" else "a mean update of"
+    if made is not None and row.noise_to_signal is not None:
+        signal = "gradients that add up to" if made.unit != "client" else "a mean update of"
         yield (
             "in the mean",
             f"noise of norm {row.noise_norm:.3g} over {signal} at most {row.largest_signal:.3g}: "
@@ -127,8 +127,8 @@ def table(rows: Sequence[PlanRow], title: str, width: int) -> Table:
 Cell = Callable[[PlanRow], str]
 WIDE_COLUMNS: dict[str, Cell] = {
     "set-up": lambda row: escape(row.what),
-    "against": lambda row: row.adversary or "",
-    "neighbours": lambda row: row.neighbours or "",
+    "against": lambda row: row.promise.adversary if row.promise else "",
+    "neighbours": lambda row: row.promise.neighbours if row.promise else "",
     "clients": lambda row: f"{row.clients:,}",
     "cohort": lambda row: f"{row.cohort:,g}",
     "rounds": lambda row: f"{row.rounds:,}",
@@ -139,7 +139,7 @@ WIDE_COLUMNS: dict[str, Cell] = {
 }
 NARROW_COLUMNS: dict[str, Cell] = {
     "set-up": WIDE_COLUMNS["set-up"],
-    "against,\nneighbours": lambda row: f"{row.adversary}\n{row.neighbours}",
+    "against,\nneighbours": lambda row: f"{row.promise.adversary}\n{row.promise.neighbours}" if row.promise else "",
     "clients,\ncohort": lambda row: f"{row.clients:,}\n{row.cohort:,g}",
     "rounds": WIDE_COLUMNS["rounds"],
     "noise\nmult.": WIDE_COLUMNS["noise multiplier"],

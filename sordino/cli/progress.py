@@ -184,7 +184,7 @@ class LiveSpending:
             return "ε ∞: nothing is promised"
         if step.round == step.rounds or self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
             self._compose(step)
-        whom = f"per {plan.offer.unit}, {BY[plan.offer.adversary]}"
+        whom = f"per {plan.offer.subject.unit}, {BY[plan.offer.subject.adversary]}"
         if self._row is None:
             return f"{spent_share(step):.0%} spent of ε {plan.budget.epsilon:g} {whom}" if plan.budget else ""
         row = self._row
@@ -204,8 +204,7 @@ class LiveSpending:
         rows = statement(notes, federation.population, step.setup.experiment.privacy.delta)
         offer = federation.plan.offer
         assert offer is not None
-        subject = (offer.unit, offer.neighbours, offer.adversary)
-        self._row = next((row for row in rows if row.subject == subject), None)
+        self._row = next((row for row in rows if row.subject == offer.subject), None)
         self._last, self._round = self._clock(), step.round
         self._cost = self._last - begun
 

@@ -14,12 +14,14 @@ from enum import StrEnum
 from operator import add
 from typing import Any, NamedTuple
 
+from sordino.accounting.claims import Subject
 from sordino.accounting.currency import Amount, Currency
 from sordino.accounting.events import Json
 from sordino.errors import LedgerError
 from sordino.ledger.storage import damaged
 
 EVERYONE = "*"
+NOTHING = "none"  # is promised
 ORIGIN = bytes(32)
 
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
@@ -46,12 +48,30 @@ class Charter:
     """What a ledger is bound to. When any of it changes, the budgets belong in another ledger."""
 
     dataset: str
-    unit: str
-    neighbours: str
-    adversary: str
+    subject: Subject | None  # of the promise that is paid for; None: nothing is promised
     delta: float | None
     currency: Currency
     names: tuple[str, ...] = ()  # of the clients "0", "1", ..., for whoever reads the ledger; no budget depends on them
+
+    def to_json(self) -> Json:
+        """All but the names. Delta is text: the file holds no floating-point number."""
+        return {
+            "dataset": self.dataset,
+            **(dict.fromkeys(Subject.model_fields, NOTHING) if self.subject is None else dict(self.subject)),
+            "delta": repr(self.delta),
+            "currency": asdict(self.currency),
+        }
+
+    @classmethod
+    def from_json(cls, record: Json, names: tuple[str, ...]) -> Charter:
+        money, about = record["currency"], {name: record[name] for name in Subject.model_fields}
+        return cls(
+            record["dataset"],
+            None if set(about.values()) == {NOTHING} else Subject(**about),
+            None if record["delta"] == "None" else float(record["delta"]),
+            Currency(money["name"], tuple(money["parts"]), money["rule"]),
+            names,
+        )
 
 
 class Each(NamedTuple):
@@ -141,10 +161,8 @@ class Books:
         self.seals: set[str] = set()
 
     def genesis(self) -> Json:
-        # delta as text: the file holds no floating-point number
-        charter = asdict(self.charter) | {"delta": repr(self.charter.delta)}
-        names = list(charter.pop("names"))
-        return {"kind": "charter", "charter": charter, **({"names": names} if names else {}), **self.caps.to_json()}
+        names = {"names": list(self.charter.names)} if self.charter.names else {}
+        return {"kind": "charter", "charter": self.charter.to_json(), **names, **self.caps.to_json()}
 
     def spent(self, principal: str) -> Amount:
         shared = self.own.get(EVERYONE, self.charter.currency.zero())
@@ -233,14 +251,9 @@ _FOLDS = {
 def read_genesis(body: bytes) -> tuple[Charter, Caps]:
     """The first record of a ledger, as it was founded."""
     record = json.loads(body)
-    told = dict(record["charter"])
-    money = told.pop("currency")
-    currency = Currency(money["name"], tuple(money["parts"]), money["rule"])
-    delta = None if told["delta"] == "None" else float(told["delta"])
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
-    names = tuple(map(str, record.get("names", ())))
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
-    return Charter(**told | {"delta": delta}, currency=currency, names=names), caps
+    return Charter.from_json(record["charter"], tuple(map(str, record.get("names", ())))), caps
 
 
 def link(previous: bytes, body: bytes) -> bytes:

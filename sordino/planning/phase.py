@@ -254,8 +254,7 @@ class PlannedPhase:
         `dataset`: the digest that stands for the data; `reading`: to look.
         """
         plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
-        promise = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary) if plan.offer else ("none",) * 3
-        charter = Charter(dataset, *promise, delta, plan.currency, self.public.clients)
+        charter = Charter(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)
         cap, together = plan.cap, plan.one_price
         own = plan.budget is not None and plan.budget.personal is not None and not together
         each = Each(people, cap) if cap is not None and not together and not own else None

@@ -63,14 +63,14 @@ class PriceRequest:
         """The most that real noise of a client may lack of the ideal law, in total variation over all rounds."""
         several = math.ceil(self.cohort.expected(len(self.sizes))) if self.algorithm.uplink.shared else 1
         offer, _ = self.asks
-        draws = several if offer.unit == "client" else max(self.reads)
+        draws = several if offer.subject.unit == "client" else max(self.reads)
         return max(self.exposures) * draws * self.coordinates * TABLE_ERROR
 
     @property
     def asks(self) -> tuple[Offer, int]:
         """What is to be priced, and the most releases that a client is planned to pay for."""
         offer = next(offer for offer, typed in self.offers if typed is None)
-        each = 1 if offer.unit == "client" else max(self.reads)
+        each = 1 if offer.subject.unit == "client" else max(self.reads)
         return offer, max(1, max(self.exposures) * each)
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class PriceRequest:
             check_sizes(self.privacy)
         for offer, _ in self.offers:
             check_delta(offer, self.privacy, population, sum(self.sizes))
-            if offer.unit != "client":
+            if offer.subject.unit != "client":
                 check_sizes(self.privacy)
         noise = algorithm.uplink.noise()
         if noise is not None and noise.louder != 1 and not isinstance(self.cohort, ThresholdPublished):
@@ -174,8 +174,8 @@ def shared(
     if len(phases) == 1 or budget is None or not priced:
         return {}
     asked = [phases[i].asks for i in priced]
-    units = {offer.unit for offer, _ in asked}
-    if any(typed is not None and offer.unit in units for phase in phases for offer, typed in phase.offers):
+    units = {offer.subject.unit for offer, _ in asked}
+    if any(typed is not None and offer.subject.unit in units for phase in phases for offer, typed in phase.offers):
         raise UnsoundGuarantee(
             "one phase has a noise multiplier set by hand, and another one is paid from the budget",
             why="the phase with its own multiplier spends of the same promise, but outside the budget, so that "
@@ -183,7 +183,7 @@ def shared(
             fix="leave the multiplier out; or set one in every phase, and no epsilon",
             code="typed-beside-priced",
         )
-    if len({(offer.unit, offer.neighbours, offer.adversary) for offer, _ in asked}) > 1:
+    if len({offer.subject for offer, _ in asked}) > 1:
         raise UnsoundGuarantee(
             "one budget would have to pay for phases with different promises",
             why="what is spent about one unit, or against one adversary, cannot be added to what is spent about "

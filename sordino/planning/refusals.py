@@ -59,7 +59,8 @@ def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
 
 
 def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) -> None:
-    protected = population if offer.unit == "client" else examples
+    unit = offer.subject.unit
+    protected = population if unit == "client" else examples
     if privacy.delta == 0 and offer.mechanism.calibration == PURE:
         return
     if not LEAST_DELTA <= privacy.delta < 1:
@@ -73,7 +74,7 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) 
     if privacy.delta >= 1 / protected:
         raise UnsoundGuarantee(
             f"privacy.delta {privacy.delta} is not below 1/{protected}",
-            why=f"a mechanism may then publish one of the {protected} protected {offer.unit}s in full and still "
+            why=f"a mechanism may then publish one of the {protected} protected {unit}s in full and still "
             "keep its promise",
             fix=f"set privacy.delta below {1 / protected:.1e}",
             code="delta-too-large",

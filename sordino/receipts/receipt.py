@@ -18,8 +18,7 @@ from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.notes import noised, simulated
 from sordino.accounting.pricing import CountedPhase
-from sordino.accounting.statement import Guarantee, beside_scores, of_groups, statement
-from sordino.budget.plan import Plan
+from sordino.accounting.statement import Guarantee, Promised, beside_scores, of_groups, statement
 from sordino.errors import RunError
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import EVERYONE
@@ -36,11 +35,9 @@ from sordino.receipts.run_files import (
     Group,
     OfClient,
     OfPhase,
-    Promised,
     Receipt,
     ReceiptBudget,
     Spending,
-    Subject,
 )
 from sordino.types import TRAINING
 
@@ -171,22 +168,10 @@ def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
             phase=phase or TRAINING,
             releases=len(mine),
             guarantees=tuple(
-                map(_promised, statement(mine, len(public.sizes), delta, rows_per_key=public.rows_per_key))
+                map(Promised.of, statement(mine, len(public.sizes), delta, rows_per_key=public.rows_per_key))
             ),
         )
         for phase, mine in notes.items()
-    )
-
-
-def _promised(row: Guarantee) -> Promised:
-    return Promised(
-        unit=row.unit,
-        neighbours=row.neighbours,
-        adversary=row.adversary,
-        epsilon=row.epsilon,
-        delta=row.delta,
-        status=row.status,
-        because=row.because,
     )
 
 
@@ -269,13 +254,8 @@ def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
         exposures_planned=_spread(planned),
         exposures_used=_spread(_of_all(list(federation.exposures.values()), 0, people, everyone)),
         groups=_groups(federation) if personal else (),
-        subject=_subject_of(plan) if personal else None,
+        subject=plan.offer.subject if plan.offer and personal else None,
     )
-
-
-def _subject_of(plan: Plan) -> Subject:
-    assert plan.offer is not None
-    return Subject(unit=plan.offer.unit, neighbours=plan.offer.neighbours, adversary=plan.offer.adversary)
 
 
 def share_of(federation: Accounts, client: int) -> float:
@@ -295,8 +275,7 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
     assert plan.budget is not None
     levels = plan.budget.levels()
     notes = [entry.note for entry in federation.entries()]
-    subject = (plan.offer.unit, plan.offer.neighbours, plan.offer.adversary)
-    rows = of_groups(notes, len(federation.sizes), plan.budget.delta, subject, list(levels.values()))
+    rows = of_groups(notes, len(federation.sizes), plan.budget.delta, plan.offer.subject, list(levels.values()))
 
     def claimed(level: float, members: Sequence[int]) -> float | None:
         return level * max(share_of(federation, federation.payer(k)) for k in members) if plan.claimed else None

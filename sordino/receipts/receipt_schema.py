@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
+from sordino.accounting.claims import AN_EVENT
 from sordino.accounting.events import KINDS, Json
-from sordino.accounting.statement import AN_EVENT
 from sordino.receipts.run_files import Receipt
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

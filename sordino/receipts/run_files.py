@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
+from sordino.accounting.claims import Status, Subject
 from sordino.accounting.facts import Epsilon, Fact, Format, Number
-from sordino.accounting.statement import Guarantee, Written
+from sordino.accounting.statement import Guarantee, Promised
 
 
 class Environment(Fact):
@@ -33,15 +33,6 @@ class Environment(Fact):
     clients: tuple[int, ...] | None = None  # numbers of a site's own clients
     shares_scores: bool | None = None  # at a site: true where it sends the server scores of models on its examples
     unwitnessed: str = ""  # why an older copy of the ledger, put in place of this one, would go unnoticed
-
-
-class Promised(Guarantee):
-    """Guarantee of one phase, given what went out before it."""
-
-    accountant: str = ""
-    accountants: Mapping[str, Epsilon] = {}
-    releases: int = 0
-    event: Written | None = None
 
 
 class OfPhase(Fact):
@@ -71,14 +62,6 @@ class Group(Fact):
         description="The epsilon by the publication's own count, which proves nothing; null where the count is sound."
     )
     exposures: Between = Field(description="Number of rounds in which they paid.")
-
-
-class Subject(Fact):
-    """Unit, change and adversary that an epsilon is about."""
-
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
 
 
 class ReceiptBudget(Fact):

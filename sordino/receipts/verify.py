@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sordino import user_code
 from sordino.accounting.accountants import EXACT, LIMITS
+from sordino.accounting.claims import Subject
 from sordino.accounting.events import Json
 from sordino.accounting.notes import parsed
 from sordino.algorithms.optional import RequestsClients
@@ -187,7 +188,7 @@ def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
         return None
     if setup.policy.hidden:
         return []
-    active = again.stragglers.split(again.draw(again.open(t)), t, again.key).active
+    active = again.stragglers.split(again.draw(t), t, again.key).active
     return [k for k in active if k in again.members]
 
 
@@ -203,8 +204,8 @@ def _claimed(folder: Path) -> Json:
         ) from None
 
 
-def _subject(row: Json) -> tuple[str, str, str]:
-    return str(row.get("unit")), str(row.get("neighbours")), str(row.get("adversary"))
+def _subject(row: Json) -> tuple[str, ...]:
+    return tuple(str(row.get(name)) for name in Subject.model_fields)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -12,8 +12,9 @@ from typing import Literal
 import numpy as np
 
 from sordino.accounting.belief import epsilon_text
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
-from sordino.accounting.facts import FORMAT, Epsilon, Fact, Format, Number, delta_text
+from sordino.accounting.claims import Adversary, standing
+from sordino.accounting.facts import FORMAT, Fact, Format, Number, delta_text
+from sordino.accounting.statement import Promised
 from sordino.ledger.files import atomic_write
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import LeftInRun
@@ -54,24 +55,12 @@ class PictureRow(Fact):
     pixels: str  # base64
 
 
-class Held(Fact):
-    """Guarantee of the run against this attacker, about a unit, which need not be the target of the attack."""
-
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
-    epsilon: Epsilon
-    delta: float
-    status: Status
-    nominal_epsilon: Epsilon | None = None
-
-
 class Roc(Fact):
     """Share of members found against the rate of false alarms, and the limit that a guarantee sets."""
 
     points: tuple[tuple[float, float], ...]  # (false alarms, found)
     control: tuple[tuple[float, float], ...] = ()
-    bound: Held | None = None  # of the release that was attacked: found <= e^epsilon alarms + delta
+    bound: Promised | None = None  # of the release that was attacked: found <= e^epsilon alarms + delta
 
 
 class AttackFinding(Fact):
@@ -85,7 +74,7 @@ class AttackFinding(Fact):
     measured: tuple[BesideGuess, ...] = ()  # the headline first
     pictures: tuple[PictureRow, ...] = ()
     roc: Roc | None = None
-    promises: tuple[Held, ...] = ()
+    promises: tuple[Promised, ...] = ()  # that the run makes against this attacker
     heads: tuple[str, str] = ("guess", "without protection")  # of what stands beside each figure
     whole: bool = False  # was the whole run played, in place of listening to one round?
 
@@ -169,7 +158,7 @@ def figures(one: BesideGuess) -> tuple[str, str, str]:
     return f"{one.value:.3g}{unit}{ends}", f"{one.baseline:.3g}{unit}", control
 
 
-def promised(held: Held, simulated: bool) -> str:
+def promised(held: Promised, simulated: bool) -> str:
     """A guarantee in a line, with everything it depends on."""
     nominal = "" if held.nominal_epsilon is None else f"; {held.nominal_epsilon:.3g} is printed and proves nothing"
     return (

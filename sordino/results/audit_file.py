@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit, standing
+from sordino.accounting.claims import Status, Subject, standing
 from sordino.accounting.facts import Epsilon, Fact
 from sordino.ledger.files import atomic_write
 from sordino.receipts.folder import RunFolder
@@ -43,12 +43,9 @@ class Noticed(Fact):
     twin: PlayedCanaries | None = None  # the last one that was tried
 
 
-class AuditedPromise(Fact):
+class AuditedPromise(Subject):
     """Guarantee of a whole run, and lower bounds on its loss. `played` is missing where no canary can be placed."""
 
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
     claimed: Epsilon
     delta: float
     status: Status

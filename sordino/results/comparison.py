@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sordino import config
-from sordino.accounting.statement import Guarantee, Key
+from sordino.accounting.claims import Subject
+from sordino.accounting.statement import Guarantee
 from sordino.branches import part
 from sordino.config import Experiment
 from sordino.errors import ConfigError, RunError
@@ -244,7 +245,7 @@ def _method(experiment: Experiment, seeds: int, out: Path, pace: Pace) -> Method
 
 def _least(promises: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
     """The weakest guarantee of each row: where cohorts are drawn, one seed may ask a client more often than another."""
-    weakest: dict[Key, Guarantee] = {}
+    weakest: dict[Subject, Guarantee] = {}
     for row in (row for promise in promises for row in promise):
         if row.subject not in weakest or row.epsilon > weakest[row.subject].epsilon:
             weakest[row.subject] = row

@@ -16,9 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.accounting.claims import Adversary, Neighbours, Status, Unit
-from sordino.accounting.facts import Fact
-from sordino.accounting.statement import Key, epsilons
+from sordino.accounting.claims import Status, Subject
+from sordino.accounting.statement import epsilons
 from sordino.branches import part
 from sordino.errors import ConfigError
 from sordino.ledger.books import EVERYONE
@@ -116,7 +115,7 @@ class Result:
         if shares:
             rows["spent_share"] = rows["round"].map(dict(enumerate(shares, 1)))
         for line in curve(notes, population, delta):
-            name = f"epsilon_{line.unit}_{line.neighbours}_{line.adversary}"
+            name = "_".join(("epsilon", *dict(line.subject).values()))
             points = rows["round"].map(dict(line.points))
             rows[name] = rows[name].fillna(points) if name in rows else points
         return rows
@@ -155,9 +154,7 @@ class Result:
         )
         rows = [
             {
-                "unit": row.unit,
-                "neighbours": row.neighbours,
-                "adversary": row.adversary,
+                **dict(row.subject),
                 "epsilon": row.epsilon,
                 "delta": row.delta,
                 "status": row.status,
@@ -277,28 +274,22 @@ POINTS = 12  # of the epsilon curve: each is a full composition
 Points = tuple[tuple[int, float], ...]  # (rounds, epsilon)
 
 
-class Curve(Fact):
+class Curve(Subject):
     """One finite epsilon after some of the rounds."""
 
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
     points: Points
     status: Status
 
 
 def curve(notes: Sequence[str], population: int, delta: float) -> list[Curve]:
     """Epsilon of every finite row after some of the rounds."""
-    points: dict[Key, list[tuple[int, float]]] = {}
-    status: dict[Key, Status] = {}
+    points: dict[Subject, list[tuple[int, float]]] = {}
+    status: dict[Subject, Status] = {}
     for stop in stops(len(notes)):
-        for subject_, epsilon, how_far in epsilons(notes[:stop], population, delta):
-            points.setdefault(subject_, []).append((stop, epsilon))
-            status[subject_] = how_far
-    return [
-        Curve(unit=unit, neighbours=how, adversary=who, points=tuple(found), status=status[unit, how, who])
-        for (unit, how, who), found in points.items()
-    ]
+        for subject, epsilon, how_far in epsilons(notes[:stop], population, delta):
+            points.setdefault(subject, []).append((stop, epsilon))
+            status[subject] = how_far
+    return [Curve(**dict(subject), points=tuple(found), status=status[subject]) for subject, found in points.items()]
 
 
 def stops(rounds: int) -> list[int]:

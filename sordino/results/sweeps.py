@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sordino.accounting.belief import epsilon_text, subject
-from sordino.accounting.claims import ADVERSARIES, Adversary, Neighbours, Status, Unit
-from sordino.accounting.facts import Epsilon, Fact, delta_text
+from sordino.accounting.claims import ADVERSARIES, Status, Subject
+from sordino.accounting.facts import Epsilon, delta_text
 from sordino.accounting.notes import read_notes
-from sordino.accounting.statement import Guarantee, Key, statement
+from sordino.accounting.statement import Guarantee, statement
 from sordino.accounting.words import merged
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
@@ -79,12 +79,9 @@ def split(text: str) -> list[str]:
 # what the search would have cost --------------------------------------------------------------------------------------
 
 
-class Composed(Fact):
-    """Upper bound on the loss by all configurations together, about one unit to one adversary."""
+class Composed(Subject):
+    """Upper bound on the loss by all configurations together, about one subject."""
 
-    unit: Unit
-    neighbours: Neighbours
-    adversary: Adversary
     status: Status
     delta: float
     epsilon: Epsilon  # one seed of each configuration: what a search on real data would be
@@ -111,21 +108,11 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
         if all(key in rows for rows in once):
             epsilon = max(rows[key].epsilon for rows in once)
             total = sum(rows[key].epsilon for rows in shared)
-            found.append(
-                Composed(
-                    unit=row.unit,
-                    neighbours=row.neighbours,
-                    adversary=row.adversary,
-                    status=row.status,
-                    delta=delta,
-                    epsilon=epsilon,
-                    every_seed=total,
-                )
-            )
+            found.append(Composed(**dict(key), status=row.status, delta=delta, epsilon=epsilon, every_seed=total))
     return found
 
 
-def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Guarantee]:
+def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guarantee]:
     """Rows of the union, against adversaries for whom every configuration states its claims in the same terms: others
     would be compared in steps of several kinds.
     """
@@ -135,14 +122,14 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Key, Guarante
     alike = {
         adversary
         for adversary in ADVERSARIES
-        if len({frozenset(key for key in keys if key[2] == adversary) for keys in spoken}) == 1
+        if len({frozenset(key for key in keys if key.adversary == adversary) for keys in spoken}) == 1
     }
     return {row.subject: row for row in rows if row.adversary in alike}
 
 
-def _spoken(notes: Notes) -> set[Key]:
+def _spoken(notes: Notes) -> set[Subject]:
     claims = (c for releases in read_notes(*notes).values() for release in releases for c in release)
-    return {(claim.unit, claim.neighbours, claim.adversary) for claim in claims}
+    return {claim.subject for claim in claims}
 
 
 def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) -> list[str]:

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import torch
 
 from sordino import config
+from sordino.accounting.claims import Subject
 from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
-from sordino.accounting.statement import Guarantee, Key, unspent
+from sordino.accounting.statement import Guarantee, Promised, unspent
 from sordino.algorithms.optional import Estimates, PublicTensors
 from sordino.budget.calculator import Enough, PlanRow
 from sordino.config import Experiment
@@ -80,14 +81,11 @@ class Compared:
     enough: list[Enough]
     timing: str
     simulated: bool
+    delta: float  # that was asked for
 
     @property
     def ratio(self) -> float | None:
         return self.rows[0].noise_to_signal
-
-    @property
-    def delta(self) -> float:
-        return self.rows[0].delta
 
     def to_json(self) -> Json:
         return {
@@ -128,8 +126,8 @@ def compare(
         return beside(simulation, experiment.model_copy(update={"privacy": privacy})).setup
 
     found = loud_enough(simulation.setup, asked.noise, at_delta) if asked.noise else []
-    real = experiment.privacy.real
-    return Compared(rows, asked.guarantees, impossible, found, asked.timing, simulated=not real)
+    asked_for = experiment.privacy
+    return Compared(rows, asked.guarantees, impossible, found, asked.timing, not asked_for.real, asked_for.delta)
 
 
 def _untouched(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
@@ -176,7 +174,7 @@ def _other_gates(setup: Setup) -> Iterator[tuple[str, list[str]]]:
     experiment, offer, algorithm = setup.experiment, setup.plan.offer, setup.algorithm
     assert offer is not None
     lr, population = Estimates.of(algorithm).step_size or LIKELY_STEP, len(setup.public.sizes)
-    records = offer.unit != "client"
+    records = offer.subject.unit != "client"
     clip = (algorithm.read.cut or 1.0) if records else algorithm.uplink.bound(setup.coordinates).l2
     opened = ["read={name='open'}"] if experiment.read is not None else []
     fedavg = [f"algorithm={{name='fedavg', lr={lr}}}", *opened] if records else []
@@ -234,7 +232,7 @@ class Forecast:
         return self._rehearsal.federation
 
     @property
-    def rounds(self) -> list[Sequence[int]]:
+    def rounds(self) -> list[list[int]]:
         """Who will take part and pay, round by round."""
         return self._rehearsal.rounds
 
@@ -301,7 +299,7 @@ class Forecast:
 
     def row(self, what: str, run: list[str], timed: bool) -> Planned:
         setup, offer, experiment = self.setup, self.setup.plan.offer, self.setup.experiment
-        promise = None if offer is None else self._promise((offer.unit, offer.neighbours, offer.adversary))
+        promise = None if offer is None else self._promise(offer.subject)
         return Planned(
             what=what,
             clients=len(setup.public.sizes),
@@ -309,13 +307,7 @@ class Forecast:
             rounds=experiment.rounds,
             examples=sum(setup.public.sizes),
             parameters=setup.coordinates,
-            unit=None if promise is None else promise.unit,
-            neighbours=None if promise is None else promise.neighbours,
-            adversary=None if promise is None else promise.adversary,
-            epsilon=None if promise is None else promise.epsilon,
-            status=None if promise is None else promise.status,
-            accountant=None if promise is None else promise.accountant,
-            delta=experiment.privacy.delta,
+            promise=promise,
             noise_multiplier=None if offer is None else multiplier(setup, self.busiest),
             exposures=setup.plan.exposures[self.busiest],
             noise_norm=self.noise and self.noise.norm,
@@ -326,9 +318,10 @@ class Forecast:
             run=tuple(run),
         )
 
-    def _promise(self, subject: Key) -> Guarantee:
+    def _promise(self, subject: Subject) -> Promised:
         rows = {row.subject: row for row in self.guarantees}
-        return rows[subject] if subject in rows else unspent(subject, "none: nobody ever takes part")
+        row = rows[subject] if subject in rows else unspent(subject, "none: nobody ever takes part")
+        return Promised.of(row, accountant=row.accountant)
 
 
 def _effort(setup: Setup, client: int) -> int:
@@ -375,7 +368,7 @@ def _time(simulation: Simulation, run: Federation) -> Seconds:
 
 def _played(clients: Site, down: Tree, terms: Mapping[int, Terms]) -> None:
     """A round of these clients, of which nothing is kept."""
-    for _ in clients(0, down, terms).uploads:
+    for _ in clients(0, down, terms):
         pass
 
 

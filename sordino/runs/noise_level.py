@@ -57,7 +57,7 @@ def expected_noise(setup: Setup) -> ExpectedNoise | None:
             continue
         loud = (
             of_uplink(algorithm.uplink, z, setup.coordinates)
-            if offer.unit == "client"
+            if offer.subject.unit == "client"
             else of_reader(algorithm.read, algorithm.work, z, size)
         )
         if loud is None:
@@ -71,12 +71,13 @@ def expected_noise(setup: Setup) -> ExpectedNoise | None:
         return None
     weight = math.fsum(often * w for often, w, _ in seen) / visits
     signal = math.fsum(often * w * loud.signal for often, w, loud in seen) / visits / weight
-    if offer.unit == "client" and algorithm.uplink.central:  # one noise, and a denominator that counts the missing too
+    if offer.subject.unit == "client" and algorithm.uplink.central:
+        # one noise, and a denominator that counts the missing too
         std, signal = max(loud.std for _, _, loud in seen) / (cohort * weight), signal * answering
     else:
         square = math.fsum(often * (w * loud.std) ** 2 for often, w, loud in seen) / visits
         std = math.sqrt(square / (cohort * answering)) / weight
-    coordinates = setup.coordinates if offer.unit == "client" else tree.size(setup.task.init(0))
+    coordinates = setup.coordinates if offer.subject.unit == "client" else tree.size(setup.task.init(0))
     return ExpectedNoise(std * math.sqrt(coordinates), signal)
 
 
@@ -98,9 +99,9 @@ def loud_enough(setup: Setup, noise: ExpectedNoise, at_delta: Callable[[float], 
     """Federations grown from this one that would be heard; without `at_delta` only those with the same delta."""
     offer, delta = setup.plan.offer, _delta(setup)
     assert offer is not None
-    central = offer.unit == "client" and setup.algorithm.uplink.central
+    central = offer.subject.unit == "client" and setup.algorithm.uplink.central
     clients = len(setup.public.sizes)
-    units = -(-sum(setup.public.sizes) // clients) if offer.unit != "client" else 1
+    units = -(-sum(setup.public.sizes) // clients) if offer.subject.unit != "client" else 1
 
     def ratio(wanted: float) -> float:
         if wanted == delta:

@@ -236,5 +236,7 @@ def _settings(experiment: Json, prefix: str = "") -> Json:
 
 def _promised(receipt: Receipt) -> dict[str, float]:
     """The finite guarantees and the share of the budget that is spent."""
-    found = {"_".join(("epsilon", *row.subject)): row.epsilon for row in receipt.guarantees if row.finite}
+    found = {
+        "_".join(("epsilon", *dict(row.subject).values())): row.epsilon for row in receipt.guarantees if row.finite
+    }
     return found if receipt.budget is None else {**found, "spent_share": receipt.budget.spent_share.max}

@@ -128,7 +128,7 @@ class Proposed:
         if plan.offer is None:
             return []
         budget = 0.0 if plan.budget is None else plan.budget.of(self.client)
-        rows = [row for row in self.guarantees if row.unit == plan.offer.unit]
+        rows = [row for row in self.guarantees if row.unit == plan.offer.subject.unit]
         return [row.beside(epsilon=max(row.epsilon, budget)) for row in rows]
 
     @property

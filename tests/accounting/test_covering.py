@@ -11,14 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sordino.accounting import statement as statements
-from sordino.accounting.claims import UNITS, Claim, Neighbours, Unit
-from sordino.accounting.covering import Subject, bounded, cost, covered, steps, two_steps
+from sordino.accounting.claims import UNITS, Claim, Neighbours, Status, Subject, Unit
+from sordino.accounting.covering import bounded, cost, covered, steps, two_steps
 from sordino.accounting.events import Event, Gaussian, Laplace, NonPrivate, Once, Poisson, Repeat, Response
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import note
@@ -58,8 +57,14 @@ def changed(world: World, unit: Unit, how: Neighbours) -> Iterator[World]:
 
 
 START: World = ((0, 0, 0), (0, 1, 0), (1, 1, 1))
-SUBJECTS: list[Subject] = [  # nothing finite is said of a test example, on which nobody trains
-    (unit, how)
+
+
+def about(unit: Unit, how: Neighbours) -> Subject:
+    return Subject(unit=unit, neighbours=how, adversary="server")
+
+
+SUBJECTS = [  # nothing finite is said of a test example, on which nobody trains
+    about(unit, how)
     for unit in UNITS[1:]
     if unit != "person"
     for how in RELATIONS
@@ -67,17 +72,17 @@ SUBJECTS: list[Subject] = [  # nothing finite is said of a test example, on whic
 ]
 
 
-@pytest.mark.parametrize("asked", SUBJECTS, ids="-".join)
+@pytest.mark.parametrize("asked", SUBJECTS, ids=lambda asked: f"{asked.unit}-{asked.neighbours}")
 def test_a_claim_covers_what_so_many_of_its_changes_reach(asked: Subject) -> None:
-    neighbours = set(changed(START, *asked)) - {START}
+    neighbours = set(changed(START, asked.unit, asked.neighbours)) - {START}
     for claimed in SUBJECTS:
         number = steps(claimed, asked)
         if number is None:
             continue
         reached = {START}
         for _ in range(number):
-            reached |= {after for before in reached for after in changed(before, *claimed)}
-        if claimed == ("client", "replace"):  # any holding is one, also with an example that counts for nothing
+            reached |= {after for before in reached for after in changed(before, claimed.unit, claimed.neighbours)}
+        if claimed == about("client", "replace"):  # any holding is one, also with an example that counts for nothing
             continue
         assert neighbours <= reached, (claimed, asked)
 
@@ -86,30 +91,31 @@ def test_no_claim_covers_more_than_its_own() -> None:
     """Upward never: a client is many examples. And nothing is no value that something is exchanged for."""
     order = {unit: i for i, unit in enumerate(UNITS)}
     for claimed, asked in itertools.product(SUBJECTS, repeat=2):
-        if order[claimed[0]] < order[asked[0]]:
+        if order[claimed.unit] < order[asked.unit]:
             assert steps(claimed, asked) is None
-        if claimed[1] == "replace" and asked[1] != "replace" and claimed[0] != "client":
+        if claimed.neighbours == "replace" != asked.neighbours and claimed.unit != "client":
             assert steps(claimed, asked) is None
-    assert steps(("example", "replace"), ("example", "zero_out")) is None
-    for unit in ("cell", "client"):  # what changes inside it is a unit that is replaced
+    assert steps(about("example", "replace"), about("example", "zero_out")) is None
+    units: tuple[Unit, ...] = ("cell", "client")
+    for unit in units:  # what changes inside it is a unit that is replaced
         for change in RELATIONS:
-            assert steps((unit, "zero_out"), ("example", change)) == 2  # type: ignore[arg-type]
+            assert steps(about(unit, "zero_out"), about("example", change)) == 2
 
 
 # statements -----------------------------------------------------------------------------------------------------------
 
 
 def claim(unit: Unit, how: Neighbours, event: Event, **more: Any) -> Claim:
-    status = "none" if isinstance(event, NonPrivate) else "proved"
+    status: Status = "none" if isinstance(event, NonPrivate) else "proved"
     because = (event.reason,) if isinstance(event, NonPrivate) else ()
-    return Claim(unit, how, "server", event, status, because, **more)  # type: ignore[arg-type]
+    return Claim(**dict(about(unit, how)), event=event, status=status, because=because, **more)
 
 
 def stated(*releases: Sequence[Claim]) -> dict[tuple[str, str], Guarantee]:
     texts = [note([("*", list(claims))]) for claims in releases]
     rows = statement(texts, 3, DELTA)
     assert epsilons(texts, 3, DELTA) == [(row.subject, row.epsilon, row.status) for row in rows if row.finite]
-    assert len({(r.unit, r.neighbours, r.adversary) for r in rows}) == len(rows)
+    assert len({row.subject for row in rows}) == len(rows)
     return {(row.unit, row.neighbours): row for row in rows}
 
 
@@ -127,12 +133,12 @@ def old(texts: Any, population: int, delta: float) -> list[Guarantee]:
     from sordino.accounting.notes import read_notes
 
     (releases,) = list(read_notes(texts, population).values())[:1]
-    spoken = {(c.unit, c.neighbours) for release in releases for c in release}
+    spoken = {claim.subject for release in releases for claim in release}
     found = []
     for subject in spoken:
-        seen = [r for r in releases if covered(r, subject, "server")]
+        seen = [r for r in releases if covered(r, subject)]
         if seen:
-            found.append(statements._row((*subject, "server"), [seen], delta))
+            found.append(statements._row(subject, [seen], delta))
     return found
 
 
@@ -201,7 +207,7 @@ def test_a_row_is_no_surer_than_its_least_sure_client(order: tuple[int, int]) ->
     """Neither the number of the client that lost most nor that of the strongest promise decides how far a row is
     proved."""
     sure, unsure = claim("example", "replace", Gaussian(1.0)), claim("example", "replace", Gaussian(3.0))
-    weak = replace(unsure, status="conditional", because=("somebody behaves",))
+    weak = unsure.beside(status="conditional", because=("somebody behaves",))
     groups = [([0], [sure]), ([1], [weak])]
     row = stated_by([note([groups[i] for i in order])])
     assert (row.status, row.because) == ("conditional", ("somebody behaves",))
@@ -266,7 +272,7 @@ def test_what_the_noise_tables_lack_is_taken_out_of_delta() -> None:
 def person(rows: int, *releases: Sequence[Claim], delta: float = DELTA) -> Guarantee:
     texts = [note([("*", list(claims))]) for claims in releases]
     found = {row.unit: row for row in statement(texts, 3, delta, rows_per_key=rows)}
-    assert found["person"].subject[1:] == found["example"].subject[1:]
+    assert found["person"].subject == found["example"].subject.beside(unit="person")
     return found["person"]
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sordino.accounting import covering
 from sordino.accounting import statement as statements
 from sordino.accounting.accountants import EpsilonBound
-from sordino.accounting.claims import Claim
+from sordino.accounting.claims import Claim, Subject
 from sordino.accounting.currency import ZCDP, Amount
 from sordino.accounting.events import Event, Gaussian, NonPrivate, leaves
 from sordino.accounting.histories import Histories
@@ -40,9 +40,10 @@ def one_by_one(notes: list[str], population: int) -> dict[int, list[Release]]:
 
 def claims_of(unit: Any, adversary: Any, multiplier: float | None, because: str) -> Claim:
     neighbours = "replace" if unit == "example" else "zero_out"
-    if multiplier is None:
-        return Claim(unit, neighbours, adversary, NonPrivate("raw"), "none", (because,))  # type: ignore[arg-type]
-    return Claim(unit, neighbours, adversary, Gaussian(multiplier), "proved", (because,))  # type: ignore[arg-type]
+    event = NonPrivate("raw") if multiplier is None else Gaussian(multiplier)
+    status = "none" if multiplier is None else "proved"
+    subject: Any = {"unit": unit, "neighbours": neighbours, "adversary": adversary}
+    return Claim(**subject, event=event, status=status, because=(because,))
 
 
 CLAIMS = st.lists(
@@ -134,7 +135,7 @@ def test_a_hidden_cohort_of_a_million_is_one_history() -> None:
 
 
 # the ledger: one cap for many -----------------------------------------------------------------------------------------
-CHARTER = Charter("data", "client", "replace", "server", 1e-5, ZCDP)
+CHARTER = Charter("data", Subject(unit="client", neighbours="replace", adversary="server"), 1e-5, ZCDP)
 
 
 # "1" has a cap of its own, "01" and "9" are not among the four clients, "*" is everyone

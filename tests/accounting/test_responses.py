@@ -100,7 +100,9 @@ def test_names_tell_draws_apart() -> None:
 
 def test_rounds_of_a_statement() -> None:
     """Through the ledger's own words: noise of every round adds up beside answers that do not."""
-    rounds = [note([([0, 1], [Claim("image", "replace", "server", Together((A, Laplace(1.0))), "proved")])])] * 4
+    rounds = [
+        note([([0, 1], Claim.to_everyone("image", "replace", Together((A, Laplace(1.0))), "proved", ())[:1])])
+    ] * 4
     (row,) = statement(rounds, 2, 1e-5)
     assert row.accountants["pure"] == 15.0 + 4.0
     assert row.releases == 4

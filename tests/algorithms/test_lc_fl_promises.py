@@ -201,7 +201,11 @@ def test_rigorous_noise_needs_a_budget_and_is_amplified_by_hidden_cohorts_only(n
         algorithm = simulated(made(table, **granted, cohort=cohort)).setup.algorithm
         offer = algorithm.uplink.offer(0.5, hidden)
         assert offer is not None
-        assert (offer.neighbours, offer.rate, offer.everyone_pays) == ("zero_out", 0.5 if hidden else 1.0, hidden)
+        assert (offer.subject.neighbours, offer.rate, offer.everyone_pays) == (
+            "zero_out",
+            0.5 if hidden else 1.0,
+            hidden,
+        )
 
 
 CENTRAL = {

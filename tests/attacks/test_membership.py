@@ -9,15 +9,18 @@ import torch
 from scipy.special import ndtr, ndtri
 
 from sordino import config, keys
+from sordino.accounting.statement import Promised
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.membership import TwoSides, roc, told
 from sordino.attacks.methods.lira import above
 from sordino.attacks.shares import overlap
-from sordino.results.attack_file import AttackFinding, Held
+from sordino.results.attack_file import AttackFinding
 
 BLANK = AttackFinding(attack="a", what="", sees="public", verdict="not tried", why="")
-HELD = Held(unit="example", neighbours="replace", adversary="public", epsilon=1.0, delta=1e-5, status="proved")
+HELD = Promised(
+    unit="example", neighbours="replace", adversary="public", epsilon=1.0, delta=1e-5, status="proved", because=()
+)
 
 
 def normal(seed: int, *shape: int) -> torch.Tensor:

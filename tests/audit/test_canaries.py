@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sordino import config, keys, tree
+from sordino.accounting.claims import Subject
 from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, directions
 from sordino.audits.canary_rounds import CanaryRounds
 from sordino.audits.planted import PlantedReader, PlantedSums, Quiet
@@ -80,19 +81,26 @@ def test_a_canary_in_a_sum_fills_the_part_of_its_class(count: float) -> None:
     assert count == 0 or torch.equal(counts - held, torch.ones(2).double())
 
 
-KINDS: dict[str, tuple[type[Canaries], str, str, tuple[str, ...]]] = {
-    "a row": (CanaryExamples, "server", "replace", ("algorithm=gaussian_gdp",)),
-    "a row, in steps": (CanaryExamples, "server", "replace", ("algorithm=noisy_steps",)),
-    "a row, along one number": (CanaryExamples, "server", "replace", ("algorithm=laplace",)),
-    "a row, of which the server sees sums": (CanaryExamples, "participants", "replace", ("algorithm=gaussian_gdp",)),
-    "a client": (CanaryClients, "server", "replace", ("algorithm=whole_update", *STEP)),
-    "a client, in a sum": (CanaryClients, "participants", "zero_out", ("algorithm=dp_prox", *STEP, EVERY)),
+ROW = Subject(unit="example", neighbours="replace", adversary="server")
+CLIENT = ROW.beside(unit="client")
+IN_A_SUM = Subject(unit="client", neighbours="zero_out", adversary="participants")
+KINDS: dict[str, tuple[type[Canaries], Subject, tuple[str, ...]]] = {
+    "a row": (CanaryExamples, ROW, ("algorithm=gaussian_gdp",)),
+    "a row, in steps": (CanaryExamples, ROW, ("algorithm=noisy_steps",)),
+    "a row, along one number": (CanaryExamples, ROW, ("algorithm=laplace",)),
+    "a row, of which the server sees sums": (
+        CanaryExamples,
+        ROW.beside(adversary="participants"),
+        ("algorithm=gaussian_gdp",),
+    ),
+    "a client": (CanaryClients, CLIENT, ("algorithm=whole_update", *STEP)),
+    "a client, in a sum": (CanaryClients, IN_A_SUM, ("algorithm=dp_prox", *STEP, EVERY)),
 }
 
 
 def canaries(name: str, wanted: int = 16) -> Canaries:
-    kind, adversary, neighbours, words = KINDS[name]
-    return kind(run(*words), adversary, neighbours, wanted, KEY)  # type: ignore[arg-type]
+    kind, subject, words = KINDS[name]
+    return kind(run(*words), subject, wanted, KEY)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -110,7 +118,7 @@ def test_without_noise_scores_are_the_coins(name: str) -> None:
 def test_who_is_drawn_in_secret_counts_by_the_rate() -> None:
     """Without noise a score is how often the canary was drawn, over how often it was to be expected; or nothing."""
     words = ("algorithm=dp_prox", "multiplier=1.0", "privacy={delta=1e-5}", *STEP, HALF, "rounds=4")
-    found = CanaryClients(run(*words), "participants", "zero_out", 2, KEY)
+    found = CanaryClients(run(*words), IN_A_SUM, 2, KEY)
     assert found.rate == 0.5
     for number in range(3):
         played = CanaryRounds(found, number, 1e9, BEGINNING)
@@ -128,7 +136,7 @@ def test_replays_share_directions_and_nothing_else() -> None:
 
 
 def test_where_no_canary_can_be_placed_it_is_said() -> None:
-    cells = CanaryExamples(run("algorithm=whole_update"), "server", "replace", 16, KEY)
+    cells = CanaryExamples(run("algorithm=whole_update"), ROW, 16, KEY)
     assert "reader" in cells.unfit()
-    noise = CanaryClients(run("algorithm=gaussian_gdp"), "server", "replace", 16, KEY)
+    noise = CanaryClients(run("algorithm=gaussian_gdp"), CLIENT, 16, KEY)
     assert "noise" in noise.unfit()

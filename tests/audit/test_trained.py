@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sordino import config, keys
+from sordino.accounting.claims import Subject
 from sordino.accounting.events import Gaussian, Laplace, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
@@ -145,7 +146,8 @@ PREPARED = (
 def test_canaries_are_in_the_phases_too_with_the_coins_of_the_replay() -> None:
     """Without noise a score is its coin, in the preparation as in the training."""
     made = simulated(config.load({}, PREPARED))
-    canaries = CanaryExamples(made, "server", "zero_out", 60, keys.root(1))
+    subject = Subject(unit="example", neighbours="zero_out", adversary="server")
+    canaries = CanaryExamples(made, subject, 60, keys.root(1))
     (early,) = earlier(canaries)
     phase = CanaryRounds(early, 0, 1e9, BEGINNING)
     told = phase.scores()

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from sordino.accounting.claims import Subject
 from sordino.accounting.currency import UNIT
 from sordino.accounting.pricing import Renyi
 from sordino.budget.plan import Budget, Plan, Price, draft
@@ -32,11 +33,12 @@ from tests.budget.charged import experiment
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 
 
+EXAMPLE = Subject(unit="example", neighbours="replace", adversary="server")
 LAWS: dict[str, Offer] = {
-    "pure": Offer("example", "replace", "server", LaplaceNoise(), False),
-    "classic": Offer("example", "replace", "server", GaussianNoise("classic"), False),
-    "exact": Offer("example", "replace", "server", GaussianNoise(), False),
-    "renyi": Offer("example", "zero_out", "server", GaussianNoise(), False, rate=0.1),
+    "pure": Offer(EXAMPLE, LaplaceNoise(), False),
+    "classic": Offer(EXAMPLE, GaussianNoise("classic"), False),
+    "exact": Offer(EXAMPLE, GaussianNoise(), False),
+    "renyi": Offer(EXAMPLE.beside(neighbours="zero_out"), GaussianNoise(), False, rate=0.1),
 }
 
 
@@ -150,9 +152,7 @@ def test_a_typed_noise_pays_for_every_read(law: str, tmp_path: Path) -> None:
     (part,) = draft(typed, None, [3], {"example": [1]}).pricing.cost(2.0)  # type: ignore[union-attr]
     assert part == pytest.approx(0.5 if law == "pure" else 1 / 8)
     assert [charge[0] for charge in (one, four, five)] == [math.ceil(reads * part * UNIT) for reads in (1, 4, 5)]
-    charter = Charter(
-        "digits", "example", "replace", "server", 1e-5, draft(typed, None, [3], {"example": [1]}).currency
-    )
+    charter = Charter("digits", EXAMPLE, 1e-5, draft(typed, None, [3], {"example": [1]}).currency)
     with Ledger.open(tmp_path / "ledger.sqlite", charter, {"0": four}) as ledger:
         assert not ledger.reserve("five", {"0": five}, b"")
         assert ledger.reserve("four", {"0": four}, b"")

@@ -32,7 +32,7 @@ def test_json_is_the_whole_conversation(cli: Callable[..., Said]) -> None:
     there = json.loads(cli(*ALL, "--epsilon", 2, "--json").out)
     z = there["answer"]["noise_multiplier"]
     back = json.loads(cli(*ALL, "--noise-multiplier", z, "--json").out)
-    assert back["answer"]["epsilon"] == pytest.approx(2, rel=1e-6)
+    assert back["answer"]["promise"]["epsilon"] == pytest.approx(2, rel=1e-6)
     assert back["question"]["noise_multiplier"] == z
     for said in (there, back):
         assert set(said) == {"question", "answer", "alternatives", "warning", "enough"}
@@ -45,7 +45,7 @@ def test_the_numbers_of_a_plan_without_data() -> None:
     answered = asked(ask(epsilon=1, unit="example", clients=100, cohort=20, rounds=100)).to_json()
     assert answered["exposures"] == 20
     assert answered["noise_multiplier"] == pytest.approx(16.684, rel=1e-4)  # sqrt(20)/mu(1, 1e-5), mu = 0.26805
-    assert answered["status"] == "proved"
+    assert answered["promise"]["status"] == "proved"
     # noise of 2 z / 600 on each of 21,840 coordinates, averaged over 20 clients; a mean clipped gradient is at most 1
     assert answered["noise_to_signal"] == pytest.approx(2 * 16.684 / 600 * math.sqrt(21_840 / 20), rel=1e-4)
     assert answered["bytes"] == 2 * 4 * 21_840 * 20 * 100
@@ -61,7 +61,7 @@ def test_json_of_an_experiment(cli: Callable[..., Said], tmp_path: Path) -> None
     assert said["answer"]["run"] == [str(file), "rounds=2"]
     assert all(row["run"][0] == str(file) for row in said["alternatives"])
     assert "estimate" in said["timing"]
-    assert said["answer"]["epsilon"] == pytest.approx(4.0)
+    assert said["answer"]["promise"]["epsilon"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("width", [80, 120])

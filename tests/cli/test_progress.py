@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from sordino import config
+from sordino.accounting.claims import Subject
 from sordino.accounting.statement import statement
 from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
@@ -119,9 +120,12 @@ def test_without_a_budget_epsilon_stands_alone(tmp_path: Path) -> None:
     assert (set(again[:-1]), again[-1]) == ({""}, said[-1])
 
 
+EXAMPLE = Subject(unit="example", neighbours="replace", adversary="server")
+
+
 def spending_plan(unit: str, epsilon: float) -> Any:
     return SimpleNamespace(
-        offer=SimpleNamespace(unit=unit, neighbours="replace", adversary="server"),
+        offer=SimpleNamespace(subject=EXAMPLE.beside(unit=unit)),
         budget=SimpleNamespace(epsilon=epsilon),
         cap_of=lambda client: (10,),
         pricing=None,
@@ -137,7 +141,7 @@ def spending_plan(unit: str, epsilon: float) -> Any:
     ],
 )
 def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = SimpleNamespace(subject=("example", "replace", "server"), epsilon=41.0, status=status)
+    row = SimpleNamespace(subject=EXAMPLE, epsilon=41.0, status=status)
     monkeypatch.setattr("sordino.accounting.statement.statement", lambda *_: [row])
     assert Eager().text(made_up(1)) == text
 
@@ -156,7 +160,7 @@ class Greedy(LiveSpending):
 
 def share_of_time(kind: type[LiveSpending], cost: float, round_time: float, monkeypatch: pytest.MonkeyPatch) -> float:
     clock, composed = Clock(), 0.0
-    row = SimpleNamespace(subject=("example", "replace", "server"), epsilon=1.0, status="proved")
+    row = SimpleNamespace(subject=EXAMPLE, epsilon=1.0, status="proved")
 
     def slow(*_: Any) -> list[Any]:
         nonlocal composed

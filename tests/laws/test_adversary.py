@@ -136,12 +136,12 @@ def test_two_runs_with_one_seed_draw_different_cohorts(tmp_path: Path) -> None:
 def rows_alone(texts: Any, population: int, delta: float) -> list[Any]:
     """The statement as it was: every row made of the releases that speak of its subject, blind for the others."""
     (releases, *_) = read_notes(texts, population).values()
-    spoken = dict.fromkeys((c.unit, c.neighbours, c.adversary) for release in releases for c in release)
+    spoken = dict.fromkeys(claim.subject for release in releases for claim in release)
     found = []
-    for unit, how, who in spoken:
-        seen = [r for r in releases if covered(r, (unit, how), who)]
+    for subject in spoken:
+        seen = [release for release in releases if covered(release, subject)]
         if seen:
-            found.append(statements._row((unit, how, who), [seen], delta))
+            found.append(statements._row(subject, [seen], delta))
     return found
 
 

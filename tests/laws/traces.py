@@ -81,7 +81,7 @@ def killed_at(point: str, round: int) -> Iterator[None]:
 
     def dying(self: Any, t: Any, *rest: Any) -> Any:
         result = whole(self, t, *rest)
-        if getattr(t, "t", t) == round + shift:  # of an open round, or the number itself
+        if t == round + shift:
             raise Killed
         return result
 

@@ -21,11 +21,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from sordino.accounting.claims import Subject
 from sordino.accounting.currency import ZCDP, Amount, Currency
 from sordino.errors import LedgerError
 from sordino.ledger import ledger as ledger_module
 from sordino.ledger.ledger import Charter, Ledger, State
 
+CLIENT = Subject(unit="client", neighbours="zero_out", adversary="server")
 PLAN = b"the plan"
 PEOPLE = ("ada", "ben", "cyd", "dot", "eve")
 # point of the kill -> the state the ledger must be found in
@@ -64,7 +66,7 @@ class World(NamedTuple):
     currency: Currency = ZCDP
 
     def open(self, path: Path | str, kind: type[Ledger] = Ledger) -> Ledger:
-        charter = Charter("data", "client", "zero_out", "server", 1e-5, self.currency)
+        charter = Charter("data", CLIENT, 1e-5, self.currency)
         return kind.open(path, charter, self.caps, self.total)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sordino.accounting.claims import Subject
 from sordino.accounting.currency import UNIT, ZCDP
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import Charter
@@ -14,7 +15,8 @@ from sordino.ledger.ledger import Charter
 TENTH = UNIT // 10
 
 
-CHARTER = Charter("data", "client", "zero_out", "server", 1e-5, ZCDP)
+CLIENT = Subject(unit="client", neighbours="zero_out", adversary="server")
+CHARTER = Charter("data", CLIENT, 1e-5, ZCDP)
 
 
 ONE = {"ada": (TENTH,)}

@@ -21,7 +21,7 @@ from sordino.errors import LedgerError
 from sordino.ledger import storage
 from sordino.ledger.books import link
 from sordino.ledger.ledger import Ledger, State
-from tests.ledger.small import CHARTER, ONE, code_of
+from tests.ledger.small import CHARTER, CLIENT, ONE, code_of
 
 
 # ---------------------------------------------------------------- the file
@@ -30,9 +30,10 @@ def test_a_ledger_is_bound_to_its_charter_and_caps(tmp_path: Path) -> None:
     Ledger.open(path, CHARTER, caps, (9,)).close()
     others: list[dict[str, Any]] = [
         {"dataset": "other"},
-        {"unit": "example"},
-        {"neighbours": "replace"},
-        {"adversary": "public"},
+        {"subject": CLIENT.beside(unit="example")},
+        {"subject": CLIENT.beside(neighbours="replace")},
+        {"subject": CLIENT.beside(adversary="public")},
+        {"subject": None},
         {"delta": 1e-6},
         {"delta": None},
         {"currency": PURE},

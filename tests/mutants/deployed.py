@@ -60,8 +60,8 @@ DEPLOYED = [
     one(
         "the server draws its noise, and nobody writes down that it may have",
         "round.py",
-        "    yield from answers.uploads\n    run.begin(now)",
-        "    yield from answers.uploads",
+        "    yield from answers\n    run.begin(t)",
+        "    yield from answers",
         f"{FAULTS}::test_a_round_of_real_noise_is_lost_only_after_all_answers_have_come",
     ),
     one(
@@ -270,8 +270,8 @@ DEPLOYED = [
     one(
         "a cap against one row",
         "sites/join.py",
-        "rows = [row for row in self.guarantees if row.unit == plan.offer.unit]",
-        "rows = [row for row in self.guarantees if row.adversary == plan.offer.adversary]",
+        "rows = [row for row in self.guarantees if row.unit == plan.offer.subject.unit]",
+        "rows = [row for row in self.guarantees if row.adversary == plan.offer.subject.adversary]",
         f"{MOST}::test_a_cap_is_for_every_adversary",
     ),
     one(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sordino import config, tree
+from sordino.accounting.claims import Subject
 from sordino.accounting.notes import parsed
 from sordino.engine.server import Federation
 from sordino.errors import UnsoundGuarantee
@@ -55,17 +56,12 @@ def test_central_noise_does_not_shrink_with_those_who_stay_away(name: str, monke
         server = parts.setup.state("server")
 
         def some(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
-            whole = [answer for answer in clients.each(t, down, terms) if answer[0] < answering]
+            whole = [answer for answer in clients(t, down, terms) if answer[0] < answering]
             yield from whole
 
         with federation.ledger:
             received = one_round(federation, server, 0, Doing(some)).received
-        again = parts.federation(":memory:", "run")
-        with again.ledger:
-            now = again.open(0)
-            now = again.reserve(now, again.prices(now, again.draw(now, server), False))
-            std = again._noise_std(now.central, 0, tree.size(received.mean))  # type: ignore[arg-type]
-            expected.append(std / again._denominator(now))
+            expected.append(federation._noise_std(federation._central, 0) / federation._denominator)  # type: ignore[arg-type]
         return tree.flat(received.mean).double()
 
     expected: list[float] = []
@@ -83,13 +79,12 @@ def test_an_empty_hidden_round_costs_what_a_full_one_does(name: str) -> None:
         parts = made({"name": "pdp_prox", "mechanism": name}, MECHANISMS[name], GROUPS)
     paid = []
     for drawn in ([], [0, 1, 2]):
-        federation = parts.federation(":memory:", "run")
+        federation, server = parts.federation(":memory:", "run"), parts.setup.state("server")
         with federation.ledger as ledger:
-            now = federation.open(0)
-            now = federation.reserve(now, federation.prices(now, drawn, False))
-            assert now.granted == drawn
+            federation.draw(0, server)
+            assert federation.reserve(0, federation.prices(drawn, False)) == drawn
             (entry,) = ledger.entries()
-            paid.append((dict(entry.charges), entry.note, dict(federation.spent), now.central))
+            paid.append((dict(entry.charges), entry.note, dict(federation.spent), federation._central))
     empty, full = paid
     assert empty == full
     charges, _, spent, multiplier = empty
@@ -105,11 +100,11 @@ def test_a_client_is_told_its_own_rate_and_no_others() -> None:
     parts = made({"name": "pdp_prox", "mechanism": "rates"}, MECHANISMS["rates"], GROUPS)
     federation = parts.federation(":memory:", "run")
     with federation.ledger as ledger:
-        now = federation.open(0)
-        rates = now.rates
+        federation.draw(0, parts.setup.state("server"))
+        rates = federation._rates
         assert rates is not None
         assert len(np.unique(rates)) == 3
-        federation.reserve(now, {})
+        federation.reserve(0, {})
         (entry,) = ledger.entries()
     told: dict[int, set[float]] = {}
     for group in parsed(entry.note).releases:
@@ -123,7 +118,7 @@ def test_a_client_is_told_its_own_rate_and_no_others() -> None:
 @pytest.mark.parametrize(("unit", "protected"), [("example", 1000), ("cell", 1000), ("client", 10)])
 def test_delta_is_held_against_those_who_are_protected(unit: Any, protected: int) -> None:
     """Ten clients of a hundred examples: 0.01 promises something to clients and nothing to examples."""
-    offer = Offer(unit, "zero_out", "public", GaussianNoise(), True)
+    offer = Offer(Subject(unit=unit, neighbours="zero_out", adversary="public"), GaussianNoise(), True)
 
     def check(delta: float) -> None:
         privacy = config.validate(QUADRATICS | {"privacy": {"epsilon": 1.0, "delta": delta}}).privacy

@@ -46,6 +46,22 @@ def of_prices(node: ast.AST) -> bool:
     )
 
 
+def of_a_subject(node: ast.AST) -> bool:
+    """A class with the three fields of a subject, or the three copied side by side from another value."""
+    parts = {"unit", "neighbours", "adversary"}
+    if isinstance(node, ast.ClassDef):
+        return parts <= {ast.unparse(line.target) for line in node.body if isinstance(line, ast.AnnAssign)}
+    if isinstance(node, ast.Call):
+        sides = [*node.args, *(word.value for word in node.keywords)]
+    else:
+        sides = list(getattr(node, "elts", [])) + list(node.values if isinstance(node, ast.Dict) else [])
+    copied: dict[str, set[str]] = {}
+    for side in sides:
+        if isinstance(side, ast.Attribute):
+            copied.setdefault(ast.unparse(side.value), set()).add(side.attr)
+    return any(parts <= found for found in copied.values())
+
+
 QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is this noise real?": (
         of_noise,
@@ -63,6 +79,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "audits/canaries.py",
         },
     ),
+    "about which unit, under which change, against whom?": (of_a_subject, {"accounting/claims.py"}),
     "are clients in other processes?": (compared("processes", "ranks"), {"config/settings.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (
         of_prices,
@@ -93,6 +110,18 @@ def test_each_question_is_asked_in_one_place(question: str) -> None:
         ("is this noise real?", "real = federation.noise == SYSTEM"),
         ("is the cohort hidden?", "hidden = setup.cohort.hidden and real"),
         ("are clients in other processes?", "far = engine.executor in ('processes', 'ranks')"),
+        (
+            "about which unit, under which change, against whom?",
+            "class Row:\n    unit: Unit\n    neighbours: Neighbours\n    adversary: Adversary",
+        ),
+        (
+            "about which unit, under which change, against whom?",
+            "found = Row(unit=claim.unit, neighbours=claim.neighbours, adversary=claim.adversary)",
+        ),
+        (
+            "about which unit, under which change, against whom?",
+            "subject = (offer.unit, offer.neighbours, offer.adversary)",
+        ),
         ("does everyone pay, and one price?", "alike = plan.offer.everyone_pays and not plan.individual"),
     ],
 )

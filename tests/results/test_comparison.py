@@ -215,7 +215,7 @@ def test_a_list_for_a_number_says_how_to_sweep() -> None:
 
 
 def ledger(event: Event, rounds: int, population: int = 3, neighbours: Neighbours = "replace") -> Notes:
-    claims = [Claim("example", neighbours, by, event, "proved") for by in ADVERSARIES]
+    claims = Claim.to_everyone("example", neighbours, event, "proved", ())
     return Notes([note([("*", claims)])] * rounds, population)
 
 
@@ -257,7 +257,7 @@ def test_costs_under_different_neighbours_are_not_mixed() -> None:
 
 
 def test_clients_share_nothing_so_the_busiest_counts() -> None:
-    claims = [Claim("example", "replace", "server", Gaussian(2.0), "proved")]
+    claims = Claim.to_everyone("example", "replace", Gaussian(2.0), "proved", ())[:1]
     one, other = (Notes([note([([k], claims)])], 2) for k in (0, 1))
     assert composed([[one, other]], 1e-5)[0].epsilon == pytest.approx(epsilon_of(0.5, 1e-5))
     assert composed([[one, one]], 1e-5)[0].epsilon == pytest.approx(epsilon_of(0.5 * 2**0.5, 1e-5))

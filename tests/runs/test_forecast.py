@@ -105,7 +105,7 @@ def test_the_printed_commands_keep_the_promise(kind: str, tmp_path: Path) -> Non
     """Each is run as printed; its receipt promises at most what was asked, for the unit and the adversary of its row."""
     found = planned(*KINDS[kind])
     assert len(found.rows) >= 4
-    assert {row.unit for row in found.rows} == {"client", "example"}
+    assert {row.promise.unit for row in found.rows if row.promise} == {"client", "example"}
     for number, row in enumerate(found.rows):
         kept(row, row.run, tmp_path / str(number), 4.0)
 
@@ -135,11 +135,11 @@ def test_the_printed_numbers_are_those_of_the_run(unit: str, cohort: int, tmp_pa
 def kept(row: PlanRow, run: Sequence[str], folder: Path, epsilon: float) -> Simulation:
     made = config.load(None, run)
     ended = start(made, folder)
-    subject = (row.unit, row.neighbours, row.adversary)
-    promised = [g for g in ended.receipt.guarantees if (g.unit, g.neighbours, g.adversary) == subject]
+    assert row.promise is not None
+    promised = [held for held in ended.receipt.guarantees if held.subject == row.promise.subject]
     assert len(promised) == 1
     assert 0.9 * epsilon < promised[0].epsilon <= epsilon * (1 + 1e-9)  # and does not spend half of it either
-    assert promised[0].status == "proved" == row.status
+    assert promised[0].status == "proved" == row.promise.status
     assert (len(ended.metrics), ended.receipt.clients) == (row.rounds, row.clients)
     return simulated(made)
 
@@ -147,13 +147,14 @@ def kept(row: PlanRow, run: Sequence[str], folder: Path, epsilon: float) -> Simu
 def test_a_typed_noise_shows_what_it_buys_and_offers_nothing_else() -> None:
     found = compare(None, ["algorithm.multiplier=1.0", "privacy={}", "rounds=3"])
     assert len(found.rows) == 1
-    assert found.rows[0].epsilon == pytest.approx(bought(1.0, Question(1.0, 1e-5, "client", 2, 2, 3)), rel=1e-6)
+    assert found.rows[0].promise is not None
+    assert found.rows[0].promise.epsilon == pytest.approx(bought(1.0, Question(1.0, 1e-5, "client", 2, 2, 3)), rel=1e-6)
 
 
 @pytest.mark.slow
 def test_where_nobody_takes_part_nothing_is_promised_to_cost() -> None:
     (row, *_) = compare(None, ["stragglers.share=1.0", "rounds=2"]).rows
-    assert (row.epsilon, row.bytes, row.noise_to_signal) == (0.0, 0, None)
+    assert (row.promise and row.promise.epsilon, row.bytes, row.noise_to_signal) == (0.0, 0, None)
 
 
 def test_what_this_data_cannot_do_is_said() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from sordino.accounting.claims import Subject
 from sordino.accounting.currency import ZCDP
 from sordino.accounting.notes import note
 from sordino.ledger.ledger import Charter, Each, Ledger
@@ -14,7 +15,8 @@ from sordino.runs.lifetime import lifetime
 def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
     """Whoever looks at it needs no run folder to know who has spent what; and one founded before names is read."""
     place, names = tmp_path / "shared.sqlite", ("Nord", "Süd")
-    charter, each = Charter("data", "example", "replace", "server", 1e-5, ZCDP, names), Each(2, (1,))
+    subject = Subject(unit="example", neighbours="replace", adversary="server")
+    charter, each = Charter("data", subject, 1e-5, ZCDP, names), Each(2, (1,))
     bare = replace(charter, names=())
     for file, founded, later in ((place, charter, bare), (tmp_path / "old.sqlite", bare, charter)):
         Ledger.open(file, founded, each=each).close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sordino.accounting.statement import SCORES
+from sordino.accounting.statement import SCORES, TEST_EXAMPLES
 from sordino.config import Experiment
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
@@ -159,10 +159,10 @@ def test_shared_scores_leave_nothing_of_test_examples_nor_of_a_client(tmp_path: 
     receipt = between.member("site-0").receipt()
     between.stop("site-0")
     told = {row.subject: (row.epsilon, row.because) for row in receipt.guarantees}
-    assert told["test example", "replace", "server"] == (float("inf"), (SCORES,))
-    assert told["client", "replace", "server"] == (float("inf"), (SCORES,))
-    assert told["client", "replace", "public"][0] <= 4.0
-    assert asked.guarantees[-1].subject == ("test example", "replace", "server")
+    assert told[TEST_EXAMPLES] == (float("inf"), (SCORES,))
+    assert told[TEST_EXAMPLES.beside(unit="client")] == (float("inf"), (SCORES,))
+    assert told[TEST_EXAMPLES.beside(unit="client", adversary="public")][0] <= 4.0
+    assert asked.guarantees[-1].subject == TEST_EXAMPLES
     folder = between.place / "site-0"
     assert verify(folder) == []
     assert examine(folder).wrong == []

@@ -26,7 +26,6 @@ from sordino.privacy.readers.beside_public import gradient, taken
 from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, check_reservation, check_unread
 from sordino.privacy.uplink.stages import Clip
 from sordino.types import (
-    ADVERSARIES,
     Bound,
     Claim,
     Episode,
@@ -167,7 +166,7 @@ class CellGradient(ClippedReader):
         cells = super().claims(work, size, multiplier)
         if self.sampling == "fresh":
             return cells
-        return cells + [Claim("example", "replace", a, NonPrivate(IN_CELL), "none", (IN_CELL,)) for a in ADVERSARIES]
+        return cells + Claim.to_everyone("example", "replace", NonPrivate(IN_CELL), "none", (IN_CELL,))
 
     @property
     def sensitivity(self) -> float:

@@ -26,7 +26,6 @@ from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.privacy.readers.open import effort
 from sordino.privacy.uplink.as_published import NOT_STEPS, PER_LAYER, RAW_MEDIAN
 from sordino.types import (
-    ADVERSARIES,
     Batch,
     Claim,
     Examples,
@@ -64,7 +63,7 @@ class MedianClip(Reader):
 
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
         why = (RAW_MEDIAN, PER_LAYER, NOT_STEPS)
-        return [Claim("example", "replace", a, NonPrivate(UNBOUNDED), "nominal", why) for a in ADVERSARIES]
+        return Claim.to_everyone("example", "replace", NonPrivate(UNBOUNDED), "nominal", why)
 
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
         """The leading term of the published composition, and the exact value for the same releases."""

@@ -19,7 +19,7 @@ from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, hal
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree
-from sordino.types import ADVERSARIES, Claim, Episode, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Work
+from sordino.types import Claim, Episode, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class Open(Reader):
         return None
 
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        return [Claim("example", "replace", adversary, NonPrivate(OPEN), "none", (OPEN,)) for adversary in ADVERSARIES]
+        return Claim.to_everyone("example", "replace", NonPrivate(OPEN), "none", (OPEN,))
 
     def reads(self, work: Work, size: int) -> int:
         return 0

@@ -24,7 +24,6 @@ from sordino.privacy.readers.beside_public import BesidePublic, How
 from sordino.privacy.uplink.stages import Clip
 from sordino.tree import Tree
 from sordino.types import (
-    ADVERSARIES,
     Batch,
     Claim,
     Episode,
@@ -34,6 +33,7 @@ from sordino.types import (
     Offer,
     Reader,
     Shard,
+    Subject,
     Task,
     Unit,
     Work,
@@ -86,7 +86,8 @@ class NoisyReader(Reader):
 
     def offer(self) -> Offer:
         rate = 1.0 if self.sampled is None else self.sampled
-        return Offer(self.unit, self.neighbours, "server", self.mechanism, everyone_pays=False, rate=rate)
+        subject = Subject(unit=self.unit, neighbours=self.neighbours, adversary="server")
+        return Offer(subject, self.mechanism, everyone_pays=False, rate=rate)
 
     def used(self, planned: float | None) -> float:
         """The multiplier of the noise: the typed one, else the planned one."""
@@ -102,7 +103,7 @@ class NoisyReader(Reader):
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
         event, reads = self.event(self.used(multiplier)), self.reads(work, size)
         event = Repeat(event, reads) if reads > 1 else event
-        return [Claim(self.unit, self.neighbours, a, event, self.status, self.because) for a in ADVERSARIES]
+        return Claim.to_everyone(self.unit, self.neighbours, event, self.status, self.because)
 
 
 class ClippedReader(NoisyReader):

@@ -23,7 +23,7 @@ from sordino.accounting.events import Event, NonPrivate, Once, Repeat, Response,
 from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.readers.open import Open
-from sordino.types import ADVERSARIES, Claim, Examples, NoiseSource, Task, Work
+from sordino.types import Claim, Examples, NoiseSource, Task, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,16 +97,14 @@ class Responses(Open):
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
         value = Response(self.each, self.levels)
         image: Event = Repeat(value, self._values)
-        made = []
-        for a in ADVERSARIES:
-            made += [
-                Claim("pixel", "replace", a, self._drawn("value", value), "proved", ()),
-                Claim("image", "replace", a, self._drawn("image", image), "proved", (GIVEN,)),
-                Claim("example", "replace", a, NonPrivate(LABELS), "none", (LABELS,))
-                if self.label_epsilon is None
-                else Claim("example", "replace", a, self._drawn("example", self._with_label(image)), "proved", ()),
-            ]
-        return made
+        made = (
+            Claim.to_everyone("pixel", "replace", self._drawn("value", value), "proved", ()),
+            Claim.to_everyone("image", "replace", self._drawn("image", image), "proved", (GIVEN,)),
+            Claim.to_everyone("example", "replace", NonPrivate(LABELS), "none", (LABELS,))
+            if self.label_epsilon is None
+            else Claim.to_everyone("example", "replace", self._drawn("example", self._with_label(image)), "proved", ()),
+        )
+        return [claim for alike in zip(*made, strict=True) for claim in alike]  # adversary by adversary
 
     def _with_label(self, image: Event) -> Event:
         assert self.label_epsilon is not None

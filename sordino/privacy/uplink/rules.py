@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours
+from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Subject
 from sordino.accounting.events import Event, NonPrivate, Poisson
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
 from sordino.privacy.uplink.as_published import AsPublished
@@ -126,9 +126,7 @@ class Links:
             )
         amplified = central and (hidden or bool(self.published))
         return Offer(
-            unit="client",
-            neighbours=noise.neighbours,
-            adversary="participants" if central else "server",
+            Subject(unit="client", neighbours=noise.neighbours, adversary="participants" if central else "server"),
             mechanism=noise.mechanism,
             everyone_pays=amplified,
             rate=rate if amplified else 1.0,
@@ -140,10 +138,10 @@ class Links:
         """
         noise = self.noise()
         if (shown := self.as_published) is not None:
-            return [Claim("client", "replace", a, NonPrivate(NOMINAL), "nominal", shown.reasons) for a in ADVERSARIES]
+            return Claim.to_everyone("client", "replace", NonPrivate(NOMINAL), "nominal", shown.reasons)
         if (published := self.per_coordinate) is not None:
             made = [
-                Claim("client", "replace", a, *published.promise()) if a != "server" else _nothing("replace", a, RAW)
+                _claim("replace", a, *published.promise()) if a != "server" else _nothing("replace", a, RAW)
                 for a in ADVERSARIES
             ]
         elif noise is None:
@@ -153,15 +151,13 @@ class Links:
             assert used is not None
             event = noise.mechanism.event(used * noise.louder)
             if self.published:
-                nothing = NonPrivate(NOMINAL)
-                return [
-                    Claim("client", noise.neighbours, a, nothing, "nominal", (self.published,)) for a in ADVERSARIES
-                ]
+                why = (self.published,)
+                return Claim.to_everyone("client", noise.neighbours, NonPrivate(NOMINAL), "nominal", why)
             because = (*self._assumed(), *noise.assumptions)
             made = [
                 _nothing(noise.neighbours, a, RAW)
                 if self.central and a == "server"
-                else self._seen_by(a, Claim("client", noise.neighbours, a, event, "proved", because), amplify)
+                else self._seen_by(a, _claim(noise.neighbours, a, event, "proved", because), amplify)
                 for a in ADVERSARIES
             ]
         return [self._unread(claim, multiplier) for claim in made]
@@ -174,8 +170,8 @@ class Links:
             return claim
         event = amplify(claim.event, adversary)
         if adversary == "participants" and isinstance(self.secure, Aggregated) and event != claim.event:
-            return replace(claim, because=(*claim.because, ROSTER))
-        return replace(claim, event=event)
+            return claim.beside(because=(*claim.because, ROSTER))
+        return claim.beside(event=event)
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:
         """Claim as it holds where the server cannot read single uploads."""
@@ -192,9 +188,9 @@ class Links:
         event, because = secure.seen(shared, bool(self.server))
         neighbours: Neighbours = "zero_out" if shares else claim.neighbours
         if isinstance(event, NonPrivate):
-            return Claim("client", neighbours, "server", event, "none", because)
+            return _claim(neighbours, "server", event, "none", because)
         more = noise.assumptions if noise is not None and shares else ()
-        return Claim("client", neighbours, "server", event, "conditional", (*more, *because))
+        return _claim(neighbours, "server", event, "conditional", (*more, *because))
 
     def trusted(self, claim: Claim) -> Claim:
         """The claim of a client that sees neither what the server adds to a sum nor how it draws."""
@@ -393,4 +389,10 @@ RULES: tuple[Rule[Links], ...] = (
 
 
 def _nothing(neighbours: Neighbours, adversary: Adversary, text: str) -> Claim:
-    return Claim("client", neighbours, adversary, NonPrivate(text), "none", (text,))
+    return _claim(neighbours, adversary, NonPrivate(text), "none", (text,))
+
+
+def _claim(
+    neighbours: Neighbours, adversary: Adversary, event: Event, status: Status, because: tuple[str, ...]
+) -> Claim:
+    return Claim(unit="client", neighbours=neighbours, adversary=adversary, event=event, status=status, because=because)

@@ -262,7 +262,7 @@ def test_claims_and_offers(sampling: Any, neighbours: str, event: Any) -> None:
         assert claim.because
     offer = reader.offer()
     assert offer is not None
-    assert (offer.unit, offer.neighbours, offer.adversary) == (unit, neighbours, "server")
+    assert dict(offer.subject) == {"unit": unit, "neighbours": neighbours, "adversary": "server"}
     assert offer.rate == (0.3 if sampling == "poisson" else 1.0)
     assert reader.reads(work, N) == 7
     assert reader.claims(Work(None, 1, 10), N, Z)[0].event in (event.event,)
