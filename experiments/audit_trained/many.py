@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sordino import config, keys
 from sordino.accounting.statement import Guarantee
-from sordino.audits.separation import ALARMS, hits_at
+from sordino.attacks.membership import ALARMS, hits_at
 from sordino.audits.trained import WRONG, judged, placed, scores, strongest
 from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated

@@ -16,20 +16,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from class_shares import inferred
+from inverting import by_network, by_pixels, ranks
+from prototypes import SCORES, PrototypeRelease, mean, play, reference
 from scipy.special import ndtr, ndtri
+from sum_game import played
 from torch import Tensor
 from world import CLASSES, DEVICES, EACH, KEY, TRAIN, Eye, World, trained, world
 
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.attacks import inversion
-from sordino.attacks.likeness import psnr, ranks, ssim
-from sordino.attacks.losses import losses
-from sordino.attacks.prototypes import SCORES, PrototypeRelease, mean, play, reference
-from sordino.attacks.shares import inferred
+from sordino.attacks.membership import Separation, losses, separation
+from sordino.attacks.methods.linear_map import fitted
+from sordino.attacks.reconstruction import psnr, ssim
 from sordino.audits.noise_sources import Weak
-from sordino.audits.separation import Separation, separation
-from sordino.audits.sums import pair, played
+from sordino.audits.records import class_sums
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
@@ -121,7 +122,7 @@ def sums(eyes: Sequence[Eye]) -> str:
     for epsilon in (1, 2, 4, 8):
         mu = mu_of(epsilon, DELTA)
         reader, source = ClassSums(clip=clip), Counter(keys.word(keys.fold(KEY, "game", epsilon)))
-        game = pair(reader, examples, targets, lambda x: x, eye.on.task, 1 / mu)
+        game = class_sums(reader, examples, targets, lambda x: x, eye.on.task, 1 / mu)
         sound = played(reader, game, 1 / mu, DELTA, 20_000, source)
         twin = played(reader, game, 1 / mu, DELTA, 20_000, Weak(source, 2.0))
         told = sound.found
@@ -176,9 +177,9 @@ def inverted(eyes: Sequence[Eye], many: int, steps: int) -> str:
         start = seen.mean(0)
         made = {
             "mean of the class": start.expand(len(z), -1, -1, -1),
-            "network": inversion.by_network(eye.look, z, (1, 16, 16), keys.fold(KEY, "network", eye.label), steps),
-            "pixels": inversion.by_pixels(eye.look, z, start),
-            "linear map": inversion.by_learning(eye.features(elsewhere), seen, z),
+            "network": by_network(eye.look, z, (1, 16, 16), keys.fold(KEY, "network", eye.label), steps),
+            "pixels": by_pixels(eye.look, z, start),
+            "linear map": fitted(eye.features(elsewhere), seen, z),
         }
         rest = eye.pictures(others[:99])
         for how, drawn in made.items():

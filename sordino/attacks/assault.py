@@ -1,7 +1,7 @@
-"""All attacks on one run, and the file that they leave: attack.json.
+"""All attacks on one run, and their results in attack.json.
 
-The file holds images of the training data. A simulation's owner has them anyway. Where noise protects real people
-nothing is attacked and nothing is written: whoever wants to know attacks the same experiment with seeded noise.
+The file holds images of the training data, which the owner of a simulation has anyway. Runs whose noise protects real
+people are refused: attack the same experiment with seeded noise instead.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ def assault(
     by: Adversary | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Assault:
-    """Attacks an experiment, or the run in a folder, which is replayed."""
+    """Attack an experiment, or the run in a folder, which is replayed."""
     asked, attacks = asked or AttackSettings(), registered(names)
     check_allowed(experiment, folder)
     played = experiment.rounds if folder is None else len(RunFolder(folder).public_metrics())
-    why = (
-        f"it is the round that is listened to, and the run {'would play' if folder is None else 'has played'} {played}"
-    )
+    why = f"attackers observe one round, and the run {'would play' if folder is None else 'has played'} {played}"
     check_range("--round", asked.round, Range(least=1, most=played, whole=True), "no-such-round", why=why)
     key = b"" if folder is None else key_of_data(folder)
     run = AttackedRun(simulated(settle(experiment), key), asked, by)
@@ -63,7 +61,7 @@ def assault(
 
 
 def _replayed(run: AttackedRun, folder: Path | None) -> str:
-    """What the attacked round is, and how far it is known to be the one that was played."""
+    """A sentence on how far the attacked round is known to be the one that was played."""
     if folder is None:
         return "It is the round that the experiment would play."
     whole = run.rounds(bare=False).round()
@@ -72,8 +70,8 @@ def _replayed(run: AttackedRun, folder: Path | None) -> str:
         told = [entry.digest for entry in of_run(ledger, mine.environment.run)]
     if whole.digest.hex() not in told:
         raise RunError(
-            f"a replay of round {run.asked.round} does not give what the run in {folder} has released",
-            why="the data, the library or the machine are not those that it was made with",
+            f"a replay of round {run.asked.round} does not reproduce the release of the run in {folder}",
+            why="the data, the library or the machine differ from those of the run",
             fix="attack its experiment instead: `sordino attack RUN/experiment.toml`",
             code="replay-differs",
         )
@@ -81,7 +79,7 @@ def _replayed(run: AttackedRun, folder: Path | None) -> str:
 
 
 def write(found: Assault, folder: Path) -> Path:
-    """attack.json in the run's folder, for its owner alone."""
+    """Write attack.json into the run's folder, readable by its owner alone."""
     check_allowed(RunFolder(folder).experiment, folder)
     atomic_write(RunFolder(folder).attack_file, json.dumps(found.to_json()).encode(), private=True)
     return RunFolder(folder).attack_file

@@ -1,9 +1,9 @@
-"""The interface of an attack on a run: what it is called, what the attacker sees, and what it reaches with that.
+"""Interface of an attack on a run, and the registry of attacks by name.
 
-An attack is one file in `methods/`, which gives its class its name; nothing else lists it. It gets a view, which holds
-what the attacker sees and nothing more. Only the judge of its kind (`reconstruction`, `shares`, `membership`) gets the
-truth, so an attack cannot cheat. Every attack is held against two others: the best guess of somebody who saw nothing,
-and itself on the same run without any protection, on which it must succeed. An attack that fails there says nothing.
+An attack is one file in `methods/`, which names its class; nothing else lists it. It gets a view that holds what the
+attacker sees and nothing more. Only the judge of its kind (`reconstruction`, `membership`, `poisoning`) gets the truth,
+so an attack cannot cheat. Every attack stands beside two controls: the best guess without any observation, and itself
+on the same run without protection, on which it must succeed. An attack that fails there shows nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ BLIND = "it fails on the same run without protection, too: so it shows nothing h
 
 @dataclass(frozen=True)
 class Attack(ABC):
-    """One way to get at data of a run. Its docstring's first sentence says what it does."""
+    """One attack. The first sentence of its docstring describes it to users."""
 
-    sees: ClassVar[Adversary]  # the weakest attacker who can do it
-    costly: ClassVar[bool] = False  # does it play whole runs, or a round many times? Then it waits to be asked for
+    sees: ClassVar[Adversary]  # the weakest adversary that can run it
+    costly: ClassVar[bool] = False  # it trains whole runs, or a round many times: run only where it is named
     names: ClassVar[dict[str, type[Attack]]] = {}
 
     def __init_subclass__(cls, name: str = "", **others: object) -> None:
@@ -41,15 +41,15 @@ class Attack(ABC):
 
     @classmethod
     def what(cls) -> str:
-        """What it does, in a sentence."""
+        """Description in one sentence."""
         return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
     @abstractmethod
     def unfit(self, run: AttackedRun) -> str:
-        """Why it cannot be tried on this run; nothing where it can."""
+        """Reason why this run cannot be attacked so; empty where it can."""
 
     def untried(self, run: AttackedRun, why: str) -> AttackFinding:
-        """What is known before it is tried."""
+        """The finding before the attack is tried."""
         by = run.by or type(self).sees
         return AttackFinding(
             attack=self.called(),
@@ -62,10 +62,10 @@ class Attack(ABC):
 
     @abstractmethod
     def play(self, run: AttackedRun) -> AttackFinding:
-        """What it reaches."""
+        """Attack the run."""
 
 
-MEANT = {  # what others call attacks, and what they are here
+MEANT = {  # usual names of kinds of attacks, and the attacks of that kind
     "membership": "loss_threshold or lira",
     "inversion": "dlg, idlg or inverting_gradients",
     "reconstruction": "dlg, idlg or inverting_gradients",
@@ -75,20 +75,20 @@ MEANT = {  # what others call attacks, and what they are here
 
 
 def judged(value: float, baseline: float, control: float | None, margin: float) -> tuple[Verdict, str]:
-    """The verdict on a figure of which more is worse for whoever is attacked. `margin`: what counts as more than a
-    guess.
+    """The verdict on a figure of which more is worse for the attacked clients. A value counts as reached where it
+    exceeds the guess by `margin`.
     """
     if control is not None and control < baseline + margin:
         return "no power", BLIND
     if value >= baseline + margin:
         return "reached", "the attacker gets more than a guess"
     if control is None:
-        return "stopped", "no better than a guess; what it does to the run without protection is not known"
+        return "stopped", "no better than a guess; its success on the run without protection is not known"
     return "stopped", "no better than a guess, while it succeeds on the run without protection"
 
 
 def registered(known: Sequence[str] | None = None) -> dict[str, type[Attack]]:
-    """The attacks by name: those that are asked for, or all that need no whole runs of their own."""
+    """Attacks by name: the named ones, or all that are not costly."""
     from sordino.attacks.methods import ATTACKS
     from sordino.errors import ConfigError
 
@@ -97,10 +97,10 @@ def registered(known: Sequence[str] | None = None) -> dict[str, type[Attack]]:
     for name in known:
         if name not in ATTACKS:
             raise ConfigError(
-                f"there is no attack called {name!r}",
-                why=f"known are {', '.join(ATTACKS)}",
+                f"unknown attack: {name!r}",
+                why=f"attacks are {', '.join(ATTACKS)}",
                 fix=(f"choose {MEANT[name]}: " if name in MEANT else "")
-                + "`sordino attack --list` says what each of them does",
+                + "`sordino attack --list` describes each of them",
                 code="unknown-attack",
             )
     return {name: ATTACKS[name] for name in known}

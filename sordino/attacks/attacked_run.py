@@ -1,9 +1,9 @@
-"""A run as its attackers meet it: what each of them sees of one round, behind the run's own gates and without them;
-and, for the judges alone, the truth.
+"""Views of a run for its attackers: the observations of one round, with the run's own gates and without them; and the
+truth, for judges alone.
 
-The attacked clients hold a few of their own images in the attacked round: the fewer, the less hides each of them. What
-the attacker knows beside what was sent is public: the network, the method with its settings, how many images a client
-holds, and images of the same kind from elsewhere (the test images, on which nobody trained).
+The attacked clients hold a few of their own images in the attacked round: the fewer there are, the less hides each one.
+Beside the messages an attacker knows public things only: the network, the method with its settings, the number of
+images of each client, and images of the same kind from elsewhere (the test images, which no client trains on).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task
 
+T = TypeVar("T")
 MANY = 64  # images that an attacker seeks behind one update, at most
 OWN = 1000  # images from elsewhere that an attacker has
 EPISODE = 4  # images that a method needs which explains some by others
@@ -37,9 +38,9 @@ MEMBERS = 1000  # examples that were trained on, of those asked about
 
 
 class MemberView(NamedTuple):
-    """What an attacker has who asks of each of these examples whether it was trained on. It does not know which were.
+    """View of membership inference: a model and examples, of which the attacker does not know which were trained on.
 
-    `shadow` trains the same run on a random half of everybody's rows, with noise of its own: the model, and which of
+    `shadow` trains the same run on a random half of all rows, with noise of its own; it returns the model, and which of
     the examples asked about were in it.
     """
 
@@ -52,19 +53,19 @@ class MemberView(NamedTuple):
 
 
 class UpdateView(NamedTuple):
-    """What an attacker has of one client's round, or of a sum that the client is in. No row of anybody is in it."""
+    """View of one client's update, or of a sum with it. It holds no rows of clients."""
 
     task: Task
     before: Params  # the model that went down
     gradient: Params  # the mean gradient that the change of the model tells
-    images: int  # that it is made of
+    images: int  # number of images behind it
     elsewhere: Tensor  # images that the attacker has, [n, c, h, w] between 0 and 1
     labels: Tensor  # of these
-    key: Key  # of what the attack draws
+    key: Key  # of the attack's own randomness
 
 
 class Victim(NamedTuple):
-    """One attacked client: what the attacker sees, the same without protection, and, for the judge, what is true."""
+    """One attacked client: the attacker's view, the same without protection, and the truth for the judge."""
 
     client: int
     view: UpdateView
@@ -74,10 +75,10 @@ class Victim(NamedTuple):
 
 
 class MeanView(NamedTuple):
-    """What an attacker has of a mean of features of one client's images of a class. No row of anybody is in it."""
+    """View of a mean of features over one client's images of a class. It holds no rows of clients."""
 
     mean: Tensor
-    looks: Callable[[Tensor], Tensor]  # the network that made the features, which the server knows
+    looks: Callable[[Tensor], Tensor]  # the feature extractor, which the server knows
     label: int
     elsewhere: Tensor  # images that the attacker has, [n, c, h, w] between 0 and 1
     labels: Tensor  # of these
@@ -85,24 +86,24 @@ class MeanView(NamedTuple):
 
 
 class AttackSettings(NamedTuple):
-    """What the user chose."""
+    """Settings of the attacks."""
 
     round: int = 1  # counted from 1
-    images: int = 4  # that each attacked client holds in this game; 0: all that it has
+    images: int = 4  # images of each attacked client in the attacked round; 0: all that it has
     victims: int = 2
-    shadows: int = 8  # models that are trained to compare with
+    shadows: int = 8  # shadow models
     trials: int = 1000  # releases of either side
     seed: int = 0
-    attackers: float = 0.2  # of the clients, where some send something false
+    attackers: float = 0.2  # share of malicious clients
 
 
 @dataclass(frozen=True)
 class AttackedRun:
-    """Everything that attacks on one run share. What is not asked for is not computed."""
+    """One run under attack. Views are computed when an attack asks for them."""
 
     simulation: Simulation
     asked: AttackSettings = field(default=AttackSettings())
-    by: Adversary | None = None  # another attacker than the attacks name themselves
+    by: Adversary | None = None  # in place of the adversary that each attack names
 
     @property
     def setup(self) -> Setup:
@@ -112,21 +113,21 @@ class AttackedRun:
     def key(self) -> Key:
         return keys.fold(keys.root(self.asked.seed), "attack")
 
-    # what kind of run it is -------------------------------------------------------------------------------------------
+    # kind of run ------------------------------------------------------------------------------------------------------
 
     @property
     def without_classes(self) -> str:
-        """Why attacks on what is classified do not fit; nothing where they do."""
+        """Reason why attacks on classification do not fit; empty where they do."""
         return "" if self.setup.public.classes else "the run has no classes"
 
     @property
     def without_images(self) -> str:
-        """Why attacks that draw images do not fit; nothing where they do."""
+        """Reason why attacks on images do not fit; empty where they do."""
         return self.without_classes or ("" if self.setup.public.kind == "image" else "the run has no images")
 
     @cached_property
     def has_control(self) -> bool:
-        """Can the method be run without its protection?"""
+        """True where the method runs without its protection."""
         try:
             unprotected(self.setup.method)
         except ConfigError:
@@ -135,18 +136,27 @@ class AttackedRun:
 
     @property
     def protected(self) -> bool:
-        """Is there anything between the data and an attacker? Else the run is its own control."""
+        """True where a gate stands between the data and an attacker. Otherwise the run is its own control."""
         gates = self.setup.algorithm
         return not gates.read.plain or gates.uplink != unprotected(gates).uplink
 
+    def beside_control(self, play: Callable[[bool], T]) -> tuple[T, T | None]:
+        """The result of an attack behind the run's gates, and on the same run without protection; None where the
+        method cannot run without it. `play` is told whether the run is bare.
+        """
+        seen = play(False)
+        if not self.protected:
+            return seen, seen
+        return seen, play(True) if self.has_control else None
+
     @cached_property
     def promises(self) -> tuple[Promised, ...]:
-        """What the whole run promises, from its plan."""
+        """Guarantees of the whole run, from its plan."""
         return tuple(map(Promised.of, Rehearsal(self.setup, self.simulation.home).guarantees))
 
     @cached_property
     def of_round(self) -> tuple[Promised, ...]:
-        """What the attacked round promises by itself."""
+        """Guarantees of the attacked round alone."""
         delta = self.setup.experiment.privacy.delta
         return tuple(map(Promised.of, statement([self.seen.note], len(self.setup.public.sizes), delta)))
 
@@ -156,25 +166,25 @@ class AttackedRun:
     # the attacked round -----------------------------------------------------------------------------------------------
 
     def rounds(self, bare: bool, change: Change | None = None) -> Rounds:
-        """The run as it stands before the attacked round. Its preparation is always its own."""
+        """The run just before the attacked round. Its preparation is always the protected one."""
         kind = Bare if bare else Replay
         return _agreeing(kind(self.simulation, change, start=self.prepared.start)).until(self.asked.round - 1)
 
     @cached_property
     def prepared(self) -> PlayedPreparation:
-        """What came before the training, where there is a preparation."""
+        """The preparation before round 1, played to its end."""
         return preparation(self.simulation, bare=False)
 
     @cached_property
     def clients(self) -> tuple[int, ...]:
-        """Who is attacked: of those who take part in that round the ones with most images."""
+        """The attacked clients: the participants of the round with most images."""
         rounds = self.rounds(bare=False)
         here = rounds.federation.draw(rounds.t, rounds.server)
         return tuple(sorted(here, key=lambda k: (-len(raw(self.simulation)[k].y), k))[: self.asked.victims])
 
     @cached_property
     def rows(self) -> dict[int, Examples]:
-        """The images of every attacked client in this game: some of its own."""
+        """The rows of each attacked client in the attacked round: some of its own."""
         every, found = raw(self.simulation), {}
         for client in self.clients:
             own = every[client]
@@ -191,12 +201,12 @@ class AttackedRun:
 
     @cached_property
     def seen(self) -> Heard:
-        """The round as its gates let it pass."""
+        """The attacked round with its own gates."""
         return self.rounds(False, self.changed).round()
 
     @cached_property
     def bare(self) -> Heard | None:
-        """The same round of the same run without protection."""
+        """The attacked round without protection; None where the method cannot run so."""
         if not self.protected:
             return self.seen
         if not self.has_control:
@@ -205,12 +215,12 @@ class AttackedRun:
 
     @cached_property
     def elsewhere(self) -> Examples:
-        """What an attacker has of the same kind: test images, on which nobody trained."""
+        """Images of the attacker: test images, which no client trains on."""
         held = self.tested
         return taken(held, keys.permutation(keys.fold(self.key, "elsewhere"), len(held.y))[:OWN])
 
     def victims(self, adversary: Adversary) -> list[Victim]:
-        """The attacked clients as this attacker sees them; none where nothing reaches it that tells of a model."""
+        """Views of the attacked clients; none where this adversary sees nothing of the model."""
         found = []
         for client, rows in self.rows.items():
             view = self._view(self.seen, client, adversary)
@@ -221,7 +231,7 @@ class AttackedRun:
         return found
 
     def _view(self, heard: Heard, client: int, adversary: Adversary) -> UpdateView | None:
-        """The server reads single uploads, where it can; everybody else, and a server that cannot, their sum."""
+        """The single upload where the adversary is a server that can read it, and the sum otherwise."""
         change, many = heard.each.get(client) if adversary == "server" else None, len(self.rows[client].y)
         if change is None:
             change, held = heard.together, {k: len(rows.y) for k, rows in self.rows.items()}
@@ -236,9 +246,9 @@ class AttackedRun:
         return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
 
     def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
-        """Every upload of the round in which each client holds the half of its images that has most of a property, or
-        the other half, as its coin says; and, for the judge, the coin. `number`: of the replay, which has coins and
-        noise of its own.
+        """Views of all uploads of a replay in which a coin decides for each client whether it holds the half of its
+        images with most of a property or the other half; and the coins, for the judge. Replay `number` has its own
+        coins and noise.
         """
         key = keys.fold(self.key, "sided", number)
         coins = keys.coin(key, len(self.setup.public.sizes), 0.5).tolist()
@@ -257,10 +267,10 @@ class AttackedRun:
             found.append((self._update(heard.before, gradient, min(held, MANY), key), bool(coins[client])))
         return found
 
-    # what a preparation tells -----------------------------------------------------------------------------------------
+    # prototypes of a preparation --------------------------------------------------------------------------------------
 
     def means(self, bare: bool) -> list[tuple[MeanView, Tensor]]:
-        """The means of features that the server was told; and, for the judge, the client's images of that class."""
+        """Views of means of features that the server received; and the client's images of that class, for the judge."""
         told = preparation(self.simulation, bare=True) if bare else self.prepared
         every, found = raw(self.simulation), []
         own = pictures(self.elsewhere.x)
@@ -274,12 +284,12 @@ class AttackedRun:
     # the released model -----------------------------------------------------------------------------------------------
 
     def _played(self, bare: bool, change: Change | None = None, key: int | None = None) -> Params:
-        """The model that the whole run releases."""
+        """The final model of the whole run."""
         kind = Bare if bare else Replay
         return kind(self.simulation, change, key).until(self.setup.rounds).model()
 
     def members(self, bare: bool) -> tuple[MemberView, Tensor]:
-        """The released model, examples to ask about, and, for the judge, which of them were trained on."""
+        """The final model with examples to ask about; and which of them were trained on, for the judge."""
         every, known = raw(self.simulation), self.elsewhere
         owners = [(k, i) for k in every for i in range(len(every[k].y))]
         order = keys.permutation(keys.fold(self.key, "members"), len(owners))[:MEMBERS].tolist()
@@ -309,22 +319,22 @@ class AttackedRun:
         model = self._played(bare)
         return MemberView(self.setup.task, model, asked, shadow, self.asked.shadows, self.key), inside
 
-    # a run with clients that lie --------------------------------------------------------------------------------------
+    # a run with malicious clients -------------------------------------------------------------------------------------
 
     @cached_property
     def liars(self) -> frozenset[int]:
-        """Who sends something false: a share of the clients, drawn at random."""
+        """Malicious clients: a random share of all."""
         many = len(self.setup.public.sizes)
         order = keys.permutation(keys.fold(self.key, "liars"), many).tolist()
         return frozenset(order[: max(1, round(self.asked.attackers * many))])
 
     def poisoned(self, lies: Lies, plain: bool) -> Params:
-        """The model that the whole run releases with these clients in it."""
+        """The final model of the run with malicious clients."""
         return Poisoned(self.simulation, lies, self.liars, plain, self.prepared.start).played()
 
     @cached_property
     def undisturbed(self) -> tuple[Params, Params]:
-        """The models of the run without attackers: with its own sum, and with the plain one."""
+        """Final models without malicious clients: with the run's own aggregation, and with the plain mean."""
         honest = Lies(lambda client, own: own, lambda upload, moment: upload)
         own, plain = (
             Poisoned(self.simulation, honest, frozenset(), kind, self.prepared.start) for kind in (False, True)
@@ -339,19 +349,19 @@ class AttackedRun:
         return rows._replace(x=torch.from_numpy(held.x[:]), y=torch.from_numpy(held.y[:]))
 
     def _distance(self, images: int) -> float:
-        """How far a client walks per unit of gradient: its step, as often as it takes one. Both are public."""
+        """Change of the model per unit of gradient: step size times number of steps. Both are public."""
         algorithm = self.setup.algorithm
         return (Estimates.of(algorithm).step_size or 1.0) * algorithm.work.count(images)
 
 
 def _agreeing(rounds: Rounds) -> Rounds:
-    """The same, where each client has agreed to the number of rows that it holds in this game."""
+    """The same rounds, in which each client has agreed to the number of rows that it holds in the attack."""
     rounds.site = replace(rounds.site, sizes=None)
     return rounds
 
 
 def of_two_classes(order: Tensor, labels: Tensor) -> Tensor:
-    """The same rows, with two of a class and two of another one in front, where there are such."""
+    """The same rows, with two of one class and two of another in front, where there are such."""
     front: list[int] = []
     for label in dict.fromkeys(labels[order].tolist()):
         same = order[labels[order] == label][: EPISODE // 2].tolist()
@@ -360,5 +370,5 @@ def of_two_classes(order: Tensor, labels: Tensor) -> Tensor:
 
 
 def pictures(x: Tensor) -> Tensor:
-    """Images [n, c, h, w] between 0 and 1 from rows as they were decoded."""
+    """Images [n, c, h, w] between 0 and 1 from decoded rows."""
     return (x.float() / 255).movedim(-1, 1)

@@ -1,3 +1,3 @@
-"""Parts that attacks add: their verb."""
+"""Registration of the attacks: their verb."""
 
 PARTS = {"verbs of experiments": {"attack": "sordino.attacks.command:attack"}}

@@ -1,4 +1,4 @@
-"""`sordino attack`: what attackers reach of a run, in figures and pictures."""
+"""`sordino attack`: attacks on a run, with their results as figures and pictures."""
 
 from __future__ import annotations
 
@@ -31,31 +31,29 @@ def attack(
         list[str] | None,
         typer.Argument(
             metavar="[RUN | EXPERIMENT.toml | ALGORITHM] [key=value ...]",
-            help="Whose run to attack; without one, the default experiment. A run's folder gets attack.json.",
+            help="The run to attack; without one, the default experiment. A run's folder gets attack.json.",
         ),
     ] = None,
     attacks: Annotated[
         list[str] | None,
         typer.Option(
-            "--attack", "-a", metavar="NAME", help="Only this one; repeatable. Else all that train no whole runs."
+            "--attack", "-a", metavar="NAME", help="This attack; repeatable. Without it, all that train no whole runs."
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Say which attacks there are, and attack nothing.")] = False,
-    round_: Annotated[int, typer.Option("--round", min=1, help="The round that is listened to.")] = 1,
+    list_: Annotated[bool, typer.Option("--list", help="List the attacks, and attack nothing.")] = False,
+    round_: Annotated[int, typer.Option("--round", min=1, help="The round that attackers observe.")] = 1,
     images: Annotated[
         int,
-        typer.Option(
-            min=0, help="Images that each attacked client holds: few hide each other less. 0: all that it has."
-        ),
+        typer.Option(min=0, help="Images of each attacked client: few hide each other less. 0: all that it has."),
     ] = 4,
-    victims: Annotated[int, typer.Option(min=1, help="Clients that are attacked.")] = 2,
-    shadows: Annotated[int, typer.Option(min=2, help="Models that LiRA trains to compare with.")] = 8,
+    victims: Annotated[int, typer.Option(min=1, help="Number of attacked clients.")] = 2,
+    shadows: Annotated[int, typer.Option(min=2, help="Shadow models of LiRA.")] = 8,
     attackers: Annotated[
-        float, typer.Option(min=0, max=1, help="The share of the clients that send something false, where some do.")
+        float, typer.Option(min=0, max=1, help="Share of malicious clients, in attacks that have them.")
     ] = 0.2,
-    seed: Annotated[int, typer.Option(help="Of what attackers draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the attackers' randomness.")] = 0,
     by: Annotated[
-        Attacker | None, typer.Option(help="Who attacks; without it, for each attack the weakest who can do it.")
+        Attacker | None, typer.Option(help="The adversary; without it, for each attack the weakest that can run it.")
     ] = None,
     pictures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the pictures there too, as PNG.")
@@ -63,9 +61,9 @@ def attack(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Attack a run, or the run that an experiment would be: what do attackers get to know of its data?
+    """Attack a run, or the run of an experiment, and measure what attackers learn about its data.
 
-    Each attack stands beside a guess of somebody who saw nothing and beside itself on the same run without protection.
+    Each attack stands beside a guess without any observation and beside itself on the same run without protection.
     The result holds images of the training data. Runs with real noise are refused.
     """
     from sordino.attacks.assault import assault, write
@@ -112,9 +110,9 @@ def attack(
 def _listed(told: list[dict[str, str | bool]]) -> None:
     from rich.table import Table
 
-    table = Table("attack", "sees what reaches", "what it does", "runs")
+    table = Table("attack", "adversary", "description", "runs")
     for one in told:
-        when = "when asked for: it trains whole runs" if one["costly"] else "always"
+        when = "only if named: it trains whole runs" if one["costly"] else "always"
         table.add_row(str(one["attack"]), f"the {one['sees']}", escape(str(one["what"])), when)
     Screen().print(table)
 

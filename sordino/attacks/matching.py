@@ -1,5 +1,4 @@
-"""Images whose gradient is the one that was seen: the attacker computes gradients of images of its own, and moves the
-images until both agree.
+"""Gradient matching: images whose gradient is the observed one, and labels read off the last layer.
 
 The attacker's copy of the model is the public network, with dropout off. Labels are sought together with the images, or
 known.
@@ -18,11 +17,11 @@ from sordino.attacks.attacked_run import UpdateView
 from sordino.keys import Key
 from sordino.types import Params, Task
 
-Mismatch = Callable[[list[Tensor]], Tensor]  # of a gradient, tensor by tensor, from the one that was seen
+Mismatch = Callable[[list[Tensor]], Tensor]  # of a gradient, tensor by tensor, from the observed one
 
 
 def gradient(task: Task, params: Params, x: Tensor, shares: Tensor) -> list[Tensor]:
-    """That of the mean loss of images whose classes are `shares`, differentiable in both."""
+    """Gradient of the mean loss of images with class probabilities `shares`, differentiable in both."""
     leaves = [value.detach().requires_grad_() for value in params.values()]
     own = dict(zip(params, leaves, strict=True))
     said = F.log_softmax(task.head(own, task.look(own, x)), 1)
@@ -31,7 +30,7 @@ def gradient(task: Task, params: Params, x: Tensor, shares: Tensor) -> list[Tens
 
 
 def squared(seen: Params) -> Mismatch:
-    """The squared distance, in units of what was seen."""
+    """Squared distance, in units of the observed gradient."""
     whole = sum((g.double() ** 2).sum() for g in seen.values())
     scale = 1 / max(float(whole), 1e-30)
 
@@ -43,7 +42,7 @@ def squared(seen: Params) -> Mismatch:
 
 
 def turned(seen: Params) -> Mismatch:
-    """One less the cosine: how long gradients are does not count."""
+    """Cosine distance, which ignores the lengths of gradients."""
     length = torch.sqrt(torch.stack([(g**2).sum() for g in seen.values()]).sum()).clamp_min(1e-30)
 
     def off(found: list[Tensor]) -> Tensor:
@@ -55,17 +54,17 @@ def turned(seen: Params) -> Mismatch:
 
 
 def start(view: UpdateView, key: Key) -> Tensor:
-    """Noise around the mean of the attacker's own images."""
+    """Start of a search: noise around the mean of the attacker's own images."""
     mean = view.elsewhere.mean(0)
     drawn = keys.normal(key, view.images * mean.numel()).float().reshape(view.images, *mean.shape)
     return (mean + 0.1 * drawn).clamp(0.01, 0.99)
 
 
 def label_counts(view: UpdateView) -> Tensor:
-    """How many of the images are of each class: the gradient of the last layer's biases is the mean of what the model
-    says, less the shares of classes.
+    """Number of images of each class: the gradient of the last layer's biases is the mean predicted probability, less
+    the shares of classes.
 
-    What the model says of the client's images is taken to be what it says of the attacker's own, class by class.
+    Predictions for the client's images are taken to be those for the attacker's own, class by class.
     """
     name = last_bias(view.before)
     classes = len(view.before[name])
@@ -81,15 +80,21 @@ def label_counts(view: UpdateView) -> Tensor:
 
 
 def last_bias(params: Params) -> str:
-    """The name of the biases of the last layer."""
+    """Name of the biases of the last layer."""
     return [name for name, value in params.items() if name.endswith("bias") and value.dim() == 1][-1]
 
 
 def labels_of(counts: Tensor, many: int) -> Tensor:
-    """So many labels whose counts come nearest."""
+    """The list of `many` labels whose counts come nearest."""
     left, found = counts.clone(), []
     for _ in range(many):
         label = int(left.argmax())
         found.append(label)
         left[label] -= 1
     return torch.tensor(found)
+
+
+def variation(x: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels, summed over images."""
+    down, across = (x[..., 1:, :] - x[..., :-1, :]).abs(), (x[..., 1:] - x[..., :-1]).abs()
+    return down.flatten(1).mean(1).sum() + across.flatten(1).mean(1).sum()

@@ -1,12 +1,15 @@
-"""Attacks that ask whether an example was trained on: the judge holds scores of members against scores of others.
+"""Membership inference: attacks that score examples by how much they look trained on, and their judge.
 
-What counts for privacy is how many members are found with few false alarms (Carlini et al., S&P 2022). With so few
-others a rate of 0.1 % cannot be told from none, so the interval of Clopper and Pearson stands beside it. The curve
-shows the most that a promise of (epsilon, delta) allows: found <= e^epsilon alarms + delta.
+The judge compares scores of members with scores of others: the area under the ROC curve with its interval (DeLong,
+DeLong and Clarke-Pearson, Biometrics 1988; of trials whose scores share a release, Obuchowski, Biometrics 1997), and
+members found at few false alarms, which is what counts for privacy (Carlini et al., S&P 2022). With so few others a
+rate of 0.1 % cannot be told from none, so the interval of Clopper and Pearson stands beside it. The curve shows the
+most that a promise of (epsilon, delta) allows: found <= e^epsilon alarms + delta.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar, NamedTuple
 
@@ -18,9 +21,10 @@ from sordino.accounting.statement import Promised
 from sordino.attacks.attack import BLIND, Attack
 from sordino.attacks.attacked_run import AttackedRun, MemberView
 from sordino.audits.lower_bounds import upper
-from sordino.audits.separation import ALARMS, hits_at, separation
 from sordino.results.attack_file import AttackFinding, BesideGuess, Roc, Verdict
+from sordino.types import Examples, Params, Task
 
+ALARMS = (0.01, 0.001)  # shares of others that may be taken for members
 POINTS = 60  # of a curve
 LEVEL = 0.99  # of intervals
 CHANCE = 0.5
@@ -45,24 +49,23 @@ class MemberInference(Attack):
         return run.without_classes or (PREPARED if run.setup.preparation else "")
 
     def play(self, run: AttackedRun) -> AttackFinding:
-        view, inside = run.members(bare=False)
-        seen = _sides(self.score(view), inside)
-        control = None if run.protected else seen
-        if run.protected and run.has_control:
-            view, inside = run.members(bare=True)
-            control = _sides(self.score(view), inside)
+        seen, control = run.beside_control(lambda bare: self._scored(*run.members(bare)))
         by = run.by or type(self).sees
         bound = next((held for held in run.against(by) if held.unit == "example" and held.status != "none"), None)
         return told(self.untried(run, ""), seen, control, bound)
 
+    def _scored(self, view: MemberView, inside: Tensor) -> TwoSides:
+        scores = torch.nan_to_num(self.score(view).double(), 0.0)
+        return TwoSides(scores[inside], scores[~inside])
 
-def _sides(scores: Tensor, inside: Tensor) -> TwoSides:
-    scores = torch.nan_to_num(scores.double(), 0.0)
-    return TwoSides(scores[inside], scores[~inside])
+
+def losses(task: Task, params: Params, examples: Examples) -> Tensor:
+    """The loss of each example under a model."""
+    return task.score(params, examples)["loss"]
 
 
 def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None) -> AttackFinding:
-    """The finding with hits at few false alarms beside the area under the curve, whose verdict it has."""
+    """The finding with the area under the ROC curve, its verdict, and members found at few false alarms."""
     found = by_area(finding, seen, control, "members", bound)
     return found.beside(measured=(*found.measured, *(_rate(seen, control, alarms) for alarms in ALARMS)))
 
@@ -70,7 +73,7 @@ def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound
 def by_area(
     finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Promised | None = None
 ) -> AttackFinding:
-    """The finding with the area under the curve, the curve, and the verdict on the area. `whom`: the first side."""
+    """The finding with the area under the ROC curve, the curve and a verdict. `whom`: words for the first side."""
     found = separation(*seen, 1 - LEVEL)
     free = None if control is None else separation(*control, 1 - LEVEL)
     area = BesideGuess(
@@ -88,19 +91,19 @@ def by_area(
 
 
 def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str]:
-    """Chance is refuted where the whole interval lies above it."""
+    """The verdict: an attack reaches something where the whole interval lies above chance."""
     if control is not None and control <= CHANCE:
         return "no power", BLIND
     if low > CHANCE:
         return "reached", f"{whom} are told from others better than by chance"
     known = "while it succeeds on the run without protection"
     if control is None:
-        known = "and what it does to the run without protection is not known"
+        known = "and its success on the run without protection is not known"
     return "stopped", f"{whom} are not told from others, {known}"
 
 
 def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGuess:
-    """Members found at so many false alarms, with the interval of Clopper and Pearson."""
+    """Members found at this rate of false alarms, with the interval of Clopper and Pearson."""
     share, many = hits_at(*seen, alarms), len(seen.members)
     hits, tail = round(share * many), (1 - LEVEL) / 2
     return BesideGuess(
@@ -115,9 +118,50 @@ def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGues
 
 
 def roc(sides: TwoSides) -> tuple[tuple[float, float], ...]:
-    """(false alarms, found) at thresholds from high to low."""
+    """Points (false alarms, members found) at thresholds from high to low."""
     members, others = (side.sort().values for side in sides)
     tried = torch.unique(torch.cat([members, others]))
     picked = tried[torch.linspace(0, len(tried) - 1, min(POINTS, len(tried))).long()].flip(0)
     found = [(float((others >= at).double().mean()), float((members >= at).double().mean())) for at in picked]
     return ((0.0, 0.0), *found)
+
+
+class Separation(NamedTuple):
+    """How well scores separate members from others."""
+
+    auc: float
+    low: float
+    high: float
+    hits: tuple[float, ...]  # share of members found, for each of ALARMS
+
+
+def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separation:
+    """AUC and hits of scores [members] and [others] of independent trials, or [trials, members] and [trials, others]
+    with one threshold. `alpha` is for both sides of the interval together.
+    """
+    from scipy.special import ndtri
+
+    above, below = _above(members, others), 1 - _above(others, members)
+    auc, trials = float(above.mean()), min(len(members), len(others))
+    if members.dim() == 1:
+        variance = above.var() / len(members) + below.var() / len(others)
+    else:
+        variance = (above.mean(1) + below.mean(1)).var() / trials
+    reach = float(-ndtri(alpha / 2)) * math.sqrt(float(variance))
+    if not reach > 0:  # no pair is out of order: so far none was seen in so many trials
+        reach = 1 - (alpha / 2) ** (1 / trials)
+    hits = tuple(hits_at(members, others, share) for share in ALARMS)
+    return Separation(auc, max(0.0, auc - reach), min(1.0, auc + reach), hits)
+
+
+def hits_at(members: Tensor, others: Tensor, alarms: float) -> float:
+    """The share of members above the lowest threshold that at most this share of others is above."""
+    ordered = others.flatten().sort(descending=True).values
+    return float((members > ordered[min(int(alarms * len(ordered)), len(ordered) - 1)]).double().mean())
+
+
+def _above(scores: Tensor, others: Tensor) -> Tensor:
+    """For each score the share of others below it; a tie is a half."""
+    ordered, asked = others.flatten().double().sort().values, scores.double().contiguous()
+    left, right = (torch.searchsorted(ordered, asked, right=side) for side in (False, True))
+    return (left + right).double() / (2 * len(ordered))

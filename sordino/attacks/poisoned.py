@@ -1,7 +1,7 @@
-"""A run played again from beginning to end with clients that send something false.
+"""Replay of a whole run with malicious clients.
 
-They know the model and the rules, hold rows of their own and talk to nobody. The server takes what it is made to take:
-an upload beyond the bound of the gate would count as zeros, so they stay within it.
+They know the model and the rules, hold rows of their own and do not communicate. An upload beyond the bound of the gate
+would count as zeros, so they stay within it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from sordino.types import Params, Terms
 
 
 class LiarsView(NamedTuple):
-    """What an attacker knows when it sends."""
+    """Knowledge of a malicious client when it sends."""
 
     model: Params  # that went down
     change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model
-    boost: float  # what the attackers of a round must multiply by to be the plain mean, if all others sent zeros
+    boost: float  # factor by which the attackers of a round become the plain mean, if all others sent zeros
     weight: float  # the attacker's own
 
 
 class Lies(NamedTuple):
-    """What attackers do: with their rows before they train, and with what they send."""
+    """Behaviour of malicious clients: a change of their rows before training, and of their uploads."""
 
     rows: Change
     sent: Callable[[Tree, LiarsView], Tree]
 
 
 class Poisoned(Replay):
-    """The whole run; `who` lies. `plain`: the same run without its robust sum."""
+    """The whole run, in which the clients `who` are malicious. `plain`: without its robust aggregation."""
 
     def __init__(
         self, simulation: Simulation, lies: Lies, who: frozenset[int], plain: bool, start: PhaseStart = BEGINNING
@@ -69,7 +69,7 @@ class Poisoned(Replay):
 
 @dataclass
 class Lying(Clients):
-    """Clients some of whom send something else than they should."""
+    """Clients of which some send something else than they should."""
 
     inner: Site
     who: frozenset[int]
@@ -81,7 +81,7 @@ class Lying(Clients):
 
 
 def plainly(algorithm: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method with the plain mean in place of a robust sum."""
+    """The same method with the plain mean in place of robust aggregation."""
     uplink = algorithm.uplink
     if not uplink.robust:
         return algorithm
@@ -89,7 +89,7 @@ def plainly(algorithm: AnyAlgorithm) -> AnyAlgorithm:
 
 
 def _within(uplink: Uplink, upload: Tree) -> Tree:
-    """The longest upload in this direction that the server admits."""
+    """The upload, scaled to the longest one that the server admits."""
     bound = uplink.bound(tree.size(upload))
     if not math.isfinite(bound.l2) or private(uplink.client):
         return upload

@@ -1,7 +1,8 @@
-"""Attacks of clients that send something false: the judge plays the whole run with them, and without.
+"""Poisoning: attacks of malicious clients, and their judge, which plays the whole run with them and without.
 
 Three models are compared on the test examples: that of the run without attackers, that of the attacked run with its own
-sum, and that of the attacked run with the plain sum, which must suffer: an attack that does no harm there says nothing.
+aggregation, and that of the attacked run with the plain mean, which must suffer: an attack that does no harm there
+shows nothing.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from sordino.types import Examples, Params
 
 POINTS = 2.0  # of accuracy that count as harm
 OFTEN = 10.0  # percent more triggers obeyed that count as harm
-HEADS = ("nobody attacks", "plain sum")
-NO_SINGLE = "its uploads are encoded or masked in a way that this attack does not write"
+HEADS = ("no attackers", "plain mean")
+NO_SINGLE = "its uploads are encoded or masked in a way that this attack cannot forge"
 
 
 @dataclass(frozen=True)
 class Poisoning(Attack):
-    """Clients that send something false."""
+    """Malicious clients."""
 
     sees: ClassVar[Adversary] = "participants"
     costly: ClassVar[bool] = True
 
     def rows(self, own: Examples, classes: int) -> Examples:
-        """What an attacker trains on."""
+        """The rows that an attacker trains on."""
         return own
 
     @abstractmethod
     def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
-        """What it sends in place of its upload."""
+        """The upload that it sends in place of its own."""
 
     def unfit(self, run: AttackedRun) -> str:
         if run.without_classes:
@@ -74,7 +75,7 @@ class Poisoning(Attack):
         return found.beside(verdict=verdict, why=many + why, measured=(lost, *measured))
 
     def beside(self, run: AttackedRun, own: Params, clean: Params, plain: Params) -> tuple[BesideGuess, ...]:
-        """More figures than the accuracy, of the attacked run, the run without attackers, and the plain sum."""
+        """Figures beside the accuracy, of the attacked run, the run without attackers, and the plain mean."""
         return ()
 
     def judged(self, lost: BesideGuess, more: tuple[BesideGuess, ...]) -> tuple[Verdict, str]:
@@ -86,19 +87,19 @@ def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
     control = figure.control
     assert control is not None
     if control - figure.baseline <= least:
-        return "no power", f"it moves the plain sum by no more than {least:g} {unit}, so it shows nothing here"
+        return "no power", f"it moves the plain mean by no more than {least:g} {unit}, so it shows nothing here"
     if figure.value - figure.baseline > least:
         return "reached", f"the run loses more than {least:g} {unit}"
-    return "stopped", f"the run loses no more than {least:g} {unit}, while the plain sum loses more"
+    return "stopped", f"the run loses no more than {least:g} {unit}, while the plain mean loses more"
 
 
 def accuracy(run: AttackedRun, model: Params, on: Examples | None = None) -> float:
-    """On all test examples, or on these, in percent."""
+    """Accuracy in percent, on all test examples or on these."""
     return 100 * float(run.setup.task.score(model, on or run.tested)["accuracy"].double().mean())
 
 
 def boosted(upload: Tree, moment: LiarsView) -> Tree:
-    """Scaled up so that the attackers alone decide the plain mean."""
+    """The upload scaled up so that the attackers alone decide the plain mean."""
     return tree.scale(moment.boost, upload)
 
 

@@ -1,46 +1,52 @@
-"""Attacks that draw pictures: the judge holds each against the true images, best match first, beside what somebody
-draws who saw nothing.
+"""Reconstruction: attacks that draw the images behind an update, and their judge.
 
-PSNR in decibels says how far pixels are off, SSIM whether the structure is there. A guess is the mean of the images
-that the attacker has, or as many of them at random: whichever comes nearer.
+The judge matches drawn images with the true ones and compares them by PSNR, in decibels, and by SSIM (Wang, Bovik,
+Sheikh and Simoncelli, IEEE Transactions on Image Processing 2004), beside a guess without any knowledge of the client:
+the mean of the images that the attacker has, or as many of them at random, if these come nearer. Images are
+[n, c, h, w] between 0 and 1.
 """
 
 from __future__ import annotations
 
 import base64
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, UpdateView, Victim
-from sordino.attacks.likeness import psnr, ssim
 from sordino.results.attack_file import AttackFinding, BesideGuess, PictureRow
 
 MOST = 100.0  # decibels that are counted: more is exact
-MARGIN = 3.0  # decibels above a guess that count as having reached something
+MARGIN = 3.0  # decibels above a guess that count as success
 SHOWN = 8  # images of a picture
-NOTHING = "nothing that tells of a model reaches this attacker"
+WINDOW, SPREAD = 11, 1.5  # of the Gaussian that SSIM looks through; smaller images get the largest odd window that fits
+STEADY = (0.01**2, 0.03**2)
+NOTHING = "this adversary sees nothing of the model"
 
 
 class Likeness(NamedTuple):
-    psnr: float  # mean over true images of their best matches
+    """Means over pairs of a true image and the drawn one that it is matched with."""
+
+    psnr: float
     ssim: float
-    matched: Tensor  # the image that was drawn of each true one
+    matched: Tensor
+    true: Tensor
 
 
 class Reconstruction(Attack):
-    """Draws the images behind an update."""
+    """Reconstruction of the images behind an update."""
 
     sees = "server"
 
     @abstractmethod
     def draw(self, view: UpdateView) -> Tensor:
-        """Images [any number, c, h, w] between 0 and 1, the likeliest first."""
+        """Reconstructed images [any number, c, h, w] between 0 and 1, the likeliest first."""
 
     def unfit(self, run: AttackedRun) -> str:
         return run.without_images
@@ -53,22 +59,15 @@ class Reconstruction(Attack):
         drawn = [self._judged(victim, victim.view) for victim in victims]
         bare = [self._judged(victim, victim.bare) for victim in victims if victim.bare is not None]
         blind = [guessed(victim) for victim in victims]
-        figures = [
-            BesideGuess(name=name, unit=unit, value=of(drawn), baseline=of(blind), control=of(bare) if bare else None)
-            for name, unit, of in (("PSNR", "dB", _psnr), ("SSIM", "", _ssim))
-        ]
-        headline = figures[0]
-        verdict, why = judged(headline.value, headline.baseline, headline.control, MARGIN)
-        shown = _shown(victims, drawn, bare, blind)
-        return self.untried(run, why).beside(verdict=verdict, measured=tuple(figures), pictures=shown)
+        return compared(self.untried(run, ""), drawn, blind, bare, run.protected)
 
     def _judged(self, victim: Victim, view: UpdateView) -> Likeness:
         return likeness(self.draw(view)[: len(victim.images)], victim.images)
 
 
 def likeness(drawn: Tensor, truth: Tensor) -> Likeness:
-    """Each true image against the drawn one that it is matched with: one each, so that the errors are least together.
-    Where fewer were drawn, the others count as grey.
+    """Likeness of drawn and true images, matched one to one so that the total error is least. Where too few were drawn,
+    the others count as grey.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -79,17 +78,48 @@ def likeness(drawn: Tensor, truth: Tensor) -> Likeness:
     far = torch.cdist(truth.double().flatten(1), drawn.double().flatten(1)) ** 2
     _, chosen = linear_sum_assignment(far.numpy())
     matched = drawn[torch.from_numpy(chosen)]
-    return Likeness(float(psnr(matched, truth).clamp_max(MOST).mean()), float(ssim(matched, truth).mean()), matched)
+    return Likeness(
+        float(psnr(matched, truth).clamp_max(MOST).mean()), float(ssim(matched, truth).mean()), matched, truth
+    )
 
 
 def guessed(victim: Victim) -> Likeness:
-    """What somebody draws who saw nothing of this client."""
+    """The better of two guesses without any knowledge of this client."""
     view, truth = victim.view, victim.images
     mean = likeness(view.elsewhere.mean(0, keepdim=True).expand(len(truth), -1, -1, -1), truth)
     order = keys.permutation(keys.fold(view.key, "guess"), len(view.elsewhere))[: len(truth)]
     some = likeness(view.elsewhere[order], truth)
     best = max(mean, some, key=lambda one: one.psnr)
     return best._replace(ssim=max(mean.ssim, some.ssim))
+
+
+def compared(
+    finding: AttackFinding,
+    drawn: Sequence[Likeness],
+    guess: Sequence[Likeness],
+    bare: Sequence[Likeness],
+    protected: bool,
+    original: str = "original",
+    guessing: str = "guess",
+) -> AttackFinding:
+    """The finding of an attack that draws images: PSNR and SSIM beside those of a guess and of the run without
+    protection, the verdict by PSNR, and the pictures. `bare` is empty where the run has no such control. `original` and
+    `guessing` name rows of pictures.
+    """
+    figures = tuple(
+        BesideGuess(name=name, unit=unit, value=of(drawn), baseline=of(guess), control=of(bare) if bare else None)
+        for name, unit, of in (("PSNR", "dB", _psnr), ("SSIM", "", _ssim))
+    )
+    first = figures[0]
+    verdict, why = judged(first.value, first.baseline, first.control, MARGIN)
+    rows = [
+        (original, [one.true for one in drawn]),
+        ("reconstruction", [one.matched for one in drawn]),
+        *([("without protection", [one.matched for one in bare])] if bare and protected else []),
+        (guessing, [one.matched for one in guess]),
+    ]
+    pictures = tuple(row(said, torch.cat(images)[:SHOWN]) for said, images in rows)
+    return finding.beside(verdict=verdict, why=why, measured=figures, pictures=pictures)
 
 
 def _psnr(found: Sequence[Likeness]) -> float:
@@ -100,23 +130,33 @@ def _ssim(found: Sequence[Likeness]) -> float:
     return sum(one.ssim for one in found) / len(found)
 
 
-def _shown(
-    victims: Sequence[Victim], drawn: Sequence[Likeness], bare: Sequence[Likeness], blind: Sequence[Likeness]
-) -> tuple[PictureRow, ...]:
-    of: Callable[[Sequence[Likeness]], Tensor] = lambda found: torch.cat([one.matched for one in found])  # noqa: E731
-    rows = [
-        ("original", torch.cat([victim.images for victim in victims])),
-        ("reconstruction", of(drawn)),
-        *([("without protection", of(bare))] if bare else []),
-        ("guess", of(blind)),
-    ]
-    return tuple(row(told, images[:SHOWN]) for told, images in rows)
-
-
 def row(told: str, images: Tensor) -> PictureRow:
-    """Images [n, c, h, w] between 0 and 1 as bytes."""
+    """One row of a picture from images [n, c, h, w] between 0 and 1."""
     bytes_ = (255 * images).round().to(torch.uint8).movedim(1, -1).contiguous()
     n, height, width, channels = bytes_.shape
     return PictureRow(
         told=told, shape=(n, height, width, channels), pixels=base64.b64encode(bytes_.numpy().tobytes()).decode()
     )
+
+
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each image in decibels; infinite for equal images."""
+    return -10 * torch.log10(((a.double() - b.double()) ** 2).flatten(1).mean(1))
+
+
+def ssim(a: Tensor, b: Tensor) -> Tensor:
+    """Structural similarity of each image: the mean over its channels and all places where the window fits; 1 for equal
+    images.
+    """
+    count = len(a)
+    a, b = a.double().flatten(0, 1)[:, None], b.double().flatten(0, 1)[:, None]  # a channel is an image of its own
+    side = min(WINDOW, *(s - (s + 1) % 2 for s in a.shape[-2:]))
+    bell = torch.exp(-((torch.arange(side).double() - side // 2) ** 2) / (2 * SPREAD**2))
+    window = torch.outer(bell, bell)[None, None] / bell.sum() ** 2
+    means = [F.conv2d(x, window) for x in (a, b)]
+    (aa, bb, ab) = (F.conv2d(x * y, window) for x, y in ((a, a), (b, b), (a, b)))
+    (light, contrast), (ma, mb) = STEADY, means
+    top = (2 * ma * mb + light) * (2 * (ab - ma * mb) + contrast)
+    bottom = (ma**2 + mb**2 + light) * (aa - ma**2 + bb - mb**2 + contrast)
+    found: Tensor = (top / bottom).reshape(count, -1).mean(1)
+    return found

@@ -17,8 +17,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.audits.canaries import Canaries
-from sordino.audits.noise_sources import Weak
-from sordino.audits.planted import Quiet
+from sordino.audits.noise_sources import Quiet, Weak
 from sordino.audits.replay import PhaseStart, Replay
 from sordino.engine.executor import Clients
 from sordino.engine.site import Site

@@ -25,7 +25,7 @@ from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.optional import Home
-from sordino.audits import clients, images, records
+from sordino.audits import clients, records
 from sordino.audits.lower_bounds import Found, mu_lost, tuned
 from sordino.audits.noise_sources import Weak
 from sordino.audits.pairs import Pair, Powerless
@@ -224,7 +224,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
             yield claim, _share(setup, price), [records.pair(reader, work, client, multiplier)]
     else:
         for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
-            yield claim, None, [images.pair(reader, claim.unit)] if isinstance(reader, Responses) else []
+            yield claim, None, [records.answers(reader, claim.unit)] if isinstance(reader, Responses) else []
     # as the ledger would hold them: the cohort has its say
     federation.reserve(0, {client: price})
     noted = [

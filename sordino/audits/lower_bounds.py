@@ -1,21 +1,32 @@
-"""Proved lower bounds on what was lost, from what a distinguisher saw (Jagielski et al., NeurIPS 2020; Nasr et al.,
-USENIX Security 2023).
+"""Proved lower bounds on the privacy loss of a mechanism, from the outputs that a distinguisher saw.
 
-Two neighbours, one threshold that was chosen without these outputs, Clopper-Pearson limits for both errors, at `alpha`
-together. Whoever claims less is wrong, except with probability `alpha`.
+Many runs (Jagielski et al., NeurIPS 2020; Nasr et al., USENIX Security 2023): two neighbours, one threshold that was
+chosen without these outputs, Clopper-Pearson limits for both errors, at `alpha` together. A smaller claim is wrong,
+except with probability `alpha`.
+
+Many guesses in one run, where coins decide beforehand which canaries are in it: Steinke, Nasr and Jagielski (NeurIPS
+2023), Theorem 5.2, for any (epsilon, delta); and Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and Algorithm
+3, for a whole privacy curve, which is sharper. Both need fair and independent coins and a number of guesses that was
+fixed beforehand; neither needs independent guesses. That is why both are weak: a mechanism may lose little nearly
+always and everything at times.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from sordino.accounting.gaussian_dp import bisect
+
 ALPHA = 1e-6
 GRID = 200  # thresholds that are tried before one is chosen
+MOST = 50.0  # of an epsilon, or a mu, that is sought
+TIGHT = 1e-4
 
 
 class Outputs(NamedTuple):
@@ -81,3 +92,88 @@ def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA
         key=lambda one: one[0],
     )
     return Found(delta, epsilon_lost(believed, threshold, delta, alpha))
+
+
+class Guesses(NamedTuple):
+    canaries: int
+    tried: int  # of the canaries; nothing is guessed of the others
+    right: int
+
+
+class TradeOff(Protocol):
+    """What a mechanism may lose."""
+
+    def wrong(self, right: float) -> float:
+        """The least probability of an event under one neighbour, if it is `right` under the other one."""
+
+
+@dataclass(frozen=True)
+class GaussianTradeOff:
+    """What Gaussian noise loses of neighbours that lie `mu` deviations apart."""
+
+    mu: float
+
+    def wrong(self, right: float) -> float:
+        from scipy.special import ndtr, ndtri
+
+        return float(ndtr(ndtri(right) - self.mu))
+
+
+# one run: (epsilon, delta) --------------------------------------------------------------------------------------------
+
+
+def chance(found: Guesses, epsilon: float, delta: float) -> float:
+    """The most likely that so many right guesses can be, if (epsilon, delta) holds."""
+    from scipy.stats import binom
+
+    if not found.right:
+        return 1.0
+    honest = binom(found.tried, 1 / (1 + math.exp(-epsilon)))
+    usual = float(honest.sf(found.right - 1))
+    if not delta:
+        return usual
+    import numpy as np
+
+    fewer = np.arange(1, found.right + 1)
+    more = float(((honest.sf(found.right - fewer - 1) - usual) / fewer).max())
+    return min(1.0, usual + 2 * found.canaries * delta * more)
+
+
+def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
+    """The epsilon that is refuted at this delta; 0 if none is."""
+    return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha)
+
+
+# one run: a curve -----------------------------------------------------------------------------------------------------
+
+
+def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
+    """Are so many right guesses less likely than `alpha` behind this curve? All canaries must have been tried.
+
+    Suppose that they are as likely as that. Each right guess of a canary could have been a wrong one, and the curve
+    says how likely that is at least; so fewer right guesses have a probability, too. If all of them together are more
+    likely than 1, it was a false supposition.
+    """
+    many, least = found.canaries, found.right
+    assert found.tried == many, "the bound is for guesses of all canaries"
+    if not many:
+        return False
+    right, wrong = alpha * least / many, alpha * (many - least) / many
+    for i in range(least - 1, -1, -1):
+        before, wrong = wrong, max(wrong, curve.wrong(right))
+        right += i / (many - i) * (wrong - before)
+        if right + wrong > 1:
+            return True
+    return False
+
+
+def mu_at_least(found: Guesses, alpha: float) -> float:
+    """The mu that is refuted, where noise is Gaussian; 0 if none is."""
+    return _largest(lambda mu: refuted(GaussianTradeOff(mu), found, alpha))
+
+
+def _largest(gone: Callable[[float], bool]) -> float:
+    """The end of the numbers that are refuted, from 0 on; itself one of them."""
+    if not gone(0.0):
+        return 0.0
+    return MOST if gone(MOST) else bisect(gone, good=0.0, bad=MOST, tight=TIGHT)

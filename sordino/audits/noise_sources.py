@@ -113,3 +113,17 @@ class Rare(Twin):
     def words(self, count: int) -> Tensor:
         drawn = self.inner.child("drawn").coins(count, 1 / self.factor)
         return torch.where(drawn, self.inner.words(count), -1)
+
+
+@dataclass(frozen=True)
+class Quiet(Twin):
+    """A source without noise, whose coins fall as they would."""
+
+    factor: float = 0.0
+    name: str = "quiet"
+
+    def gaussian(self, values: Tensor, std: float) -> Tensor:
+        return values
+
+    def laplace(self, values: Tensor, scale: float) -> Tensor:
+        return values

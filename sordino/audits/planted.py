@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.audits.noise_sources import Silent, Twin
+from sordino.audits.noise_sources import Silent
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
@@ -26,20 +26,6 @@ Through = Callable[[NoiseSource], NoiseSource]  # a source as the gates are to s
 
 def unchanged(source: NoiseSource) -> NoiseSource:
     return source
-
-
-@dataclass(frozen=True)
-class Quiet(Twin):
-    """A source without noise, whose coins fall as they would."""
-
-    factor: float = 0.0
-    name: str = "quiet"
-
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return values
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
-        return values
 
 
 def _settings(gate: Any) -> dict[str, Any]:

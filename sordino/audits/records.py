@@ -16,22 +16,31 @@ import torch
 from torch import Tensor
 
 from sordino import tree
-from sordino.audits import sums
-from sordino.audits.noise_sources import Silent
+from sordino.audits.noise_sources import Rare, Silent, Weak
 from sordino.audits.pairs import FAR, Pair, Release
+from sordino.errors import DataError
+from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.readers.responses import Responses
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Neighbours, NoiseSource, Params, Shard, Work
+from sordino.types import Examples, Grant, Neighbours, NoiseSource, Params, Shard, Task, Unit, Work
 
 ROWS = 200  # examples of the made-up client
 READS = 4  # of one round, at most: later ones cost as much and show the same
 WIDTH = 4  # of a statistic
+IMAGES = 2000  # made-up images
+SIDE = 4  # of them: the answer for one value does not depend on the others
 Attacked = NoisyGradient | CellGradient | ClassSums
 WORDS: dict[Neighbours, str] = {
     "replace": "a gradient of any length against its opposite",
     "zero_out": "a gradient of any length against none",
+}
+SHOWN: dict[Unit, str] = {
+    "pixel": "a black value against a white one",
+    "image": "a black image against a white one",
+    "example": "a black image of one class against a white one of another",
 }
 
 
@@ -151,7 +160,45 @@ def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
     """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))
-    return sums.pair(reader, examples, torch.arange(ROWS), lambda x: x, Quadratic(WIDTH), multiplier)
+    return class_sums(reader, examples, torch.arange(ROWS), lambda x: x, Quadratic(WIDTH), multiplier)
+
+
+def class_sums(
+    reader: ClassSums,
+    examples: Examples,
+    targets: Tensor,
+    of: Callable[[Tensor], Tensor],
+    task: Task,
+    multiplier: float | None,
+) -> Pair:
+    """The neighbours of examples in sums per class. `targets`: their rows, of one class each. A class's noise is its
+    own, so that one release attacks all of them, each as if it were alone. `examples.x` may be features already,
+    with `of` leaving them as they are.
+    """
+    labels, size, classes = examples.y[targets], len(examples.y), int(examples.y.max()) + 1
+    apart = len(set(labels.tolist()))
+    if apart < len(labels):
+        raise DataError(
+            f"{len(labels)} target examples, but of only {apart} different classes",
+            why="the attack tests the promise for one example at a time: two examples of the same class would "
+            "change the same sum",
+            fix="choose one example of each class",
+            code="targets-share-a-class",
+        )
+    kept = torch.ones(size, dtype=torch.bool).index_fill(0, targets, False)
+
+    def release(mine: Examples) -> Release:
+        def seen(source: NoiseSource) -> Tensor:
+            shard = reader.open(mine, Grant(0, size, size, source, multiplier), task)
+            sums, counts = shard.by_class(of, classes)
+            told = torch.cat([sums, counts[:, None]], 1) if reader.count else sums
+            return told[labels]
+
+        return seen
+
+    return Pair(
+        "an example in its class's sum, or not", release(taken(examples, kept.nonzero()[:, 0])), release(examples)
+    )
 
 
 def _opened(
@@ -167,3 +214,36 @@ def _opened(
         Grant(client, size, size, source, multiplier),
         Quadratic(size),
     )
+
+
+# answers for images ---------------------------------------------------------------------------------------------------
+
+
+def answers(reader: Responses, unit: Unit) -> Pair:
+    """The neighbours of an image. `reader` is fitted: an epsilon for an image stays cut over as many values as real
+    images have.
+    """
+    each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
+
+    def release(white: bool) -> Release:
+        x = torch.zeros(IMAGES, SIDE, SIDE, 1, dtype=torch.uint8)
+        x[:, 0, 0, 0] = 255 * white
+        if unit != "pixel":
+            x[:] = 255 * white
+        y = torch.full((IMAGES,), int(white and unit == "example"), dtype=torch.int64)
+
+        def seen(source: NoiseSource) -> Tensor:
+            coins = Rare(source.inner, source.factor) if isinstance(source, Weak) else source
+            answers = each.prepare(Examples(x, y), coins)
+            values = answers.x.flatten(1).double() / 255
+            told = answers.y.double()[:, None] if unit == "example" else values[:, :0]
+            return torch.cat([values[:, :1] if unit == "pixel" else values, told], 1)
+
+        return seen
+
+    return Pair(SHOWN[unit], release(False), release(True), score=_extremes)
+
+
+def _extremes(seen: Tensor) -> Tensor:
+    """How many answers are exactly the one extreme, less those that are the other."""
+    return ((seen == 1).double() - (seen == 0).double()).sum(1)

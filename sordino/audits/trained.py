@@ -23,8 +23,15 @@ from sordino.accounting.statement import Guarantee
 from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
 from sordino.audits.canary_rounds import CanaryRounds, CanaryScores
 from sordino.audits.gates import DELTAS, LEAST, gaussian
-from sordino.audits.lower_bounds import Found, Outputs, epsilon_lost, mu_lost
-from sordino.audits.one_run import Guesses, epsilon_at_least, mu_at_least
+from sordino.audits.lower_bounds import (
+    Found,
+    Guesses,
+    Outputs,
+    epsilon_at_least,
+    epsilon_lost,
+    mu_at_least,
+    mu_lost,
+)
 from sordino.audits.replay import BEGINNING, PhaseStart, check_allowed, preparation
 from sordino.config import Experiment
 from sordino.errors import Range, check_range

@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.slaug_attacks.inverting import Look, by_network, by_pixels, ranks
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.attacks import inversion
-from sordino.attacks.likeness import psnr, ranks, ssim
+from sordino.attacks.matching import variation
+from sordino.attacks.methods.linear_map import fitted
+from sordino.attacks.reconstruction import psnr, ssim
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.types import Examples, Grant
@@ -82,13 +84,13 @@ def test_a_linear_map_that_loses_nothing_is_learned_exactly() -> None:
     x = 0.2 + 0.6 * uniform(3, 80, 1, 4, 4)
     turn = keys.normal(keys.root(4), 256).float().reshape(16, 16)
     z = x.flatten(1) @ turn + 1
-    made = inversion.by_learning(z[:60], x[:60], z[60:], ridge=1e-9)
+    made = fitted(z[:60], x[:60], z[60:], ridge=1e-9)
     assert torch.allclose(made, x[60:], atol=1e-3)
 
 
-INVERTERS: dict[str, Callable[[inversion.Look, Tensor], Tensor]] = {
-    "network": lambda look, z: inversion.by_network(look, z, (1, 8, 8), keys.root(1), steps=60),
-    "pixels": lambda look, z: inversion.by_pixels(look, z, torch.full((1, 8, 8), 0.5), steps=60),
+INVERTERS: dict[str, Callable[[Look, Tensor], Tensor]] = {
+    "network": lambda look, z: by_network(look, z, (1, 8, 8), keys.root(1), steps=60),
+    "pixels": lambda look, z: by_pixels(look, z, torch.full((1, 8, 8), 0.5), steps=60),
 }
 
 
@@ -120,12 +122,12 @@ def test_the_same_key_makes_the_same_images(name: str) -> None:
 
 def test_total_variation_by_hand() -> None:
     x = torch.tensor([[0.0, 1.0], [0.5, 0.5]]).reshape(1, 1, 2, 2)
-    assert float(inversion.variation(x)) == pytest.approx((0.5 + 0.5) / 2 + (1 + 0) / 2)
-    assert float(inversion.variation(x.repeat(3, 1, 1, 1))) == pytest.approx(3.0)
+    assert float(variation(x)) == pytest.approx((0.5 + 0.5) / 2 + (1 + 0) / 2)
+    assert float(variation(x.repeat(3, 1, 1, 1))) == pytest.approx(3.0)
 
 
 def test_sides_that_four_does_not_divide() -> None:
-    made = inversion.by_network(lambda x: x.flatten(1)[:, :5], torch.full((2, 5), 0.9), (3, 10, 7), keys.root(1), 100)
+    made = by_network(lambda x: x.flatten(1)[:, :5], torch.full((2, 5), 0.9), (3, 10, 7), keys.root(1), 100)
     assert made.shape == (2, 3, 10, 7)
     assert (made.flatten(1)[:, :5] - 0.9).abs().max() < 0.1
 
@@ -158,8 +160,8 @@ def noised(z: Tensor, clip: float, epsilon: float, key: keys.Key) -> Tensor:
 def made_of(how: str, prototypes: Tensor, elsewhere: Tensor) -> Tensor:
     of, seen = extractor("cnn_norm"), images(elsewhere)
     if how == "pixels":
-        return inversion.by_pixels(of.look, prototypes, seen.mean(0), steps=40)
-    return inversion.by_learning(of.features(elsewhere), seen, prototypes)
+        return by_pixels(of.look, prototypes, seen.mean(0), steps=40)
+    return fitted(of.features(elsewhere), seen, prototypes)
 
 
 @cache

@@ -57,7 +57,7 @@ def test_noise_hides_the_image(attack: PrototypeInversion, least: float) -> None
 def test_the_nearest_of_several_images_counts() -> None:
     images = uniform(3, 5, 1, SIDE, SIDE)
     found = nearest(images[3] + 0.01, images)
-    assert torch.equal(found.true, images[3])
+    assert torch.equal(found.true[0], images[3])
     assert nearest(images[0] * float("nan"), images).psnr < 20
 
 

@@ -11,8 +11,8 @@ from scipy.special import ndtr
 from sklearn.covariance import LedoitWolf
 from torch import Tensor
 
+from experiments.slaug_attacks.prototypes import SCORES, Reference, play, reference, whitened
 from sordino import keys
-from sordino.attacks.prototypes import SCORES, Reference, play, reference, whitened
 from sordino.errors import DataError
 from tests.attacks.devices import CLASSES, extractor, parts
 

@@ -16,13 +16,13 @@ import torch
 
 from sordino import config, keys
 from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.attacks.membership import separation
 from sordino.audits import clients
 from sordino.audits import gates as attacks
 from sordino.audits.gates import audit, experiment_of
 from sordino.audits.lower_bounds import Outputs, epsilon_lost, errors, mu_lost, tuned, upper
 from sordino.audits.noise_sources import Silent
 from sordino.audits.pairs import Pair, likelihood
-from sordino.audits.separation import separation
 from sordino.errors import SordinoError
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.privacy.noise.sources import Counter

@@ -11,7 +11,8 @@ from sordino import config, keys, tree
 from sordino.accounting.claims import Subject
 from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, directions
 from sordino.audits.canary_rounds import CanaryRounds
-from sordino.audits.planted import PlantedReader, PlantedSums, Quiet
+from sordino.audits.noise_sources import Quiet
+from sordino.audits.planted import PlantedReader, PlantedSums
 from sordino.audits.replay import BEGINNING
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums

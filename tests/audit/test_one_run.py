@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from sordino.audits.one_run import GaussianTradeOff, Guesses, chance, epsilon_at_least, mu_at_least, refuted
+from sordino.audits.lower_bounds import GaussianTradeOff, Guesses, chance, epsilon_at_least, mu_at_least, refuted
 
 ALPHA = 0.05
 

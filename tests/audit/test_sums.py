@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.slaug_attacks.sum_game import PlayedSum, most, played
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.audits.noise_sources import Weak
-from sordino.audits.sums import PlayedSum, most, pair, played
+from sordino.audits.records import class_sums
 from sordino.errors import DataError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums
@@ -44,7 +45,9 @@ def held() -> Examples:
 
 def game(reader: ClassSums, epsilon: float, source: NoiseSource | None = None, draws: int = DRAWS) -> PlayedSum:
     multiplier = 1 / mu_of(epsilon, DELTA)
-    found = pair(reader, held(), torch.arange(0, 6 * CLASSES, 6), unchanged, extractor("cnn_norm").task, multiplier)
+    found = class_sums(
+        reader, held(), torch.arange(0, 6 * CLASSES, 6), unchanged, extractor("cnn_norm").task, multiplier
+    )
     return played(reader, found, multiplier, DELTA, draws, source or Counter(keys.word(keys.root(5))))
 
 
@@ -70,7 +73,7 @@ def test_a_short_feature_is_told_apart_less() -> None:
     examples = held()._replace(x=held().x / 20)
     multiplier = 1 / mu_of(4.0, DELTA)
     reader = ClassSums(clip=CLIP)
-    found = pair(reader, examples, torch.arange(0, 60, 6), unchanged, extractor("cnn_norm").task, multiplier)
+    found = class_sums(reader, examples, torch.arange(0, 60, 6), unchanged, extractor("cnn_norm").task, multiplier)
     assert played(reader, found, multiplier, DELTA, FEW, Counter(9)).found.high < most(1 / multiplier)
 
 
@@ -115,13 +118,13 @@ def test_hits_alone_find_a_noise_that_is_much_too_small() -> None:
 
 def test_two_of_a_class_are_refused() -> None:
     with pytest.raises(DataError) as error:
-        pair(ClassSums(), held(), torch.tensor([0, 1]), unchanged, extractor("cnn_norm").task, 1.0)
+        class_sums(ClassSums(), held(), torch.tensor([0, 1]), unchanged, extractor("cnn_norm").task, 1.0)
     assert error.value.code == "targets-share-a-class"
 
 
 def test_a_typed_multiplier_is_what_the_promise_is_about() -> None:
     reader = replace(ClassSums(clip=CLIP), multiplier=2.0)
-    found = pair(reader, held(), torch.tensor([0, 6]), unchanged, extractor("cnn_norm").task, 99.0)
+    found = class_sums(reader, held(), torch.tensor([0, 6]), unchanged, extractor("cnn_norm").task, 99.0)
     told = played(reader, found, 99.0, DELTA, 1000, Counter(4))
     assert told.ceiling == pytest.approx(most(0.5))
     assert not told.refuted

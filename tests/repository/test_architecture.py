@@ -61,7 +61,7 @@ def test_only_readers_open_examples() -> None:
     allowed |= {"sites/own_data.py", "sites/servers_side.py"}  # a site's own rows, and the server's
     allowed |= {"cli/bench.py", "laws/models.py"}  # made-up rows
     allowed |= {"engine/stack.py", "metrics/accuracy.py"}  # parts of what they were given
-    allowed |= {"audits/records.py", "audits/images.py"}  # made-up rows
+    allowed |= {"audits/records.py"}  # made-up rows
     allowed |= {"results/prediction.py"}  # new rows, of whoever predicts
     assert openers <= allowed
 

@@ -1,4 +1,4 @@
-"""The attacks on a run, one per file."""
+"""Attacks on a run, one paper a file."""
 
 from __future__ import annotations
 

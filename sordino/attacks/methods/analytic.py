@@ -1,7 +1,7 @@
 """Phong, Aono, Hayashi, Wang and Moriai, IEEE TIFS 2018, section 3; Geiping et al., NeurIPS 2020, proposition 3.1.
 
-Deviations: for several images each unit of the layer gives a mixture of those that it reacts to. What several units
-agree on is one image alone; then come the most plausible mixtures. None is drawn twice.
+Deviations: with several images each unit of the layer gives a mixture of those that it reacts to. A mixture on which
+several units agree is one image alone; then come the most plausible mixtures. None is drawn twice.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.inversion import variation
+from sordino.attacks.matching import variation
 from sordino.attacks.reconstruction import Reconstruction
 from sordino.types import Params
 
 ALIKE = 1e-3  # mean square distance of two drawn images, at least
 REACTS = 1e-6  # share of the largest slope below which a unit saw nothing
-SAME = 1e-6  # and of what two units saw, where they saw the same, at most
+SAME = 1e-6  # mean square distance below which two units saw the same
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Analytic(Reconstruction, name="analytic"):
 
 
 def first_linear(params: Params, shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """The names of weights and biases of the first layer, where it has an input for every value of an image."""
+    """Names of weights and biases of the first layer, where it has an input for every value of an image."""
     name = next(iter(params))
     bias = f"{name.removesuffix('weight')}bias"
     sees = name.endswith("weight") and params[name].dim() == 2 and params[name].shape[1] == math.prod(shape)
@@ -52,13 +52,13 @@ def first_linear(params: Params, shape: tuple[int, ...]) -> tuple[str, str] | No
 
 
 def inputs(weight: Tensor, bias: Tensor) -> Tensor:
-    """The input that each unit saw: exactly where it saw one, since dL/dW = dL/db x and dL/db is a number."""
+    """Input of each unit: exact where it saw one image, since dL/dW = dL/db x and dL/db is a number."""
     return weight / bias[:, None]
 
 
 def chosen(mixtures: Tensor, strength: Tensor, many: int) -> Tensor:
-    """The likeliest images, none twice: what units agree on; then inside the range of pixels, smooth, and from a unit
-    that reacts.
+    """The likeliest images, none twice: those on which units agree; then those in the range of pixels, smooth, and from
+    a unit that reacts.
     """
     flat = mixtures.flatten(1)
     agree = (torch.cdist(flat, flat) ** 2 / flat.shape[1] < SAME).sum(1)

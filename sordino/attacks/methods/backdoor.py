@@ -44,7 +44,7 @@ class Backdoor(Poisoning, name="backdoor"):
         )
 
     def obeyed(self, run: AttackedRun, model: Params) -> float:
-        """How many test images of other classes are taken for the target once they have the trigger, in percent."""
+        """Percentage of test images of other classes that are classified as the target once they have the trigger."""
         others = taken(run.tested, (run.tested.y != self.target).nonzero()[:, 0])
         return accuracy(run, model, others._replace(x=marked(others.x), y=torch.full_like(others.y, self.target)))
 

@@ -6,19 +6,66 @@ attacker's own images takes the place of a random forest on updates of shadow mo
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys, tree
-from sordino.attacks.attacked_run import UpdateView
+from sordino.accounting.claims import Adversary
+from sordino.attacks.attack import Attack
+from sordino.attacks.attacked_run import AttackedRun, UpdateView
 from sordino.attacks.matching import gradient
-from sordino.attacks.properties import PropertyInference
+from sordino.attacks.membership import TwoSides, by_area
+from sordino.attacks.reconstruction import NOTHING
 from sordino.keys import Key
+from sordino.results.attack_file import AttackFinding
 
+UPLOADS = 100  # uploads that are scored, at least
+REPLAYS = 20  # replays, at most
 GROUPS = 40  # of the attacker's own images, of either kind
+
+
+class PropertyInference(Attack):
+    """Inference of a property of all of a client's images that the model was not meant to learn.
+
+    Every client holds the half of its images that has most of the property, or the other half. The judge compares
+    scores of the uploads of both kinds of clients.
+    """
+
+    sees: ClassVar[Adversary] = "server"
+    costly: ClassVar[bool] = True
+
+    @abstractmethod
+    def much(self, images: Tensor) -> Tensor:
+        """Amount of the property in each of these images [n, c, h, w]. Attacker and judge both know the property."""
+
+    @abstractmethod
+    def score(self, views: list[UpdateView]) -> Tensor:
+        """A number for each upload of one round, larger where the images seem to have more of the property."""
+
+    def unfit(self, run: AttackedRun) -> str:
+        if run.without_images:
+            return run.without_images
+        return "" if run.seen.each and (run.by or "server") == "server" else NOTHING
+
+    def play(self, run: AttackedRun) -> AttackFinding:
+        seen, control = run.beside_control(lambda bare: self._sides(run, bare))
+        if not min(map(len, seen)):
+            return self.untried(run, NOTHING)
+        return by_area(self.untried(run, ""), seen, control, "clients with the property")
+
+    def _sides(self, run: AttackedRun, bare: bool) -> TwoSides:
+        scores, truth = [torch.empty(0, dtype=torch.float64)], list[bool]()
+        for replay in range(REPLAYS):
+            if len(truth) < UPLOADS and (told := run.sided(bare, replay, self.much)):
+                scores.append(torch.nan_to_num(self.score([view for view, _ in told]).double(), 0.0))
+                truth += [coin for _, coin in told]
+        every, has = torch.cat(scores), torch.tensor(truth, dtype=torch.bool)
+        return TwoSides(every[has], every[~has])
 
 
 @dataclass(frozen=True)
@@ -42,7 +89,7 @@ class Brightness(PropertyInference, name="brightness"):
 
 
 def _groups(view: UpdateView, rows: Tensor, many: int, key: Key) -> Tensor:
-    """Gradients at the model that went down, of groups of so many of the attacker's images."""
+    """Gradients at the broadcast model, of groups of so many of the attacker's images."""
     found = []
     for i in range(GROUPS):
         few = rows[keys.permutation(keys.fold(key, i), len(rows))[:many]]

@@ -1,4 +1,4 @@
-"""Nasr et al., S&P 2021 and USENIX Security 2023: the white-box game.
+"""Nasr et al., S&P 2021 and USENIX Security 2023: the white-box game on one client's upload, released again and again.
 
 Deviations: the canary is noise with a label at random, one of a client's few images; the other side holds another image
 in its place, or none where that is the promise.
@@ -6,26 +6,30 @@ in its place, or none where that is the promise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sordino import tree
+from sordino import keys, tree
 from sordino.attacks.attack import Attack
-from sordino.attacks.attacked_run import AttackedRun
+from sordino.attacks.attacked_run import AttackedRun, pictures
+from sordino.attacks.matching import gradient
 from sordino.attacks.membership import TwoSides, told
-from sordino.attacks.one_release import CanaryGame, game
 from sordino.audits.lower_bounds import Outputs, tuned
+from sordino.audits.replay import Heard, Rounds
+from sordino.privacy.readers.beside_public import taken
 from sordino.results.attack_file import AttackFinding, BesideGuess
+from sordino.types import Examples, Params
 
-WRONG = 1e-4  # how likely this refutes a true promise
+WRONG = 1e-4  # probability that this refutes a true promise
 NO_UPLOAD = "no single upload can be read"
 
 
 @dataclass(frozen=True)
 class Canary(Attack, name="canary"):
-    """Asks of one client's upload, again and again, whether one image was in it that the attacker chose."""
+    """Tells many releases of one client's upload with a chosen image from those without it."""
 
     sees = "server"
 
@@ -36,10 +40,8 @@ class Canary(Attack, name="canary"):
 
     def play(self, run: AttackedRun) -> AttackFinding:
         trials = run.asked.trials
-        seen = self._sides(game(run, bare=False), trials)
-        # without noise few releases show all that there is to see
-        few = max(50, trials // 10)
-        control = seen if not run.protected else self._sides(game(run, bare=True), few) if run.has_control else None
+        few = max(50, trials // 10)  # releases without noise, which show all that there is to see
+        seen, control = run.beside_control(lambda bare: self._sides(game(run, bare), few if bare else trials))
         bound = next((held for held in run.of_round if held.unit == "example" and held.adversary == "server"), None)
         finite = bound is not None and bound.status in ("proved", "conditional")
         found = told(self.untried(run, ""), seen, control, bound if finite else None)
@@ -62,3 +64,52 @@ class Canary(Attack, name="canary"):
             return torch.stack([tree.flat(played.release(with_, i)).double() @ towards for i in range(trials)])
 
         return TwoSides(scores(True), scores(False))
+
+
+@dataclass(frozen=True)
+class CanaryGame:
+    """Both sides of the game, with the run's gates or without them."""
+
+    rounds: Rounds  # that stand before the attacked one
+    heard: Heard  # its messages
+    client: int
+    sides: tuple[Examples, Examples]  # the client's rows without the canary, and with it
+    canary: Examples
+    key: keys.Key
+
+    def release(self, with_: bool, number: int) -> Params:
+        """The change of the model in one more release of the upload, with noise of its own."""
+        site, rows = self.rounds.site, self.sides[with_]
+        draw = keys.word(keys.fold(self.key, "release", int(with_), number))
+        before, agreed = site.state(self.client), len(self.sides[True].y)  # the same, whether the canary counts or not
+        again = replace(site, shards={self.client: rows}, sizes={self.client: agreed}, key=draw)
+        terms = {self.client: self.heard.terms[self.client]}
+        ((_, upload),) = again.each(self.rounds.t, self.heard.down, terms)
+        site.states[self.client] = before  # the next release starts where this one did
+        change = self.rounds.told(self.rounds.t, upload, self.heard.down, self.client, agreed)
+        assert change is not None
+        return change
+
+    def towards(self) -> Params:
+        """The gradient of the canary, which its presence adds."""
+        task, params = self.rounds.simulation.setup.task, self.heard.before
+        shares = F.one_hot(self.canary.y, task.classes).float()
+        found = gradient(task, params, pictures(self.canary.x), shares)
+        return {name: slope.detach() for name, slope in zip(params, found, strict=True)}
+
+
+def game(run: AttackedRun, bare: bool) -> CanaryGame:
+    """The game on the first attacked client, whose first image becomes noise with a random label."""
+    client, key = run.clients[0], keys.fold(run.key, "canary")
+    rows = run.rows[client]
+    first = taken(rows, torch.tensor([0]))
+    noise = (256 * keys.uniform(key, first.x.numel())).to(first.x.dtype).reshape(first.x.shape)
+    label = keys.integers(keys.fold(key, "label"), 1, run.setup.task.classes)
+    canary = first._replace(x=noise, y=label.to(first.y.dtype))
+    rest = taken(rows, torch.arange(1, len(rows.y)))
+    with_ = rows._replace(x=torch.cat([canary.x, rest.x]), y=torch.cat([canary.y, rest.y]))
+    removed = any(held.unit == "example" and held.neighbours == "zero_out" for held in run.of_round)
+    without = rest if removed and len(rest.y) else rows
+    heard = run.bare if bare else run.seen
+    assert heard is not None
+    return CanaryGame(run.rounds(bare, run.changed), heard, client, (without, with_), canary, key)

@@ -19,7 +19,7 @@ from sordino.keys import Key
 
 @dataclass(frozen=True)
 class Decoder(PrototypeInversion, name="decoder"):
-    """Maps a mean of features back to an image by a network that it trained on images of its own."""
+    """Maps a mean of features to an image by a network that was trained on the attacker's images."""
 
     steps: int = 300
     hidden: int = 256
@@ -33,7 +33,7 @@ class Decoder(PrototypeInversion, name="decoder"):
 
 
 def decoded(features: Tensor, images: Tensor, asked: Tensor, key: Key, steps: int, hidden: int, lr: float) -> Tensor:
-    """Images of the features that are asked about, from a network that was trained on others."""
+    """Images from features `asked`, by a network that was trained on other images."""
     mean, spread = features.mean(0), features.std(0).clamp_min(1e-6)
     x, y = (features - mean) / spread, images.flatten(1).float()
     wide = [(x.shape[1], hidden), (hidden, y.shape[1])]

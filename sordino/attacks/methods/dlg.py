@@ -1,7 +1,7 @@
 """Zhu, Liu and Han, NeurIPS 2019, Algorithm 1.
 
 Deviations: pixels stay between 0 and 1 by a sigmoid; several starts, of which the one that matches best is kept; the
-distance is in units of the gradient that was seen.
+distance is in units of the observed gradient.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sordino.attacks.matching import Mismatch, gradient, squared, start
 from sordino.attacks.reconstruction import Reconstruction
 
 STEPS, STARTS = 60, 2
-ENOUGH = 1e-6  # of the distance: nothing is left to explain
+ENOUGH = 1e-6  # distance at which a search ends
 
 
 @dataclass(frozen=True)
 class DeepLeakage(Reconstruction, name="dlg"):
-    """Moves images and labels until their gradient is the one that was seen (DLG)."""
+    """Moves images and labels until their gradient is the observed one (DLG)."""
 
     steps: int = STEPS
     starts: int = STARTS
@@ -32,7 +32,7 @@ class DeepLeakage(Reconstruction, name="dlg"):
         return best([self.once(view, off, keys.fold(view.key, "dlg", i), None) for i in range(self.starts)])
 
     def once(self, view: UpdateView, off: Mismatch, key: keys.Key, labels: Tensor | None) -> tuple[float, Tensor]:
-        """One start, with labels that are known or sought: how far it stays from what was seen, and the images."""
+        """One start, with known labels or sought ones: the remaining distance, and the images."""
         x = torch.logit(start(view, key)).requires_grad_()
         classes = view.task.classes
         if labels is None:
@@ -60,5 +60,5 @@ class DeepLeakage(Reconstruction, name="dlg"):
 
 
 def best(found: list[tuple[float, Tensor]]) -> Tensor:
-    """The images of the start that came nearest."""
+    """Images of the start that came nearest."""
     return min(found, key=lambda one: one[0] if one[0] == one[0] else float("inf"))[1]

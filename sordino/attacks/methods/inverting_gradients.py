@@ -14,14 +14,13 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.attacks.attacked_run import UpdateView
-from sordino.attacks.inversion import variation
-from sordino.attacks.matching import gradient, label_counts, labels_of, start, turned
+from sordino.attacks.matching import gradient, label_counts, labels_of, start, turned, variation
 from sordino.attacks.reconstruction import Reconstruction
 
 
 @dataclass(frozen=True)
 class InvertingGradients(Reconstruction, name="inverting_gradients"):
-    """Moves smooth images until their gradient points where the one that was seen does."""
+    """Moves smooth images until their gradient points in the direction of the observed one."""
 
     steps: int = 300
     lr: float = 0.05

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sordino.attacks.attacked_run import MemberView
-from sordino.attacks.losses import confidence, losses
-from sordino.attacks.membership import MemberInference
+from sordino.attacks.membership import MemberInference, losses
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,17 @@ class LikelihoodRatio(MemberInference, name="lira"):
 
 
 def above(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
-    """How many deviations an example's confidence [n] lies above that of models without it. `shadows` [models, n] are
-    losses, `inside` says which models had the example; of one that all of them had nothing is known.
+    """Deviations by which an example's confidence [n] lies above that of models without it. `shadows` [models, n] are
+    losses, `inside` marks the models that had the example; an example in all of them scores 0.
     """
     one, many, without = confidence(target), confidence(shadows), (~inside.bool()).double()
     known = without.sum(0)
     mean = (many * without).sum(0) / known.clamp_min(1)
     spread = (((many - mean) ** 2 * without).sum() / (known - 1).clamp_min(0).sum().clamp_min(1)).sqrt().clamp_min(1e-9)
     return torch.where(known > 0, (one - mean) / spread, torch.zeros_like(mean))
+
+
+def confidence(loss: Tensor) -> Tensor:
+    """Log odds of the true class, which are nearly normal over models."""
+    loss = loss.double().clamp_min(1e-12)
+    return -loss - torch.log(-torch.expm1(-loss))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sordino.attacks.attacked_run import MemberView
-from sordino.attacks.losses import losses
-from sordino.attacks.membership import MemberInference
+from sordino.attacks.membership import MemberInference, losses
 
 
 @dataclass(frozen=True)

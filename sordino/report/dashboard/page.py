@@ -59,7 +59,7 @@ def script() -> str:
     return frame.source("page.js", "live.js")
 
 
-# parts that change ------------------------------------------------------------------------------------------------
+# parts that change ----------------------------------------------------------------------------------------------------
 
 
 def regions(run: Watched, now: Now) -> dict[str, Html]:

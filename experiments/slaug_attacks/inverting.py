@@ -1,11 +1,10 @@
-"""What do the images behind a prototype look like? Images are sought whose features are the prototype; there are many
-such, and a prior chooses.
+"""Images behind a prototype by descent: images are sought whose features are the prototype, and a prior chooses among
+the many that there are.
 
 by_network  a small convolutional network from fixed noise, whose structure is the prior, as SlaugFL attacks itself
             (IEEE Transactions on Mobile Computing, 2024)
 by_pixels   the pixels themselves, smooth by total variation (Mahendran and Vedaldi, CVPR 2015), from an image that the
             attacker starts with
-by_learning a linear map from features to images, fitted on the attacker's own images (ridge regression)
 
 Many prototypes are inverted together, each by itself. Images are [n, c, h, w] between 0 and 1, features [n, d].
 """
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
+from sordino.attacks.matching import variation
 from sordino.keys import Key
 
 Look: TypeAlias = Callable[[Tensor], Tensor]  # images -> features, differentiable: `task.look` at known parameters
@@ -65,24 +65,6 @@ def by_pixels(
     return x.detach()
 
 
-def by_learning(features: Tensor, images: Tensor, prototypes: Tensor, ridge: float = 1e-3) -> Tensor:
-    """Images from features by ridge regression on the attacker's own sample; `ridge` is a share of the mean variance
-    of a feature.
-    """
-    z, x, centre = features.double(), images.double().flatten(1), features.double().mean(0)
-    seen = (z - centre).T @ (z - centre) / len(z)
-    weight = ridge * seen.diagonal().mean() * torch.eye(len(seen), dtype=seen.dtype)
-    turned: Tensor = torch.linalg.solve(seen + weight, (z - centre).T @ (x - x.mean(0)) / len(z))
-    made = x.mean(0) + (prototypes.double() - centre) @ turned
-    return made.clamp(0, 1).float().reshape(len(prototypes), *images.shape[1:])
-
-
-def variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, summed over images."""
-    down, across = (x[..., 1:, :] - x[..., :-1, :]).abs(), (x[..., 1:] - x[..., :-1]).abs()
-    return down.flatten(1).mean(1).sum() + across.flatten(1).mean(1).sum()
-
-
 def _misses(look: Look, x: Tensor, prototypes: Tensor) -> Tensor:
     """Squared distance of features to the prototypes, each in units of its own length, summed over images."""
     wanted = prototypes.float()
@@ -120,3 +102,13 @@ def _drawn(name: str, like: Tensor, count: int, key: Key) -> Tensor:
         return torch.zeros(count, *like.shape).requires_grad_()
     scale = math.sqrt(2 / like[0].numel())
     return (scale * torch.randn(count, *like.shape, generator=keys.generator(key))).requires_grad_()
+
+
+def ranks(made: Tensor, truth: Tensor, others: Tensor) -> Tensor:
+    """The place of each true image among it and `others`, by pixel distance to what was made of it: 1 is the
+    nearest, a tie counts half.
+    """
+    flat, rest = made.double().flatten(1), others.double().flatten(1)
+    own: Tensor = torch.linalg.vector_norm(flat - truth.double().flatten(1), dim=1, keepdim=True)
+    far: Tensor = torch.cdist(flat, rest, compute_mode="donot_use_mm_for_euclid_dist")
+    return 1 + (far < own).double().sum(1) + (far == own).double().sum(1) / 2
