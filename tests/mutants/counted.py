@@ -83,7 +83,7 @@ COUNTED_OR_NOT = [
     ),
     one(
         "a person may have more rows than are counted",
-        "data/declared_columns.py",
+        "data/columns.py",
         "if rows > said.rows:",
         "if False:",
         "tests/runs/test_people.py::test_more_rows_of_one_person_than_are_declared_are_refused",
