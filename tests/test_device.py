@@ -67,13 +67,13 @@ def test_so_is_one_client_after_the_other(name: str, played: Callable[[Experimen
 
 def test_a_network_of_its_own_draws_begins_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that a constructor draws; and the broken twin, who lets the accelerator draw."""
-    from sordino.tasks.build import Architecture
+    from sordino.tasks.architecture import Architecture
 
     built = Architecture("mlp", {"hidden": 3}, (1, 4, 4), 2)
     here = [value.tolist() for value in built.built(5).state_dict().values()]
     with accelerator(), device.on(str(DEVICE)):
         assert [value.tolist() for value in built.built(5).state_dict().values()] == here
-        monkeypatch.setattr("sordino.tasks.build.drawing", nullcontext)
+        monkeypatch.setattr("sordino.tasks.architecture.drawing", nullcontext)
         with pytest.raises((LeftBehind, ConfigError)):
             built.built(5)
 

@@ -155,7 +155,7 @@ def plot(
 def _facts(population: Population) -> dict[str, Any]:
     import numpy as np
 
-    from sordino.runs.home import source_of
+    from sordino.runs.server_data import source_of
 
     data, source = population.dataset, source_of(population.experiment)
     group = data.train.group
@@ -205,7 +205,7 @@ def _note(out: Screen, remarks: Sequence[str]) -> None:
 
 def _counts(population: Population) -> Any:
 
-    from sordino.partition.rows import table
+    from sordino.partition.row_numbers import table
 
     return table(population.counted, population.shares[0], max(population.dataset.classes, 1))
 
@@ -219,7 +219,7 @@ def _scheme(population: Population) -> str:
 def _portrait(population: Population) -> dict[str, Any]:
     import numpy as np
 
-    from sordino.partition.rows import summary
+    from sordino.partition.row_numbers import summary
 
     rows, tests = population.shares
     labels, classes = population.counted, population.dataset.classes

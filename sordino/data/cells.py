@@ -20,7 +20,7 @@ from sordino.data.table_files import AS_SEEN, TableRows, Written
 from sordino.errors import DataError
 
 if TYPE_CHECKING:
-    from sordino.data.outcome import LabelKind
+    from sordino.data.label_kinds import LabelKind
 
 Missing = Literal["refuse", "drop", "fill"]
 MAX_LEVELS = 64

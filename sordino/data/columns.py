@@ -20,7 +20,7 @@ import numpy as np
 from sordino.data.cells import TableSource, WithoutGaps, texts, without_gaps
 from sordino.data.dataset import Array
 from sordino.data.inferred_columns import inferred
-from sordino.data.outcome import check_outcome
+from sordino.data.label_kinds import check_outcome
 from sordino.data.schema import BOOLEANS, FEATURES, Column, KeyColumn, TableSchema, TextColumn
 from sordino.data.table_files import TableRows, read
 from sordino.errors import DataError

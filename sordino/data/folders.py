@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sordino.data import pixels
+from sordino.data import image_cache as pixels
 from sordino.data.dataset import (
     CLASSES,
     COLOURS,

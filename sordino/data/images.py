@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sordino.data import pixels
+from sordino.data import image_cache as pixels
 from sordino.data.dataset import (
     CLASSES,
     COLOURS,

@@ -17,7 +17,7 @@ from sordino.data.columns import Owners, as_declared, remarks, unknown_values
 from sordino.data.dataset import Array
 from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
-from sordino.data.outcome import LabelKind
+from sordino.data.label_kinds import LabelKind
 from sordino.data.reserve import area
 from sordino.data.schema import Column
 from sordino.data.table_files import TableFile, TableRows, Written, read

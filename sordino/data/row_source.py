@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sordino.data.dataset import Array, Dataset, Split, apart, each_pixel_stats, pixel_stats
-from sordino.data.outcome import LabelKind
+from sordino.data.label_kinds import LabelKind
 from sordino.errors import DataError
 
 BYTES = (0.0, 255.0)  # between which the values of images lie

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.cells import gaps, is_text, numbers_in, texts
-from sordino.data.outcome import LabelKind
+from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import TableSchema
 from sordino.data.table_files import TableRows, Written, read
 from sordino.data.table_names import stem_of

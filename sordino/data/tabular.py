@@ -24,7 +24,7 @@ import pyarrow as pa
 from sordino.data.cells import Missing, TableSource
 from sordino.data.columns import Columns, Owners, columns_of, misfit, remarks
 from sordino.data.dataset import Array, Dataset, Split, apart, check_split
-from sordino.data.outcome import LabelKind
+from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import TableSchema, check_roles
 from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of

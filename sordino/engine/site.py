@@ -39,8 +39,8 @@ from sordino.engine.stack import (
 from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed
-from sordino.tasks.hands import Hands, heavy
 from sordino.tasks.personalise import PLAIN, WAYS, OwnModels
+from sordino.tasks.threads import Threads, heavy
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 
@@ -69,7 +69,7 @@ class Site(Executor):
     # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
     executor: str = "loop"
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
-    hands: Hands | None = None  # who works here; None: one thread
+    threads: Threads | None = None  # None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
     adds: bool = False  # may clients that are computed in one go be added up here? Where nobody looks at one of them
     hears: Callable[[int, Tree], None] | None = None  # who is shown every upload before it is added to others
@@ -135,7 +135,9 @@ class Site(Executor):
         if alone or not self._pace or self.forks is None or not self.forks.begin(self._serve, self._pace):
             numbers, step = tree.size(now.down), self.algorithm.work.batch
             yield from enumerate(
-                self._hands.map(now.work, units, lambda unit: heavy(numbers, sum(step(one.grant.size) for one in unit)))
+                self._threads.map(
+                    now.work, units, lambda unit: heavy(numbers, sum(step(one.grant.size) for one in unit))
+                )
             )
             return
         given: Iterable[Unit] = (now.unit(unit, terms) for unit in units)
@@ -191,7 +193,7 @@ class Site(Executor):
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
         who = [k for k, test in self.tests.items() if len(test.y)]
         numbers = tree.size(tuple(models)) * len(ways)
-        found = self._hands.map(
+        found = self._threads.map(
             lambda task, k: self._scored(task, k, models, ways), who, lambda k: heavy(numbers, len(self.tests[k].y))
         )
         return dict(zip(who, found, strict=True))
@@ -202,10 +204,10 @@ class Site(Executor):
         return self.algorithm.init_client(self.task)
 
     @property
-    def _hands(self) -> Hands:
-        if self.hands is None:
-            self.hands = Hands(self.task)
-        return self.hands
+    def _threads(self) -> Threads:
+        if self.threads is None:
+            self.threads = Threads(self.task)
+        return self.threads
 
     def keep(self, step: int) -> Mapping[str, Tree]:
         if self.shelf is None:

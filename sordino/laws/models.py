@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.errors import DataError
 from sordino.laws.trial import Broken, require
-from sordino.tasks.build import Architecture, build_net
+from sordino.tasks.architecture import Architecture, build_net
 from sordino.tasks.network import InputSettings
 from sordino.tasks.problems import Classify, Regress
 from sordino.tasks.supervised import Supervised

@@ -17,12 +17,12 @@ import torch
 
 from sordino import keys
 from sordino.config import filled
-from sordino.data.outcome import LabelKind, Marks, Numbers
+from sordino.data.label_kinds import LabelKind, Marks, Numbers
 from sordino.data.row_source import RowSource, load
 from sordino.laws import models
 from sordino.laws.trial import require
 from sordino.metrics.scores import OwnMetric, number_of
-from sordino.partition.rows import checked
+from sordino.partition.row_numbers import checked
 from sordino.partition.schemes import Scheme
 from sordino.runs.callbacks import Callback
 from sordino.sampling.kinds import Cohort, check_promises

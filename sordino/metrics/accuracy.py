@@ -18,8 +18,8 @@ from sordino.errors import ConfigError
 from sordino.metrics.headlines import HEADLINES
 from sordino.metrics.rows import Scores, Spread
 from sordino.metrics.scores import MetricFunction, measured, scored
-from sordino.partition.rows import Array, RowNumbers
-from sordino.tasks.hands import Hands, heavy
+from sordino.partition.row_numbers import Array, RowNumbers
+from sordino.tasks.threads import Threads, heavy
 from sordino.types import Examples, Params, Task
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Evaluator:
     rows: Sequence[Array]  # of each client: its share of the test examples
     asked: tuple[str, ...] = ()  # scores beside the task's own, of all test examples together
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # of a user's own
-    hands: Hands | None = None  # who computes; None: one thread
+    threads: Threads | None = None  # None: one thread
 
     def __call__(self, params: Params) -> Scores:
         """Scores of one model for all clients: global means, and mean, standard deviation and worst tenth over the
@@ -70,12 +70,14 @@ class Evaluator:
 
     def _values(self, params: Params) -> Mapping[str, Tensor]:
         """One value of each metric for every test example."""
-        if self.hands is None:
+        if self.threads is None:
             return self.task.score(params, self.test)
         weights = sum(value.numel() for value in params.values())
         parts = [Examples(*part) for part in zip(*(torch.split(t, PART) for t in self.test), strict=True)]
         found = list(
-            self.hands.map(lambda task, part: task.score(params, part), parts, lambda part: heavy(weights, len(part.y)))
+            self.threads.map(
+                lambda task, part: task.score(params, part), parts, lambda part: heavy(weights, len(part.y))
+            )
         )
         return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 

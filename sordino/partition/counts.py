@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random import Generator
 
 from sordino.errors import PartitionError
-from sordino.partition.rows import Array
+from sordino.partition.row_numbers import Array
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from collections import deque
 import numpy as np
 from numpy.random import Generator
 
-from sordino.partition.rows import Array
+from sordino.partition.row_numbers import Array
 
 
 def fill(totals: Array, holds: Array, rng: Generator) -> Array:

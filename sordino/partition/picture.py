@@ -14,7 +14,7 @@ from html import escape
 
 import numpy as np
 
-from sordino.partition.rows import Array
+from sordino.partition.row_numbers import Array
 
 LARGEST = 9  # the radius that the largest bubble needs
 NAMED = 150  # clients that can still be told apart

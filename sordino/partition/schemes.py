@@ -31,7 +31,7 @@ from sordino.errors import PartitionError
 from sordino.partition import counts
 from sordino.partition.counts import check_clients, choice, require
 from sordino.partition.filling import can_be_even, fill
-from sordino.partition.rows import Array, RowNumbers, table
+from sordino.partition.row_numbers import Array, RowNumbers, table
 
 HOLDERS: Mapping[str, Callable[[Array, int, int, Generator], Array]] = {
     "circulant": counts.circulant,

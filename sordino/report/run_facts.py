@@ -20,7 +20,7 @@ from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import warnings
 from sordino.metrics.preparation_cost import in_front
 from sordino.metrics.rows import RoundRow
-from sordino.partition.rows import summary, table
+from sordino.partition.row_numbers import summary, table
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending
 from sordino.receipts.run_files import Environment, OfClient, ReceiptBudget

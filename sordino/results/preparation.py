@@ -28,7 +28,7 @@ from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import some_of
 from sordino.results.pictures import Pixels, strip
-from sordino.runs.home import ServersHome, source_of
+from sordino.runs.server_data import ServerData, source_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
 from sordino.types import HANDED, Formula
@@ -104,7 +104,7 @@ def label_of(experiment: Experiment) -> str:
 def gather(
     folder: Path,
     setup: Setup | None = None,
-    home: ServersHome | None = None,
+    home: ServerData | None = None,
     pictures: bool = True,
     rounds: Sequence[RoundRow] | None = None,
 ) -> Preparation | None:
@@ -117,7 +117,7 @@ def gather(
         return None
     if setup is None and run.environment.site:  # the rows are elsewhere
         whole = Whole(run.experiment, Agreement.read(folder).public)
-        setup, home = whole.phases[-1], ServersHome(whole)
+        setup, home = whole.phases[-1], ServerData(whole)
     elif setup is None:
         simulation = simulated(run.experiment)
         setup, home = simulation.setup, simulation.home
@@ -165,7 +165,7 @@ def _told(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
     return told, ""
 
 
-def _candidates(experiment: Experiment, home: ServersHome | None) -> tuple[Candidates | None, str]:
+def _candidates(experiment: Experiment, home: ServerData | None) -> tuple[Candidates | None, str]:
     """Make the candidates again, or return the reason why not: a folder may be gone, and drawing with a large model
     takes hours.
     """

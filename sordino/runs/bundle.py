@@ -25,7 +25,7 @@ from sordino.metrics.evaluation import taught_way
 from sordino.planning.agreement import MOST
 from sordino.receipts import private, seal
 from sordino.receipts.folder import RunFolder
-from sordino.tasks.build import Architecture
+from sordino.tasks.architecture import Architecture
 from sordino.types import Params
 
 if TYPE_CHECKING:

@@ -83,7 +83,7 @@ def _choices() -> dict[str, Choices]:
     from sordino.budget.schedules import SCHEDULES
     from sordino.config import gates
     from sordino.partition.schemes import SCHEMES
-    from sordino.runs.home import CandidateSettings
+    from sordino.runs.server_data import CandidateSettings
     from sordino.sampling.by_budget import COHORTS
     from sordino.tasks.nets import NETS
     from sordino.tasks.problems import PROBLEMS

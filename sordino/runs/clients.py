@@ -15,7 +15,7 @@ from sordino.engine.shards import PreparedShards
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import for_run
 from sordino.runs.setup import Setup
-from sordino.tasks.hands import Hands
+from sordino.tasks.threads import Threads
 from sordino.types import Examples, NoiseSource, Params
 
 PER_CORE = 4  # more of them only wait for each other
@@ -52,13 +52,13 @@ def clients_of(
         noise,
         setup.sharing,
         shelf,
-        hands_of(setup),
+        threads_of(setup),
     )
 
 
-def hands_of(setup: Setup) -> Hands:
+def threads_of(setup: Setup) -> Threads:
     """The threads of this process, each with a task of its own."""
-    return Hands(setup.task, threads(setup), setup.whole.built_task)
+    return Threads(setup.task, threads(setup), setup.whole.built_task)
 
 
 def forks_of(setup: Setup) -> Forks | None:

@@ -344,7 +344,7 @@ def _time(simulation: Simulation, run: Federation) -> Seconds:
         simulation.evaluation(),
     )
     if forks_of(setup):
-        clients.hands = None
+        clients.threads = None
     able = [k for k, times in enumerate(setup.plan.exposures) if times] or list(range(len(setup.public.sizes)))
     able.sort(key=lambda k: (setup.public.sizes[k], k))
     epochs, zero = algorithm.work.epochs, setup.plan.currency.zero()

@@ -20,13 +20,13 @@ from sordino.data.dataset import Dataset
 from sordino.data.reserve import Reserved, reserve, resized, smaller
 from sordino.data.schema import TableSchema
 from sordino.errors import UnsoundGuarantee
-from sordino.partition.rows import Array, RowNumbers, checked
+from sordino.partition.row_numbers import Array, RowNumbers, checked
 from sordino.partition.schemes import SCHEMES, Natural
 from sordino.planning.agreement import PublicNumbers
 from sordino.planning.refusals import check_everybody_has_data
 from sordino.runs.declared_data import DeclaredData, check_words
-from sordino.runs.home import ServersRows, source_of
 from sordino.runs.public_inputs import Disclosures
+from sordino.runs.server_data import ServerRows, source_of
 from sordino.sampling.kinds import alike
 
 LISTED = 8  # names in a sentence
@@ -88,9 +88,9 @@ class Population:
         return self.reserved.dataset
 
     @property
-    def kept(self) -> ServersRows:
+    def kept(self) -> ServerRows:
         """What the server keeps for itself."""
-        return ServersRows(self.dataset.test, self.reserved.probe, self.reserved.pool)
+        return ServerRows(self.dataset.test, self.reserved.probe, self.reserved.pool)
 
     # clients ----------------------------------------------------------------------------------------------------------
 

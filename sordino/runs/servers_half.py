@@ -19,7 +19,7 @@ from sordino.engine.server import Federation
 from sordino.metrics.evaluation import Score
 from sordino.metrics.rows import Scores
 from sordino.planning.agreement import Agreement
-from sordino.runs.home import ServersHome
+from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Setup
 from sordino.tree import Tree
 from sordino.types import Params
@@ -37,7 +37,7 @@ class ServersHalf(ABC):
     """What a run needs beside its folder."""
 
     setup: Setup
-    home: ServersHome
+    home: ServerData
 
     @property
     @abstractmethod

@@ -25,7 +25,7 @@ from sordino.errors import ConfigError
 from sordino.planning.methods import reads_plainly
 from sordino.planning.phase import Members, PlannedPhase, PlannedRun
 from sordino.planning.refusals import check_network
-from sordino.tasks.build import Architecture
+from sordino.tasks.architecture import Architecture
 from sordino.tasks.losses import LossFunction, loss_named
 from sordino.tree import Tree
 from sordino.types import Task

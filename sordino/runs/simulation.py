@@ -24,10 +24,10 @@ from sordino.metrics.evaluation import Evaluation, check, check_models, check_sc
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.receipts.private import secret_of
-from sordino.runs.clients import clients_of, forks_of, hands_of
-from sordino.runs.home import ServersHome
+from sordino.runs.clients import clients_of, forks_of, threads_of
 from sordino.runs.population import Population
 from sordino.runs.processes import in_processes
+from sordino.runs.server_data import ServerData
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup, Whole
 from sordino.types import Examples, Params
@@ -58,7 +58,7 @@ class Simulation(ServersHalf):
     @classmethod
     def of(cls, population: Population, stage: int = -1) -> Simulation:
         whole = Whole(population.experiment, population.public)
-        return cls(whole.phases[stage], ServersHome(whole, population.kept), population)
+        return cls(whole.phases[stage], ServerData(whole, population.kept), population)
 
     def at(self, stage: int) -> Simulation:
         return replace(self, setup=self.setup.whole.phases[stage])
@@ -121,7 +121,7 @@ class Simulation(ServersHalf):
         examples = Examples(here(torch.from_numpy(np.asarray(test.x))), here(torch.from_numpy(np.asarray(test.y))))
         own = metrics_named(given.metrics)
         evaluator = Evaluator(
-            setup.task, examples, self.population.shares[1], tuple(given.scores), own, hands_of(setup)
+            setup.task, examples, self.population.shares[1], tuple(given.scores), own, threads_of(setup)
         )
         check(given.personal)
         check_scores(given.scores, given.metrics, setup.task, setup.ways)

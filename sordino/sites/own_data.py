@@ -16,9 +16,9 @@ from sordino.config import Experiment
 from sordino.data.dataset import Split
 from sordino.data.schema import TableSchema
 from sordino.errors import DataError
-from sordino.runs.home import ServersRows
 from sordino.runs.population import Population
 from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
+from sordino.runs.server_data import ServerRows
 from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.types import Examples
 
@@ -111,7 +111,7 @@ def _rows(held: Split) -> Examples:
     return Examples(torch.from_numpy(np.asarray(held.x)), torch.from_numpy(np.asarray(held.y)))
 
 
-def servers_rows(experiment: Experiment, path: Path) -> ServersRows:
+def servers_rows(experiment: Experiment, path: Path) -> ServerRows:
     """The server's own examples, from a file of its own: what it measures results on, and what it ranks models with."""
     data = experiment.data.model_copy(update={"path": str(path)})
     alone = {"data": data, "partition": {"scheme": "iid", "clients": 1}}

@@ -20,7 +20,7 @@ from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place, State, of_run
 from sordino.metrics.evaluation import check_shared
-from sordino.runs.home import ServersHome
+from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import Witness, needed
 from sordino.transport.desk import Operation
@@ -53,7 +53,7 @@ class Purse:
         self.lost: Collection[str] = ()  # rounds that an older copy had forgotten
         self._whole, self._clients, self._run, self._shares_scores = whole, tuple(clients), run, shares_scores
         self._books = [
-            phase.federation(ServersHome(whole), dataset, ledger, run, self._clients) for phase in whole.phases
+            phase.federation(ServerData(whole), dataset, ledger, run, self._clients) for phase in whole.phases
         ]
         own_eyes = ledger.parent / "desk"
         own_eyes.mkdir(exist_ok=True, mode=0o700)

@@ -21,10 +21,10 @@ from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Environment
 from sordino.runs.declared_data import DeclaredData
-from sordino.runs.home import ServersRows
 from sordino.runs.new_folder import environment_of, found
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.public_inputs import check_announced
+from sordino.runs.server_data import ServerRows
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle
 from sordino.runs.stop_signals import patience
@@ -93,7 +93,7 @@ def serve(
     diary = Diary.of(asked.folder, whole, hears)
     carrier = Rpc(asked.bind, environment.run, peers, longest(whole, agreed), known, asked.tls, diary)
     letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
-    rows = ServersRows() if asked.own is None else servers_rows(experiment, asked.own)
+    rows = ServerRows() if asked.own is None else servers_rows(experiment, asked.own)
     if asked.folder.exists():
         invitation = invitations.read(asked.folder / INVITATION, with_code=True)  # its own
     else:

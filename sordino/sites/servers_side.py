@@ -25,7 +25,7 @@ from sordino.metrics.evaluation import Evaluation, Score, check, check_models, c
 from sordino.metrics.rows import Scores
 from sordino.metrics.scores import metrics_named
 from sordino.receipts.folder import RunFolder
-from sordino.runs.home import ServersHome, ServersRows
+from sordino.runs.server_data import ServerData, ServerRows
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Whole
 from sordino.sites.agreement_file import SitesAgreement
@@ -67,10 +67,10 @@ class ServersSide(ServersHalf):
         whole: Whole,
         agreed: SitesAgreement,
         post: PostOffice,
-        rows: ServersRows,
+        rows: ServerRows,
         declared: TableSchema | None = None,
     ) -> ServersSide:
-        return cls(whole.phases[-1], ServersHome(whole, rows), agreed, post, declared)
+        return cls(whole.phases[-1], ServerData(whole, rows), agreed, post, declared)
 
     @property
     def columns(self) -> Mapping[str, Column]:

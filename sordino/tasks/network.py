@@ -23,7 +23,7 @@ from sordino.fast.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain
-from sordino.tasks.memory import coupling, of_calls, several, statistics, still
+from sordino.tasks.hidden_state import coupling, of_calls, several, statistics, still
 from sordino.tasks.nets import keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sordino.data.outcome import LabelKind, Marks, Numbers
+from sordino.data.label_kinds import LabelKind, Marks, Numbers
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sordino.tasks.losses import LossFunction
     from sordino.tasks.multi_label import MultiLabel
     from sordino.tasks.network import InputSettings
-    from sordino.tasks.numeric import NumberLearning
+    from sordino.tasks.regression import Regression
     from sordino.tasks.supervised import Supervised
 
 MOST_LABELS = 62  # a label is a bit of a whole number
@@ -154,13 +154,13 @@ class Regress(Problem):
 
     def built(
         self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
-    ) -> NumberLearning:
+    ) -> Regression:
         from sordino.tasks.losses import Huber, Squared
-        from sordino.tasks.numeric import NumberLearning
+        from sordino.tasks.regression import Regression
 
         low, high = self.range
         usual = Squared(low, high) if self.bend is None else Huber(low, high, self.bend / ((high - low) / 2))
-        return NumberLearning(net, inputs, loss or usual, self.range, lambda z: z * usual.half + usual.middle)
+        return Regression(net, inputs, loss or usual, self.range, lambda z: z * usual.half + usual.middle)
 
 
 @dataclass(frozen=True)
@@ -189,12 +189,12 @@ class Count(Problem):
 
     def built(
         self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
-    ) -> NumberLearning:
+    ) -> Regression:
         from sordino.tasks.losses import PoissonLoss
-        from sordino.tasks.numeric import NumberLearning
+        from sordino.tasks.regression import Regression
 
         usual = PoissonLoss(self.most)
-        return NumberLearning(net, inputs, loss or usual, (0.0, float(self.most)), usual.rate)
+        return Regression(net, inputs, loss or usual, (0.0, float(self.most)), usual.rate)
 
 
 @dataclass(frozen=True)

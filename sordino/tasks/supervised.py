@@ -14,8 +14,8 @@ from sordino import keys
 from sordino.fast.factored import ClientRows, Part, Ready
 from sordino.fast.graphs import replayed
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
+from sordino.tasks.hidden_state import remembered, several
 from sordino.tasks.losses import LossFunction, WrittenLoss
-from sordino.tasks.memory import remembered, several
 from sordino.tasks.network import InputSettings, NetworkOnRows
 from sordino.tasks.written_out_backward import Chain, Slope
 from sordino.types import Examples, Losses, Params

@@ -20,7 +20,7 @@ from sordino.config import Data, data_sources
 from sordino.data import SOURCES
 from sordino.errors import ConfigError
 from sordino.partition.picture import LARGEST, LEVELS, NAMED, Frame, svg
-from sordino.partition.rows import table
+from sordino.partition.row_numbers import table
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 from tests.helpers.command_line import Said

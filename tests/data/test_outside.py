@@ -131,7 +131,7 @@ def test_a_site_is_told_when_it_announces(tmp_path: Path, cli: Callable[..., Sai
 
 
 def test_a_label_that_is_a_number_counts_too(tmp_path: Path) -> None:
-    from sordino.data.outcome import Numbers
+    from sordino.data.label_kinds import Numbers
 
     said = SCHEMA.replace('classes = ["0", "1"]', "range = [0, 1]")
     saved(tmp_path, rows(died=lambda i: 5), "one.csv")

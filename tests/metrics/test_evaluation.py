@@ -214,11 +214,11 @@ def test_who_has_nothing_to_learn_from_is_scored_with_the_shared_model() -> None
 
 
 def test_the_evaluator_says_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.tasks.hands.HEAVY", 0)
+    monkeypatch.setattr("sordino.tasks.threads.HEAVY", 0)
     monkeypatch.setattr("sordino.metrics.accuracy.PART", 64)
     whole = simulated(config.validate({"privacy": {}, "algorithm": {"name": "fedavg"}, "engine": {"workers": 3}}))
     several = whole.evaluation().evaluator
-    assert several.hands is not None
-    assert several.hands.many == 3
+    assert several.threads is not None
+    assert several.threads.many == 3
     params = whole.setup.state("server").x
-    assert several(params) == replace(several, hands=None)(params)
+    assert several(params) == replace(several, threads=None)(params)

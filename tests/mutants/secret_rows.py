@@ -7,7 +7,7 @@ from tests.mutants.mutant import one
 SOURCES = "tests/privacy/noise/test_sources.py"
 INVERSION = "tests/attacks/test_gradient_inversion.py"
 AUDIT = "tests/audit/test_audit.py"
-MEMORY = "tests/tasks/test_memory.py"
+MEMORY = "tests/tasks/test_hidden_state.py"
 OWN_CODE = "tests/runs/test_own_code.py"
 SECRETS = "tests/laws/test_secret_rows.py"
 
@@ -72,21 +72,21 @@ SECRET_ROWS = [
     # what somebody's own code keeps
     one(
         "a buffer looked at by how often it was written to",
-        "tasks/memory.py",
+        "tasks/hidden_state.py",
         "return str(value.dtype), tuple(value.shape), zlib.crc32(plain.numpy().data)",
         "return value._version",
         f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read",
     ),
     one(
         "what nobody trains may move",
-        "tasks/memory.py",
+        "tasks/hidden_state.py",
         "and not torch.equal(value, known):",
         "and value is None:",
         f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read",
     ),
     one(
         "a hook that may keep rows",
-        "tasks/memory.py",
+        "tasks/hidden_state.py",
         'OURS = {"training", "_parameters",',
         'OURS = {"training", "_forward_hooks", "_parameters",',
         f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read",

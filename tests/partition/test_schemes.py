@@ -14,7 +14,7 @@ from scipy import stats
 
 from sordino.errors import PartitionError
 from sordino.partition import SCHEMES, counts, match_test, summary, table
-from sordino.partition.rows import RowNumbers
+from sordino.partition.row_numbers import RowNumbers
 from sordino.partition.schemes import (
     IID,
     Active,

@@ -53,7 +53,7 @@ def test_only_readers_open_examples() -> None:
         "privacy/readers/median_clip.py",
         "tasks/personalise.py",
         "privacy/readers/per_example_gradients.py",
-        "runs/home.py",
+        "runs/server_data.py",
         "runs/simulation.py",
         "engine/shards.py",
         "tasks/supervised.py",

@@ -29,7 +29,7 @@ from sordino.engine.server import Federation
 from sordino.metrics.accuracy import LISTED, Evaluator
 from sordino.metrics.rows import Scores
 from sordino.partition import counts
-from sordino.partition.rows import RowNumbers
+from sordino.partition.row_numbers import RowNumbers
 from sordino.partition.schemes import Natural
 from sordino.receipts.receipt import _of_all, _spread, some_of
 from sordino.receipts.verify import verify

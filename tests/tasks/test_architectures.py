@@ -18,7 +18,7 @@ import sordino
 from sordino import keys
 from sordino.errors import SordinoError
 from sordino.privacy.readers.private_reader import check_apart
-from sordino.tasks.build import fits
+from sordino.tasks.architecture import fits
 from sordino.tasks.classification import Classification
 from sordino.types import Examples, Params
 

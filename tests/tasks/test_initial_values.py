@@ -21,7 +21,7 @@ from sordino.config import Experiment
 from sordino.errors import ConfigError
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
-from sordino.tasks.build import Architecture
+from sordino.tasks.architecture import Architecture
 from sordino.tasks.classification import Classification
 from tests.helpers.between_sites import Federated
 

@@ -10,7 +10,7 @@ from sordino import keys
 from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.readers.per_example_gradients import one_by_one
 from sordino.privacy.readers.private_reader import check_apart
-from sordino.tasks.build import build_net
+from sordino.tasks.architecture import build_net
 from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, cnn_norm, logistic, mlp, projected
 from sordino.tasks.resnet import Block, resnet18

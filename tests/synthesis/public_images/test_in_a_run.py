@@ -18,7 +18,7 @@ import pytest
 from sordino import config
 from sordino.data.candidates import Candidates, Wanted, cache_folder
 from sordino.errors import SordinoError
-from sordino.runs.home import ServersHome
+from sordino.runs.server_data import ServerData
 from sordino.runs.simulation import simulated
 from sordino.synthesis.public_images import SOURCES
 from sordino.synthesis.public_images.manifest import gathered
@@ -82,7 +82,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
     return Spy.seen
 
 
-def held(candidates: Any, **more: Any) -> ServersHome:
+def held(candidates: Any, **more: Any) -> ServerData:
     return simulated(config.validate({"privacy": {}, "candidates": candidates, **more})).home
 
 

@@ -32,7 +32,7 @@ def heavy(weights: int, rows: int) -> bool:
     return weights * rows >= HEAVY
 
 
-class Hands:
+class Threads:
     """The threads of a site: one, or several that start when there is work for two."""
 
     def __init__(self, task: Task, many: int = 1, another: Callable[[], Task] | None = None) -> None:

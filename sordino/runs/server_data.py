@@ -34,7 +34,7 @@ class CandidateSettings(NamedTuple):
     network: bool = False  # other machines may be asked
 
 
-class ServersRows(NamedTuple):
+class ServerRows(NamedTuple):
     """The server's own examples."""
 
     tested: Split | None = None  # examples that results are measured on
@@ -43,11 +43,11 @@ class ServersRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServersHome:
+class ServerData:
     """The server's own data. Candidates, which may take hours to draw, are drawn on first use."""
 
     whole: Whole = field(repr=False)
-    kept: ServersRows = field(default=ServersRows(), repr=False)
+    kept: ServerRows = field(default=ServerRows(), repr=False)
 
     @property
     def task(self) -> Task:

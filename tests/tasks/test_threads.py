@@ -17,15 +17,15 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.scaffold import Scaffold
 from sordino.runs.simulation import simulated
 from sordino.tasks.classification import Classification
-from sordino.tasks.hands import Hands
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.threads import Threads
 from sordino.types import Shard, Task
 from tests.laws.cases import Case
 from tests.laws.traces import differences, finished
 
 NETS: dict[str, dict[str, Any]] = {
     "a chain": {"name": "mlp"},
-    "a network with a graph": {"name": "tests.tasks.test_hands:Graph"},
+    "a network with a graph": {"name": "tests.tasks.test_threads:Graph"},
 }
 
 
@@ -49,7 +49,7 @@ class Drawing(Graph):
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are worth it however little there is to do."""
-    monkeypatch.setattr("sordino.tasks.hands.HEAVY", 0)
+    monkeypatch.setattr("sordino.tasks.threads.HEAVY", 0)
 
 
 def test_nobody_takes_the_network_while_clients_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_nobody_takes_the_network_while_clients_train(monkeypatch: pytest.Monkey
     assert not any(wrong)
 
 
-def several(many: int = 3) -> Hands:
-    return Hands(Quadratic(2), many, lambda: Quadratic(2))
+def several(many: int = 3) -> Threads:
+    return Threads(Quadratic(2), many, lambda: Quadratic(2))
 
 
 def test_answers_come_in_the_order_of_the_questions() -> None:
@@ -127,12 +127,12 @@ def test_an_error_is_told_and_nobody_stays_at_work(many: int) -> None:
         ended.append(unit)
         return unit
 
-    hands = several(many)
+    pool = several(many)
     with pytest.raises(ValueError, match="this one"):
-        list(hands.map(work, range(50)))
+        list(pool.map(work, range(50)))
     count = len(ended)
     assert count < 50
-    assert list(hands.map(lambda task, unit: unit, range(5))) == [0, 1, 2, 3, 4]  # and goes on to work
+    assert list(pool.map(lambda task, unit: unit, range(5))) == [0, 1, 2, 3, 4]  # and goes on to work
     assert len(ended) == count
 
 
@@ -152,22 +152,22 @@ def test_threads_that_would_wait_for_each_other_are_not_asked() -> None:
 
 
 # who may have several -------------------------------------------------------------------------------------------------
-def hands(**tables: Any) -> int:
+def threads(**tables: Any) -> int:
     made = simulated(config.validate({"privacy": {}, "algorithm": {"name": "fedavg"}} | tables))
     place = made.site("run")
-    assert place.hands is not None
-    return place.hands.many
+    assert place.threads is not None
+    return place.threads.many
 
 
 def test_what_somebody_else_wrote_is_asked_by_one_thread_unless_more_are_wanted() -> None:
-    own = {"model": {"name": "tests.tasks.test_hands:Graph"}}
-    assert hands(engine={"workers": 3}) == 3
-    assert hands(engine={"workers": 3}, **own) == 3
-    assert hands(**own) == 1
+    own = {"model": {"name": "tests.tasks.test_threads:Graph"}}
+    assert threads(engine={"workers": 3}) == 3
+    assert threads(engine={"workers": 3}, **own) == 3
+    assert threads(**own) == 1
 
 
 def test_a_network_that_draws_from_torchs_generator_is_asked_by_one_thread() -> None:
-    assert hands(engine={"workers": 3}, model={"name": "tests.tasks.test_hands:Drawing"}) == 1
+    assert threads(engine={"workers": 3}, model={"name": "tests.tasks.test_threads:Drawing"}) == 1
 
 
 class Counting(FedAvg):

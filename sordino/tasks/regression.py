@@ -13,7 +13,7 @@ from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 
 
-class NumberLearning(Supervised):
+class Regression(Supervised):
     """A number in a declared range."""
 
     metrics = ("mean_absolute_error", "loss")

@@ -21,7 +21,7 @@ from sordino import keys, tree
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.tasks import memory
+from sordino.tasks import hidden_state as memory
 from sordino.tasks.classification import Classification
 from sordino.tasks.losses import Loss
 from sordino.types import Examples, Grant, Work
