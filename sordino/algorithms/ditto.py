@@ -19,7 +19,7 @@ import torch
 from sordino import keys, tree
 from sordino.algorithms import fedavg
 from sordino.algorithms.fedavg import FedAvg, Server, Up
-from sordino.errors import ConfigError, PrivacyError
+from sordino.errors import NOT_NEGATIVE, POSITIVE, PrivacyError, check_range
 from sordino.keys import Key
 from sordino.tasks.personalise import OwnModels, plain
 from sordino.types import Params, Scorer, Shard, Task
@@ -40,12 +40,8 @@ class Ditto(FedAvg, OwnModels, name="ditto", takes_mean=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.pull < float("inf") or not 0 < self.personal_lr < float("inf"):
-            raise ConfigError(
-                f"pull is {self.pull}, personal_lr is {self.personal_lr}",
-                why="pull must be a finite number, at least 0; personal_lr must be a finite number above 0",
-                code="not-positive",
-            )
+        check_range("pull", self.pull, NOT_NEGATIVE, "not-positive")
+        check_range("personal_lr", self.personal_lr, POSITIVE, "not-positive")
         if self.read.offer() is not None:
             raise PrivacyError(
                 "ditto with a reader that adds noise",
@@ -62,9 +58,8 @@ class Ditto(FedAvg, OwnModels, name="ditto", takes_mean=True):
         own = self.walk(self.model_of(c, down.x), self.personal_lr)
         for batch in shard.batches(self.work, keys.fold(key, "personal")):
             g = batch.grad(task.losses, own.y)
-            own(
-                tree.axpy(self.pull, tree.sub(own.y, down.x), g), batch.live
-            )  # v <- v - eta (grad F(v) + lambda (v - w))
+            # v <- v - eta (grad F(v) + lambda (v - w))
+            own(tree.axpy(self.pull, tree.sub(own.y, down.x), g), batch.live)
         return up, Client(tree.formed(own.y), c.participations + 1)
 
     def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:

@@ -19,7 +19,7 @@ from sordino import tree
 from sordino.algorithms import fedavg
 from sordino.algorithms.fedavg import FedAvgClients, Up
 from sordino.algorithms.optional import Home
-from sordino.errors import ConfigError
+from sordino.errors import BELOW_ONE, POSITIVE, check_range
 from sordino.keys import Key
 from sordino.types import Params, Received, Task
 
@@ -45,14 +45,8 @@ class FedOpt(FedAvgClients[Server], name="fedopt", takes_mean=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    why="it must be at least 0 and below 1",
-                    code="momentum-out-of-range",
-                )
-        if not 0 < self.tau < float("inf"):
-            raise ConfigError(f"tau is {self.tau}", why="it must be finite and above 0", code="not-positive")
+            check_range(name, getattr(self, name), BELOW_ONE, "momentum-out-of-range")
+        check_range("tau", self.tau, POSITIVE, "not-positive")
 
     def init(self, task: Task, key: Key) -> Server:
         x = task.init(key)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sordino import tree
 from sordino.algorithms.fedavg import FedAvg
-from sordino.errors import ConfigError
+from sordino.errors import NOT_NEGATIVE, check_range
 from sordino.types import Params
 
 
@@ -20,10 +20,7 @@ class FedProx(FedAvg, name="fedprox", takes_mean=True, carries_statistics=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu < float("inf"):
-            raise ConfigError(
-                f"mu is {self.mu}", why="the proximal weight must be finite and at least 0", code="not-positive"
-            )
+        check_range("mu", self.mu, NOT_NEGATIVE, "not-positive", why="it weighs the proximal term")
 
     def direction(self, g: Params, y: Params, x: Params) -> Params:
         return tree.axpy(self.mu, tree.sub(y, x), g) if self.mu else g  # grad F_k(w) + mu (w - w^t)

@@ -12,7 +12,7 @@ import torch
 from sordino import tree
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.optional import Estimates
-from sordino.errors import ConfigError
+from sordino.errors import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, ConfigError, check_range
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
 from sordino.types import C, D, Params, Reader, S, U, Work
@@ -103,26 +103,14 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
                 code="steps-and-epochs",
             )
         for name in ("lr", "server_lr", "lr_decay"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}", why="it must be finite and above 0", code="not-positive"
-                )
-        if not 0 <= self.weight_decay < float("inf") or (
-            self.most_grad is not None and not 0 < self.most_grad < float("inf")
-        ):
-            raise ConfigError(
-                f"weight_decay is {self.weight_decay}, most_grad is {self.most_grad}",
-                why="weight_decay must be a finite number, at least 0; most_grad must be a finite number above 0",
-                code="not-positive",
-            )
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(
-                f"momentum is {self.momentum}", why="it must be at least 0 and below 1", code="momentum-out-of-range"
-            )
+            check_range(name, getattr(self, name), POSITIVE, "not-positive")
+        check_range("weight_decay", self.weight_decay, NOT_NEGATIVE, "not-positive")
+        check_range("momentum", self.momentum, BELOW_ONE, "momentum-out-of-range")
+        if self.most_grad is not None:
+            check_range("most_grad", self.most_grad, POSITIVE, "not-positive")
         for name in ("local_epochs", "local_steps", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ConfigError(f"{name} is {value}", why="it must be at least 1", code="not-positive")
+            if isinstance(value := getattr(self, name), int):
+                check_range(name, value, COUNT, "not-positive")
 
     def having(self, **settings: Any) -> Self:
         """This method with other settings. Setting steps or epochs clears the other one; None sets neither."""

@@ -19,7 +19,7 @@ from sordino import tree
 from sordino.algorithms.fedavg import Server, Up
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Home, OwnLoss
-from sordino.errors import ConfigError
+from sordino.errors import NOT_NEGATIVE, POSITIVE, check_range
 from sordino.keys import Key
 from sordino.tasks.contrast import model_contrast
 from sordino.types import Params, Received, Shard, Task
@@ -41,12 +41,8 @@ class Moon(LocalSgd[Server, Client, Server, Up], OwnLoss, name="moon", takes_mea
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu < float("inf") or not 0 < self.temperature < float("inf"):
-            raise ConfigError(
-                f"mu is {self.mu}, temperature is {self.temperature}",
-                why="mu must be a finite number, at least 0; temperature must be a finite number above 0",
-                code="not-positive",
-            )
+        check_range("mu", self.mu, NOT_NEGATIVE, "not-positive")
+        check_range("temperature", self.temperature, POSITIVE, "not-positive")
 
     @property
     def projection(self) -> int:

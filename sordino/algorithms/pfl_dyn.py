@@ -22,7 +22,7 @@ import torch
 from sordino import tree
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import ChecksServer, Home, OtherReads, OwnLoss
-from sordino.errors import ConfigError
+from sordino.errors import BELOW_ONE, POSITIVE, ConfigError, check_range
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import OwnModels, episode_loss
@@ -81,12 +81,8 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], OwnModels, OwnLoss, Othe
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.alpha < float("inf") or not 0 <= self.keep < 1:
-            raise ConfigError(
-                f"alpha is {self.alpha}, keep is {self.keep}",
-                why="alpha must be a finite number above 0; keep must be at least 0 and below 1",
-                code="out-of-range",
-            )
+        check_range("alpha", self.alpha, POSITIVE, "out-of-range")
+        check_range("keep", self.keep, BELOW_ONE, "out-of-range")
         if self.server_lr != 1:
             raise ConfigError(
                 f"server_lr is {self.server_lr}",
