@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sordino.data.dataset import Array
-from sordino.data.schema import TableSchema
-from sordino.data.table_files import AS_SEEN, TableRows, Written
+from sordino.data.schema import Column, TableSchema
+from sordino.data.table_files import AS_SEEN, TableRows, Written, read
 from sordino.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,6 +48,25 @@ class TableSource:
     def roles(self) -> list[str]:
         """Columns that are not features: labels, the clients and the key."""
         return [name for name in (*self.labels, self.group, self.key) if name is not None]
+
+    @property
+    def numbers(self) -> list[str]:
+        """Columns that a schema declares to hold numbers, numeric labels among them."""
+        return [
+            name
+            for name, one in self._declared.items()
+            if one.kind == "number" or (self.outcome is not None and name in self.labels)
+        ]
+
+    @property
+    def _declared(self) -> Mapping[str, Column]:
+        return {} if self.schema is None else self.schema.columns
+
+    def rows(self) -> TableRows:
+        """The rows of all files, with declared columns, or else the key, as text."""
+        text = tuple(self._declared) or (() if self.key is None else (self.key,))
+        ignored = [name for name, one in self._declared.items() if one.kind == "ignored"]
+        return read(self.path, text, self.written, self.numbers, ignored)
 
 
 class WithoutGaps(NamedTuple):

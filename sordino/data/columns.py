@@ -22,7 +22,7 @@ from sordino.data.dataset import Array
 from sordino.data.inferred_columns import inferred
 from sordino.data.label_kinds import check_outcome
 from sordino.data.schema import BOOLEANS, FEATURES, Column, KeyColumn, TableSchema, TextColumn
-from sordino.data.table_files import TableRows, read
+from sordino.data.table_files import TableRows
 from sordino.errors import DataError
 
 MOST = 0.2  # largest share of a column's values at one site that may be unknown
@@ -100,13 +100,11 @@ def _declared(source: TableSource, schema: TableSchema) -> tuple[WithoutGaps, Ma
     labels, said = source.labels, schema.columns
     _check_roles(schema, {source.key: "key", source.group: "group", **dict.fromkeys(labels, "label")})
     check_outcome(source.outcome, {name: said[name] for name in labels})
-    numbers = [name for name, one in said.items() if one.kind == "number" or (source.outcome and name in labels)]
-    ignored = [name for name, one in said.items() if one.kind == "ignored"]
-    rows = read(source.path, tuple(said), source.written, numbers, ignored)
+    rows = source.rows()
     _check_names(rows, schema)
     used = [name for name, one in said.items() if one.kind in FEATURES or name in source.roles]
     fill = {name: one.missing for name, one in said.items() if one.missing is not None}
-    return without_gaps(rows, used, source.missing, fill, numbers, never=source.roles), said
+    return without_gaps(rows, used, source.missing, fill, source.numbers, never=source.roles), said
 
 
 def _check_roles(schema: TableSchema, roles: Mapping[str | None, str]) -> None:

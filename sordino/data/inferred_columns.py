@@ -86,7 +86,7 @@ def inferred(source: TableSource) -> tuple[WithoutGaps, dict[str, Column]]:
             fix='write a schema (`sordino data schema` drafts it) with missing = VALUE in its columns, or set "drop"',
             code="fill-without-schema",
         )
-    rows = read(source.path, () if source.key is None else (source.key,), source.written)
+    rows = source.rows()
     for name in source.roles:
         find(rows, name)
     held = without_gaps(rows, rows.table.column_names, source.missing, {}, never=source.roles)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sordino.data.cells import gaps, is_text, numbers_in, texts
+from sordino.data.cells import TableSource, gaps, is_text, numbers_in, texts
 from sordino.data.label_kinds import LabelKind
 from sordino.data.schema import TableSchema
-from sordino.data.table_files import TableRows, Written, read
+from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
 
 LISTED = 6  # words of a column
@@ -52,12 +52,9 @@ def overview(
     **_: object,
 ) -> TableFacts:
     """Facts on the files that `load` reads with the same settings."""
-    said = {} if schema is None else schema.columns
-    numbers = [name for name, one in said.items() if one.kind == "number"]
-    text = tuple(said) or (() if key is None else (key,))
-    ignored = [name for name, one in said.items() if one.kind == "ignored"]
-    rows = read(path, text, Written(separator, decimal, encoding), numbers, ignored)
     labels = (label,) if isinstance(label, str) else tuple(label)
+    written = Written(separator, decimal, encoding)
+    rows = TableSource(path, labels, group, key, schema, written=written, outcome=outcome).rows()
     roles = {name: role for role, name in (("group", group), ("key", key)) if name is not None}
     roles |= dict.fromkeys(labels, "label")
     columns = [_facts(rows, name, roles, schema) for name in rows.table.column_names]

@@ -14,7 +14,9 @@ import pytest
 
 from sordino.data import tabular
 from sordino.data.dataset import Dataset
+from sordino.data.label_kinds import Numbers
 from sordino.data.table_files import Dialect, Written, found_files, read
+from sordino.data.table_overview import overview
 from sordino.partition.schemes import Natural
 from tests.data.tables import declared, refused
 
@@ -228,3 +230,10 @@ def test_labels_that_are_whole_numbers_written_as_others(tmp_path: Path) -> None
         data = tabular.load(tmp_path / "a.csv", "y", schema=schema)
         assert data.class_names == ("0", "1")
         assert np.array_equal(data.train.y, data.train.x[:, 0] % 2)
+
+
+def test_an_overview_reads_a_predicted_number_as_the_training_does(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age;stay\n30;2,5\n40;7,5\n", encoding="utf-8")
+    said = 'age = { kind = "number", range = [0, 120] }\nstay = { kind = "label", range = [0, 10] }\n'
+    held = overview(str(tmp_path / "a.csv"), "stay", schema=declared(f"[columns]\n{said}"), outcome=Numbers(0, 10))
+    assert [(one.name, one.holds) for one in held.columns] == [("age", "30 to 40"), ("stay", "2.5 to 7.5")]
