@@ -58,7 +58,7 @@ class Up(NamedTuple):
     delta: Params
 
 
-class Told(NamedTuple):
+class OracleUp(NamedTuple):
     """The upload with `server_state = "oracle"`: the change of g_n goes beside the update."""
 
     delta: Params
@@ -66,7 +66,9 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], OwnModels, OwnLoss, OtherReads, ChecksServer, name="pfl_dyn"):
+class PFLDyn(
+    LocalSgd[Server, Client, Down, Up | OracleUp], OwnModels, OwnLoss, OtherReads, ChecksServer, name="pfl_dyn"
+):
     batch_size: int | Literal["full"] = 50  # of the support, and of the query
     local_steps: int | None = 25
     alpha: float = 0.1
@@ -111,11 +113,11 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], OwnModels, OwnLoss, Othe
     def broadcast(self, s: Server) -> Down:
         return Down(s.x, s.round)
 
-    def zero(self, task: Task, down: Down) -> Up | Told:
+    def zero(self, task: Task, down: Down) -> Up | OracleUp:
         nothing = tree.zeros_like(down.x)
-        return Told(nothing, nothing) if self.server_state == "oracle" else Up(nothing)
+        return OracleUp(nothing, nothing) if self.server_state == "oracle" else Up(nothing)
 
-    def local(self, task: Task, down: Down, c: Client, shard: Shard, key: Key) -> tuple[Up | Told, Client]:
+    def local(self, task: Task, down: Down, c: Client, shard: Shard, key: Key) -> tuple[Up | OracleUp, Client]:
         walk, loss = self.walk(down.x, self.rate(down.round, c.participations)), partial(episode_loss, task)
         pull = tree.axpy(self.alpha, down.x, c.g)  # alpha w + g_n
         for episode in shard.episodes(self.work, key):
@@ -124,15 +126,15 @@ class PFLDyn(LocalSgd[Server, Client, Down, Up | Told], OwnModels, OwnLoss, Othe
         delta, good = tree.sub(walk.y, down.x), tree.finite(walk.y)
         delta = delta if good else tree.zeros_like(down.x)
         g_n = tree.axpy(-self.alpha, delta, c.g)
-        up = Told(delta, tree.sub(g_n, c.g)) if self.server_state == "oracle" else Up(delta)
+        up = OracleUp(delta, tree.sub(g_n, c.g)) if self.server_state == "oracle" else Up(delta)
         return up, Client(g_n, c.participations + 1, c.failures + (not good))
 
-    def change(self, upload: Up | Told) -> Params | None:
+    def change(self, upload: Up | OracleUp) -> Params | None:
         return upload.delta
 
-    def update(self, s: Server, r: Received[Up | Told], home: Home) -> Server:
+    def update(self, s: Server, r: Received[Up | OracleUp], home: Home) -> Server:
         delta = r.mean.delta
-        if isinstance(r.mean, Told):
+        if isinstance(r.mean, OracleUp):
             g = tree.axpy(r.participation, r.mean.g, s.g)
         else:
             share = 1.0 if self.server_state == "literal" else r.participation

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Told(NamedTuple):
+class UpWithLoss(NamedTuple):
     delta: Params
     loss: Tensor
 
@@ -48,11 +48,11 @@ class TellingLoss(FedAvg):
     """Sends its training loss along, for rounds discounting."""
 
     def zero(self, task: Task, down: Server) -> Any:
-        return Told(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))
+        return UpWithLoss(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Any, Client]:
         up, c = super().local(task, down, c, shard, key)
-        return Told(up.delta, training_loss(task, down.x, shard).to(next(iter(down.x.values())).dtype)), c
+        return UpWithLoss(up.delta, training_loss(task, down.x, shard).to(next(iter(down.x.values())).dtype)), c
 
 
 @preset(FedAvg(lr_decay=0.997, local_steps=25, batch_size=50, weight_decay=1e-3, most_grad=10.0))

@@ -160,7 +160,7 @@ def connected(seen: Seen) -> str:
 def _reached(seen: Seen) -> str:
     from sordino.metrics.headlines import bytes_text
 
-    return "  ".join(part for part in (seen.score.told, bytes_text(seen.bytes)) if part)
+    return "  ".join(part for part in (seen.score.in_words, bytes_text(seen.bytes)) if part)
 
 
 @contextmanager

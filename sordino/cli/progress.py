@@ -157,7 +157,7 @@ class ProgressSoFar:
         self._text = ""
 
     def text(self, row: Scores) -> str:
-        self._text = row.told or self._text
+        self._text = row.in_words or self._text
         return self._text
 
 

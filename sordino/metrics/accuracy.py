@@ -66,7 +66,7 @@ class Evaluator:
             return Scores(**found, **self._more(params))
         each = scores[next(iter(scores))].double()[own.rows]
         each = torch.segment_reduce(each, "mean", lengths=own.sizes, unsafe=True)
-        return self._told(list(scores), means, each).beside(**self._more(params))
+        return self._summary(list(scores), means, each).beside(**self._more(params))
 
     def _values(self, params: Params) -> Mapping[str, Tensor]:
         """One value of each metric for every test example."""
@@ -103,9 +103,9 @@ class Evaluator:
             )
         each = torch.tensor([found[k] for k in own.clients.tolist()], dtype=torch.float64)
         sizes = own.sizes.double()[:, None]
-        return self._told(names, list((each * sizes).sum(0) / sizes.sum()), each[:, 0])
+        return self._summary(names, list((each * sizes).sum(0) / sizes.sum()), each[:, 0])
 
-    def _told(self, names: list[str], means: list[Tensor], each: Tensor) -> Scores:
+    def _summary(self, names: list[str], means: list[Tensor], each: Tensor) -> Scores:
         own, metric = self._tested, names[0]
         headline = HEADLINES[metric]
         worst = each.topk(-(-len(each) // 10), largest=not headline.higher).values

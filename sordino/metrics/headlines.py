@@ -64,7 +64,7 @@ class Headline(NamedTuple):
     def shown(self, value: float) -> str:
         return f"{value:.2%}" if self.percent else f"{value:.4f}" if self.name == "loss" else f"{value:.4g}"
 
-    def told(self, value: float) -> str:
+    def in_words(self, value: float) -> str:
         return f"{self.words} {self.shown(value)}"
 
 

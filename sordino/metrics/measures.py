@@ -43,7 +43,7 @@ def warnings(run: Metrics) -> list[str]:
     judged, value = last.headline
     if (constant := last.constant) is not None and not (value != constant and judged.reaches(value, constant)):
         found.append(
-            f"test {judged.told(value)} is no better than a constant answer ({judged.constant}: "
+            f"test {judged.in_words(value)} is no better than a constant answer ({judged.constant}: "
             f"{judged.shown(constant)})"
         )
     lowest, at = min((row.loss, row.round) for row in run if row.loss is not None)

@@ -76,12 +76,12 @@ class Scores(Fact):
         return self.baseline if self.majority is None else self.majority
 
     @property
-    def told(self) -> str:
-        """The headline in a few words, with whose answers it is of where that is no global model's; nothing where
-        nothing was scored.
+    def in_words(self) -> str:
+        """The headline in a few words, with the model that it is of unless that is the global one; "" where nothing was
+        scored.
         """
         whose = "" if self.measured == MEASURED["global"] else f" ({self.measured})"
-        return "" if (found := self.headline) is None else found[0].told(found[1]) + whose
+        return "" if (found := self.headline) is None else found[0].in_words(found[1]) + whose
 
     @property
     def measured(self) -> str:

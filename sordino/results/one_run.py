@@ -199,7 +199,7 @@ class Result:
     @property
     def _reached(self) -> str:
         last = last_scored(self.metrics)
-        return "not evaluated yet" if last is None else last.told
+        return "not evaluated yet" if last is None else last.in_words
 
     def __repr__(self) -> str:
         said = [f"Result of {len(self.metrics)} rounds in {self.folder}", self._reached, *warnings(self.metrics)]

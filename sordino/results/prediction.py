@@ -84,7 +84,7 @@ class Predicted(ABC):
             return
         judged, value = found.headline
         direction = "" if judged.name == "accuracy" else f" ({judged.better})"
-        yield f"{judged.told(value)}{direction} of {len(self)} rows"
+        yield f"{judged.in_words(value)}{direction} of {len(self)} rows"
         if judged.name != "accuracy" and found.constant is not None:
             yield f"{judged.constant}: {judged.shown(found.constant)}"
         yield from (f"{words} {number:.4f}" for words, number in found.scores)

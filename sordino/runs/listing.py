@@ -104,7 +104,7 @@ def _one(folder: Path, name: str) -> Listed:
         "finished" if receipt and len(rows) >= experiment.rounds else "resumable",
         None if last is None else last.accuracy,
         None if last is None else last.loss,
-        "" if last is None else last.told,
+        "" if last is None else last.in_words,
         None if receipt is None else receipt.simulated,
         "" if receipt is None else promised(receipt),
         None if receipt is None else strongest(receipt.guarantees),

@@ -50,11 +50,11 @@ class PaddedShard(GuardedShard[Open]):
         ready = self._task.ready(take(x, first), y[first], whole=every)
         place = first.argsort()
         if mine.epochs is None:
-            yield from self._told(self._steps(mine.count(most), size, key, ready, place))
+            yield from self._asked_live(self._steps(mine.count(most), size, key, ready, place))
         else:
-            yield from self._told(self._epochs(mine.epochs, size, key, ready, place))
+            yield from self._asked_live(self._epochs(mine.epochs, size, key, ready, place))
 
-    def _told(self, batches: Iterator[PaddedBatch]) -> Iterator[PaddedBatch]:
+    def _asked_live(self, batches: Iterator[PaddedBatch]) -> Iterator[PaddedBatch]:
         """The batches, as long as the algorithm asks whether each is one of the client's."""
         for batch in batches:
             yield batch
