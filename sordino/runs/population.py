@@ -48,6 +48,8 @@ class Population:
         if read == (same.data, same.candidates, same.seed, same.privacy.noise, same.task):
             kept = {"loaded", "reserved", *(("shares",) if experiment.partition == same.partition else ())}
             vars(other).update({name: value for name, value in vars(known).items() if name in kept})
+            if "own" in vars(known.source):  # making it may have read the rows
+                vars(other.source)["own"] = known.source.own
         return other
 
     @cached_property

@@ -85,7 +85,7 @@ def test_a_task_goes_from_its_settings_to_predictions(task: str, table: Path, tm
     assert judged.name == JUDGED[task]
     assert judged.reaches(value, constant)  # it has learned something
     assert (run.accuracy is not None) == (task == "classification")
-    assert judged.told(value) in repr(run)
+    assert judged.in_words(value) in repr(run)
     found = sordino.predict(run.folder, table / "visits.csv", score=True)
     assert found.scored is not None
     assert len(list(found.rows)) == len(found) == 90
