@@ -28,7 +28,7 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import FLAGGED, OF_ONE_UPLOAD, UNBOUNDED, CoordinateLaplace
 from sordino.privacy.uplink.stages import Noise
 from sordino.receipts.verify import verify
-from sordino.runs import population
+from sordino.runs import declared_data
 from sordino.runs.play import Ended
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
@@ -49,7 +49,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         half = (0.5,) * shape[-1]
         dataset = Dataset("pictures", "image", 10, split(40), split(20), half, half)
-        monkeypatch.setattr(population, "SOURCES", {"digits": lambda **_: dataset})
+        monkeypatch.setattr(declared_data, "SOURCES", {"digits": lambda **_: dataset})
 
     return give
 

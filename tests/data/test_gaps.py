@@ -45,8 +45,8 @@ def test_a_gap_gets_what_was_declared_in_both_formats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('x = { kind = "number", range = [0, 1], missing = 2 }', "no number in its range"),
-        ('x = { kind = "number", range = [0, 1], missing = "0" }', "no number in its range"),
+        ('x = { kind = "number", range = [0, 1], missing = 2 }', "is not a number in its range"),
+        ('x = { kind = "number", range = [0, 1], missing = "0" }', "is not a number in its range"),
         ('x = { kind = "number", range = [0, 1], outside = "drop" }', "neither"),
         ('x = { kind = "levels", levels = ["a"], missing = "b" }', "not among its levels"),
         ('x = { kind = "boolean", missing = "perhaps" }', "neither true nor false"),
