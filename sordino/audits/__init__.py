@@ -1,1 +1,1 @@
-"""Audits: proved lower bounds on what is lost, by worst-case neighbours, canaries and broken twins."""
+"""Audits: proved lower bounds on privacy loss, by worst-case neighbours, canaries and broken twins."""

@@ -1,4 +1,4 @@
-"""Parts that audits add: their verb."""
+"""Registration of the audits: their verb and their two programs."""
 
 PARTS = {
     "audits": {"gates": "sordino.audits.gates", "trained": "sordino.audits.trained"},

@@ -1,9 +1,8 @@
-"""Canaries in a replay of a run: what they do is the attacker's choice, and whether they do it is decided by coins.
+"""Canaries in a replay of a run: rows or clients that do what the attacker chose, each if its coin says so.
 
-A canary of an example is a row whose gradient is a direction of its own; a canary of a client is a client that sends
-nothing but such a direction (Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, ICLR 2024; Nasr et al., USENIX
-Security 2023). Directions are far longer than every clip. Those that one release holds stand at right angles, so that
-none moves what is seen of another one.
+A canary example is a row whose gradient is a direction of its own; a canary client sends nothing but such a direction
+(Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, ICLR 2024; Nasr et al., USENIX Security 2023). Directions are far
+longer than every clip. Those of one release are orthogonal, so that no canary moves the score of another.
 """
 
 from __future__ import annotations
@@ -33,61 +32,61 @@ from sordino.sampling.kinds import Cohort
 from sordino.tree import Tree
 from sordino.types import Subject, Terms
 
-ROOM = 40_000_000  # numbers of all directions together
+ROOM = 40_000_000  # numbers in all directions together
 REPLAYS = 20  # of one audit, at most
 SHARE = 2  # one of so many rows, or clients, may be a canary
 
 
 @dataclass(frozen=True)
 class Canaries(ABC):
-    """The canaries of a run. `wanted`: how many, where there is room."""
+    """Canaries of a run: `wanted` of them, where there is room."""
 
     simulation: Simulation
     subject: Subject  # of the promise
     wanted: int
     key: Key
 
-    # what they are ----------------------------------------------------------------------------------------------------
+    # placement --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def unfit(self) -> str:
-        """Why no canary can be placed; nothing where one can."""
+        """Reason why no canary can be placed; empty where one can."""
 
     @cached_property
     @abstractmethod
     def owners(self) -> list[int]:
-        """The client of each canary of one replay, in rising order."""
+        """Client of each canary of one replay, in rising order."""
 
     @property
     @abstractmethod
     def numbers(self) -> int:
-        """How many there are in one direction."""
+        """Length of a direction as a vector."""
 
     @property
     @abstractmethod
     def order(self) -> int:
-        """The norm that the gate clips."""
+        """Order of the norm that the gate clips."""
 
     @abstractmethod
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        """The run's method with canaries behind its gates. `sure`: no coin of a sample leaves one out."""
+        """The run's method with canaries behind its gates. `sure`: sampling leaves no canary out."""
 
     @abstractmethod
     def seen(self, upload: Tree) -> Tensor | None:
-        """What of an upload, or a mean of uploads, a canary moves."""
+        """The part of an upload, or a mean of uploads, that a canary moves."""
 
     @abstractmethod
     def worth(self, terms: Terms) -> float:
-        """How much a round tells: the square of what a canary moves, per deviation of the noise."""
+        """Weight of a round: the squared ratio of a canary's effect to the noise."""
 
     @cached_property
     def rate(self) -> float:
-        """How likely a canary is to be in a sample."""
+        """Sampling rate of a canary."""
         return 1.0
 
     @property
     def alone(self) -> bool:
-        """Does the owner of a canary send nothing but that?"""
+        """True where the owner of a canary sends nothing else."""
         return False
 
     @property
@@ -100,13 +99,13 @@ class Canaries(ABC):
 
     @cached_property
     def zero(self) -> Tree:
-        """An upload that says nothing."""
+        """An upload of zeros."""
         setup = self.simulation.setup
         return self.gates.zero(setup.task, self.gates.broadcast(self.gates.init(setup.task, setup.key)))
 
     @property
     def each(self) -> bool:
-        """Does the attacker read single uploads?"""
+        """True where the attacker reads single uploads."""
         uplink = self.gates.uplink
         together = uplink.central or any(stage.aggregate_only for stage in uplink.client)
         return self.subject.adversary == "server" and not together
@@ -117,11 +116,11 @@ class Canaries(ABC):
 
     @property
     def turns(self) -> bool:
-        """Does a canary that is not there point the other way? Else it is nothing."""
+        """True where an absent canary points the other way; otherwise it is nothing."""
         return self.subject.neighbours == "replace"
 
     def by_client(self) -> Iterator[tuple[int, slice]]:
-        """Where the canaries of a client stand among all."""
+        """Clients with the places of their canaries among all."""
         start = 0
         for k in dict.fromkeys(self.owners):
             stop = start + self.owners.count(k)
@@ -130,7 +129,7 @@ class Canaries(ABC):
 
     @cached_property
     def towards(self) -> Tensor:
-        """The direction of each canary, of length 1: [canaries, numbers]."""
+        """Unit direction of each canary: [canaries, numbers]."""
         if not self.each:
             return directions(self.key, len(self.owners), self.numbers, self.order)
         found = [
@@ -145,7 +144,7 @@ class Canaries(ABC):
 
 
 def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
-    """Unit vectors at right angles, where there is room; single numbers, where lengths are sums of absolute values."""
+    """Unit vectors, orthogonal where there is room; single coordinates for the 1-norm."""
     if order == 1:
         return torch.nn.functional.one_hot(keys.permutation(key, numbers)[:many], numbers).float()
     drawn = keys.normal(key, many * numbers).reshape(numbers, many)
@@ -156,18 +155,18 @@ def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CanaryExamples(Canaries):
-    """Rows of many clients, whose gradients point where nobody else's do."""
+    """Canary rows of many clients, each with a gradient direction of its own."""
 
     def unfit(self) -> str:
         if type(self.gates.read) is not NoisyGradient:
             return "canaries cannot be placed behind this reader"
         change = Estimates.of(self.gates).change(self.zero)
         if change is None or tree.size(change) != self.numbers:
-            return "what its clients send does not tell the change of all of the model"
+            return "uploads do not reveal the change of the whole model"
         if not self.each and (self.gates.uplink.secure is not None or self.gates.uplink.robust):
-            return "no single upload can be read, and their sum is no plain one"
+            return "no single upload can be read, and their sum is not a plain one"
         if not self.each and self.cohort.hidden:
-            return "who takes part is hidden"
+            return "the cohort is hidden"
         return "" if self.owners else "no client has two rows"
 
     @cached_property
@@ -218,7 +217,7 @@ class CanaryExamples(Canaries):
 
 @dataclass(frozen=True)
 class CanaryRowsOfSums(CanaryExamples):
-    """The same rows in a phase that asks for sums per class."""
+    """Canary rows in a phase that releases sums per class."""
 
     def unfit(self) -> str:
         sums = tree.leaves(self.zero)
@@ -244,7 +243,7 @@ class CanaryRowsOfSums(CanaryExamples):
 
     @cached_property
     def towards(self) -> Tensor:
-        """The canaries of a client take turns at the classes."""
+        """Directions; the canaries of a client take turns at the classes."""
         width = self.numbers // self._classes
         found = torch.zeros(len(self.owners), self._classes, width)
         for k, part in self.by_client():
@@ -269,7 +268,7 @@ class CanaryRowsOfSums(CanaryExamples):
 
 @dataclass(frozen=True)
 class CanaryClients(Canaries):
-    """Clients that send a direction and nothing else: every second one."""
+    """Canary clients, which send a direction and nothing else: every second client."""
 
     def unfit(self) -> str:
         uplink = self.gates.uplink
@@ -277,12 +276,12 @@ class CanaryClients(Canaries):
         if noise is None or isinstance(noise, OneDirection) or uplink.as_published is not None:
             return "canaries cannot be placed behind this noise"
         if uplink.robust or not (self.each or uplink.central):
-            return "no single upload can be read, and their sum is no plain one"
+            return "no single upload can be read, and their sum is not a plain one"
         if isinstance(uplink.secure, Encrypted):
-            return "sums of ciphertexts take too long to be played again"
+            return "encrypted sums take too long to be replayed"
         if self.cohort.personal:
-            return "who takes part follows personal budgets"
-        return "" if self.owners else "there is one client only"
+            return "participation follows personal budgets"
+        return "" if self.owners else "there is only one client"
 
     @cached_property
     def owners(self) -> list[int]:

@@ -1,7 +1,7 @@
-"""The whole run, played again with canaries in it; and how far each of them moved what was released.
+"""Replay of a whole run with canaries in it, and the score of each canary over all releases.
 
-The attacker knows everything but the coins and the noise. So it takes away what the others sent, and weighs every round
-by how loud its noise was.
+The attacker knows everything but the coins and the noise. So it subtracts the uploads of all others, and weighs every
+round by its noise.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sordino.types import Terms
 
 @dataclass
 class Overheard(Clients):
-    """Clients whose answers are overheard; and what some of them would have said without noise, once with no canary
-    and once with all of theirs.
+    """Clients whose uploads are recorded, with the uploads that some of them would have sent without noise: once
+    without canaries and once with all of theirs.
     """
 
     inner: Site
     without: tuple[Site, Site]
-    asked: frozenset[int] | None  # of whom this is asked; None: of all
+    asked: frozenset[int] | None  # clients of which this is computed; None: all
     down: Tree = None
     terms: Mapping[int, Terms] = field(default_factory=dict)
     heard: dict[int, Tree] = field(default_factory=dict)
@@ -53,36 +53,36 @@ class Overheard(Clients):
 
     def _said(self, site: Site, t: int, asked: Mapping[int, Terms], before: Mapping[int, Tree]) -> dict[int, Tree]:
         said = dict(site.each(t, self.down, asked)) if asked else {}
-        for k, state in before.items():  # which the sites share
+        for k, state in before.items():  # shared by the sites
             self.inner.states[k] = state
         return said
 
 
 class CanaryScores(NamedTuple):
-    """What was seen of each canary, and how much it was worth, in one phase or in several."""
+    """Observed effect of each canary with its weight, in one phase or in several."""
 
     moved: Tensor
     weight: Tensor
 
     def beside(self, phases: Sequence[CanaryScores]) -> CanaryScores:
-        """The same canaries, with what other phases showed of them."""
+        """Scores of the same canaries over this phase and others."""
         every = (self, *phases)
         moved, weight = (torch.stack([one[i] for one in every]).sum(0) for i in (0, 1))
         return CanaryScores(moved, weight)
 
     @property
     def each(self) -> Tensor:
-        """About 0 if a canary was absent, or pointed away, and about 1 if it was there."""
+        """Score of each canary: about 0 if it was absent or pointed away, about 1 if it was there."""
         return self.moved / self.weight.clamp_min(1e-300)
 
     @property
     def exposed(self) -> Tensor:
-        """Which canaries anybody could have seen."""
+        """True for canaries that took part in any release."""
         return self.weight > 0
 
 
 class QuietUpload(NamedTuple):
-    """What a client that sends nothing of its own says without noise: the same in every round, if its terms are."""
+    """Upload of a canary client without noise, which is the same in every round with the same terms."""
 
     uplink: Uplink
     terms: Terms
@@ -90,7 +90,7 @@ class QuietUpload(NamedTuple):
 
 
 class CanaryRounds(Replay):
-    """The training with canaries in it, or a phase before it; `weak`: behind noise that is so many times too small.
+    """Rounds of the training, or of a phase before it, with canaries. `weak`: factor by which the noise is too small.
     Coins are those of the replay, noise is that of its phase.
     """
 
@@ -109,12 +109,12 @@ class CanaryRounds(Replay):
         self.federation = replace(self.federation, algorithm=self.algorithm)
         # a planted upload takes the place of a trained one, so clients may train together; a planted row may not
         self.site = replace(self.site, algorithm=self.algorithm) if canaries.alone else self._with(self.algorithm)
-        self._usual = Terms()  # of somebody in the last round in which there was anybody
+        self._usual = Terms()  # of a participant of the last round that had any
         self._quiet: dict[tuple[bool, int], QuietUpload] = {}
         self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
 
     def scores(self) -> CanaryScores:
-        """How far every release together moved along each canary."""
+        """Scores of all canaries over all releases."""
         canaries = self._canaries
         asked = frozenset[int]() if canaries.alone else frozenset(canaries.owners) if canaries.each else None
         clients = Overheard(self.site, (self._with(self._low), self._with(self._high)), asked)
@@ -134,7 +134,7 @@ class CanaryRounds(Replay):
         return replace(self.site, algorithm=algorithm, executor="loop")
 
     def _sent(self, t: int, gates: AnyAlgorithm, clients: Overheard) -> dict[int, Tree]:
-        """What all clients send if all canaries do the same; everybody's, where who was drawn is hidden."""
+        """Uploads of all clients if all canaries do the same; of all canaries where the cohort is hidden."""
         uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
         owners, others = set(self._canaries.owners), clients.heard.items()
         here = owners if self._canaries.rate < 1 else owners & set(clients.terms)
@@ -166,7 +166,7 @@ class CanaryRounds(Replay):
         self._count(slice(None), low, high, self._known(mean), self._usual)
 
     def _mean(self, t: int, answers: Mapping[int, Tree], clients: Overheard) -> Tensor:
-        """What the server would have made of these answers, without noise."""
+        """Mean that the server would have computed from these uploads without noise."""
         run, uplink = self.federation, self._low.uplink.at(t, clients.down)
         received: Any = uplink.receive(
             answers,
@@ -182,7 +182,7 @@ class CanaryRounds(Replay):
 
     def _known(self, upload: Tree) -> Tensor:
         seen = self._canaries.seen(upload)
-        assert seen is not None, "asked before the run was played"
+        assert seen is not None, "`unfit` has to be asked before"
         return seen
 
     def _count(self, part: slice, low: Tensor, high: Tensor, heard: Tensor, terms: Terms) -> None:

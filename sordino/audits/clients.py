@@ -1,8 +1,8 @@
-"""One client's worst case: an upload far beyond every bound against another one, against none, or against its absence.
+"""Worst-case neighbours of one client: an upload far beyond every bound against its opposite, or against none.
 
-Everything passes the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
-fields and layers: the claim does not depend on how many numbers there are. The call is made for many draws at once
-(`torch.vmap`), each with noise of its own; where a gate leaves torch on its way, as PrivUnit does, one by one.
+All uploads pass the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
+fields and layers: the claim does not depend on the number of coordinates. One call makes many draws (`torch.vmap`),
+each with noise of its own; gates that leave torch on the way, as PrivUnit does, are called one by one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from sordino.runs.setup import Setup
 from sordino.tree import Tree
 from sordino.types import Claim, NoiseSource
 
-MOST = 64  # numbers of an upload
+MOST = 64  # coordinates of an upload
 MANY = 1000  # draws of one call
-Call = Callable[[NoiseSource], torch.Tensor]  # of the gates, as a run makes it: the numbers that one draw shows
+Call = Callable[[NoiseSource], torch.Tensor]  # one release by the gates
 
 
 class ThisRound(Uplink):
-    """The uplink of one round, after which no other follows: what the server works out from a release for its next
-    round shows no more than the release does.
+    """The uplink of one last round: state that the server derives from a release for later rounds shows no more than
+    the release does.
     """
 
     @property
@@ -44,7 +44,7 @@ class ThisRound(Uplink):
 
 
 class Stand:
-    """The place of the attacker: the uplink of the first round, and uploads of its shape."""
+    """View of the attacker: the uplink of the first round, and uploads of its shape."""
 
     def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm
@@ -57,13 +57,13 @@ class Stand:
 
     @property
     def hidden(self) -> float:
-        """The rate of the sample for which a published formula takes the cohort."""
+        """Sampling rate that a published formula assumes for the cohort."""
         offer = self._plan.offer
         return offer.rate if self.uplink.published and offer is not None else 1.0
 
     def upload(self, length: float) -> Tree:
-        """An upload of the attacker's choice: spread over all numbers, or in a single one where the 1-norm counts,
-        since one number then tells most.
+        """A chosen upload: spread over all coordinates, or in a single one where the 1-norm counts, which then shows
+        most.
         """
         size, noise = tree.size(self.zero), self.uplink.noise()
         if noise is not None and noise.mechanism.order == 1:
@@ -73,12 +73,12 @@ class Stand:
         return tree.unflat(vector, self.zero)
 
     def encoded(self, length: float) -> Release:
-        """The upload that the server sees of a client that adds noise itself."""
+        """Release of a client that adds noise itself."""
         upload = self.upload(length)
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
         def call(source: NoiseSource) -> torch.Tensor:
-            """A direction has no noise that could be too small; its broken twin is one that spends more."""
+            """One release. A direction has no noise that could be too small; its broken twin spends more."""
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)
@@ -88,7 +88,7 @@ class Stand:
         return lambda source: drawn(call, source, many)
 
     def summed(self, length: float, rate: float) -> Release:
-        """The server's sum with a client among others that send nothing. `rate` is that of its hidden coin."""
+        """Release of the server's sum with one client among others that send zeros, sampled at `rate`."""
         federation, client = self._federation, self.grant.client
         people = federation.population
         others: dict[int, Any] = {}
@@ -117,7 +117,7 @@ class Stand:
         many = min(map(at_once, (present, absent)))
 
         def release(source: NoiseSource) -> torch.Tensor:
-            """The hidden coins of all draws first: they say in which of them the client is there."""
+            """Draws of the sum, with the sampling coins of all draws first."""
             if rate == 1:
                 return drawn(present, source.child("server"), many)
             coins = source.child("coin").coins(many, rate).bool()
@@ -129,8 +129,8 @@ class Stand:
 
 
 def at_once(call: Call) -> int:
-    """How many draws one call can make: MANY where all that it does to its noise is torch, and all that it draws is
-    from its source.
+    """Number of draws that one call can make: MANY where it handles its noise in torch alone, and draws from its source
+    alone.
     """
     try:
         drawn(call, Silent(), 2, "error")
@@ -140,8 +140,8 @@ def at_once(call: Call) -> int:
 
 
 def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> torch.Tensor:
-    """So many draws, [draws, numbers seen]. `others`: what `vmap` does where anybody draws; a source has drawn for all
-    lanes together by then.
+    """Draws of a call, [draws, numbers seen]. `others`: what `vmap` does about other randomness; the source has drawn
+    for all lanes together by then.
     """
     if many == 1:
         return call(source)[None]
@@ -151,14 +151,14 @@ def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> t
 
 
 def pairs(stand: Stand, claim: Claim) -> list[Pair]:
-    """The neighbours of a claim about clients."""
+    """Worst-case neighbours for a claim about clients."""
     if stand.uplink.as_published is not None:
         return published(stand)
     far = _far(stand.uplink)
     against = {"replace": -far, "zero_out": 0.0}[claim.neighbours]
     told = f"an update of any length against {WORDS[claim.neighbours]}"
     if stand.uplink.shared or isinstance(claim.event, Nothing):
-        return []  # one noise of many, or a cipher: nothing that one client's release could show
+        return []  # shared noise, or a cipher: one client's release shows nothing
     if isinstance(stand.uplink.noise(), OneDirection):
         direction = tree.flat(stand.upload(1.0)).double()
         return [Pair(told, stand.encoded(-far), stand.encoded(far), score=lambda seen: seen.double() @ direction)]
@@ -169,7 +169,7 @@ def pairs(stand: Stand, claim: Claim) -> list[Pair]:
 
 
 def _far(uplink: Uplink) -> float:
-    """An upload that every clip must cut, whatever its radius."""
+    """Length of an upload that every clip must cut."""
     radii = [stage.radius for stage in uplink.client if isinstance(stage, Clip | ClipLayers)]
     return FAR * max(1.0, *radii) if radii else FAR
 
@@ -178,7 +178,7 @@ WORDS = {"replace": "its opposite", "zero_out": "none"}
 
 
 def published(stand: Stand) -> list[Pair]:
-    """The attack on published noise whose size follows the data, and so betrays the data by its size, too."""
+    """Neighbours for published noise whose scale depends on the data, and so leaks them by its scale too."""
     here, opposite, nothing, longer = (stand.encoded(length) for length in (FAR, -FAR, 0.0, 1.01 * FAR))
     return [
         Pair("an update against its opposite", opposite, here),
@@ -188,7 +188,7 @@ def published(stand: Stand) -> list[Pair]:
 
 
 def smaller(upload: Tree) -> Tree:
-    """The same tree with at most about MOST numbers, every layer its share."""
+    """A tree of the same shape with about MOST coordinates at most, every layer its share."""
     size = tree.size(upload)
     if size <= MOST:
         return tree.zeros_like(upload)

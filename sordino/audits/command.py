@@ -1,4 +1,4 @@
-"""`sordino audit`: attack what an experiment promises, at its gates or in a replay of the whole run."""
+"""`sordino audit`: attack the guarantees of an experiment, at its gates or in a replay of the whole run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 STYLES = {"holds": "green", "caught": "green", "VIOLATED": "bold red", "escaped": "bold red"}
 ENDS = {"VIOLATED": 4, "escaped": 2, "no power": 2}  # other verdicts are no failure
 SAYS = {
-    "holds": "No claim was refuted: this attack did not do better than was claimed. A fault that is smaller than what "
-    "it would notice may be there; more --trials find smaller ones.",
+    "holds": "No claim was refuted: this attack did no better than the claims allow. Faults that are smaller than it "
+    "would notice may exist; more --trials find smaller ones.",
     "holds in part": "No claim was refuted, but [bold]the run as a whole is not protected[/]: a phase of it claims "
     "infinity.",
-    "VIOLATED": "[bold red]Refuted:[/] more is lost than is claimed.",
-    "proves nothing": "Nothing is proved here: the number claimed is what its source prints. Where the attack never "
-    "errs, more --trials find more.",
-    "not attacked": "Not every claim could be attacked: this audit knows no worst case for it.",
+    "VIOLATED": "[bold red]Refuted:[/] the privacy loss is larger than claimed.",
+    "proves nothing": "Nothing is proved here: the claimed number is what its publication prints. Where the attack "
+    "never errs, more --trials find more.",
+    "not attacked": "Not every claim could be attacked: this audit has no worst case for it.",
     "caught": "Caught: with {short:.0%} less noise behind the same claims the attack refutes them.",
-    "escaped": "[bold red]Not caught:[/] these claims are so small that so few trials cannot tell {short:.0%} "
-    "less noise. Give more --trials.",
+    "escaped": "[bold red]Not caught:[/] these claims are too small for so few trials to notice {short:.0%} less "
+    "noise. Give more --trials.",
 }
 
 
@@ -42,11 +42,11 @@ def audit(
         list[str] | None,
         typer.Argument(
             metavar="[EXPERIMENT.toml | RUN | ALGORITHM] [key=value ...]",
-            help="Whose promises to attack; without one, those of the default experiment.",
+            help="The experiment or run to attack; without one, the default experiment.",
         ),
     ] = None,
     trials: Annotated[int | None, typer.Option(help="Releases of either neighbour. [default: 30000]")] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     system: Annotated[
         bool, typer.Option("--system", help="Noise from the operating system, which no seed repeats.")
     ] = False,
@@ -59,9 +59,7 @@ def audit(
     ] = None,
     trained: Annotated[
         bool,
-        typer.Option(
-            "--trained", help="Attack what was trained: play the whole run again, with canaries and broken twins."
-        ),
+        typer.Option("--trained", help="Attack the trained run: replay all of it, with canaries and broken twins."),
     ] = False,
     canaries: Annotated[
         int | None, typer.Option(help="With --trained: examples or clients to guess about. [default: 400]")
@@ -69,10 +67,10 @@ def audit(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Attack the promises of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
+    """Attack the guarantees of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
 
-    Nothing is trained, but with --trained: the experiment's own gates release made-up uploads and gradients, and a
-    proved lower bound on what that loses is held against the claim.
+    Nothing is trained, except with --trained: the experiment's own gates release made-up uploads and gradients, and a
+    proved lower bound on their privacy loss is compared with the claim.
     """
     from sordino.audits import gates as attacks
 
@@ -81,7 +79,7 @@ def audit(
     if short is not None and not twin:
         raise ConfigError(
             "--short without --twin",
-            why="it says how much noise a broken twin lacks, and none is attacked",
+            why="it sets how much noise a broken twin lacks, and no twin is attacked",
             fix="add --twin, or leave out --short",
             code="short-without-twin",
         )
@@ -109,13 +107,13 @@ def audit(
 
 
 def _check_alone(trials: bool, system: bool, twin: bool) -> None:
-    """Refuses what has no meaning beside --trained."""
+    """Refuse options that have no meaning beside --trained."""
     for option, given in (("--trials", trials), ("--system", system), ("--twin", twin)):
         if given:
             raise ConfigError(
                 f"{option} beside --trained",
-                why="it attacks single releases; a replay has canaries, noise from a seed, and broken twins anyway",
-                fix=f"leave out {option}, or --trained; --canaries says how much is tried",
+                why="it is for attacks on single releases; a replay has canaries, seeded noise and broken twins anyway",
+                fix=f"leave out {option}, or --trained; --canaries sets the effort of a replay",
                 code="not-with-trained",
             )
 
@@ -194,7 +192,7 @@ def _table(subjects: list[AttackedPromise], simulated: bool) -> Table:
         table.add_row(
             f"{one.unit}, {one.neighbours}",
             one.adversary,
-            one.attack or "none is known for this reader",
+            one.attack or "none for this reader",
             *_numbers(one, simulated),
             f"{one.trials:,}" if one.attack else "",
             one.power,
@@ -204,7 +202,7 @@ def _table(subjects: list[AttackedPromise], simulated: bool) -> Table:
 
 
 def _numbers(one: AttackedPromise, simulated: bool) -> tuple[str, str]:
-    """The claim of one exposure and the bound; at another delta too, where they are compared there."""
+    """The claim of one exposure and the bound, at the delta where they are compared as well."""
     from sordino.accounting.claims import standing
 
     claimed = f"{one.claimed:.3g}, {standing(one.status, simulated)}, at {one.delta:g}"

@@ -1,9 +1,8 @@
-"""Attack what an experiment promises, before or after it runs: worst-case neighbours, through the public release calls,
-with the experiment's own gates.
+"""Audit of the gates of an experiment: worst-case neighbours, through the public release calls, before or after a run.
 
-For each promise: what one exposure claims, and a lower bound on what it loses. A bound above the claim refutes it; one
-below shows no more than that this attack failed. A phase of a preparation promises for itself, and is attacked like the
-training; one that promises nothing is named. Only the gates are attacked: no data are read and nothing is trained.
+For each guarantee: the claim for one exposure, and a lower bound on its privacy loss. A bound above the claim refutes
+it; a bound below shows only that this attack failed. A phase of a preparation has guarantees of its own and is attacked
+like the training; a phase without any is named. Only the gates are attacked: no data are read and nothing is trained.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ from sordino.runs.simulation import settle, simulated
 from sordino.types import Claim, NoiseSource
 
 TRIALS = 30_000  # of either neighbour
-WRONG = 1e-4  # how likely an audit is to refute a true claim
-SHORT = 0.3  # of the noise that its claim says, a broken twin lacks
-TRIED = (0.1, SHORT, 0.5, 0.9)  # and what twins lack that say which power an audit has
-# a sampled claim is pressed hardest where sampling and noise matter equally
+WRONG = 1e-4  # probability that an audit refutes a true claim
+SHORT = 0.3  # share of its noise that a broken twin lacks
+TRIED = (0.1, SHORT, 0.5, 0.9)  # shares that twins lack which measure the power of an audit
+# deltas at which sampling and noise of a sampled claim matter about equally
 DELTAS = (1e-3, 1e-2, 0.03, 0.06, 0.1, 0.2)
 LEAST = 0.02  # an epsilon below which two deltas are not compared
 TRAINING = "training"  # the phase that every run has
 
 
 class AttackedPromise(Subject):
-    """One promise, attacked. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
+    """One guarantee under attack. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
 
     phase: str
     attack: str
@@ -63,11 +62,11 @@ class AttackedPromise(Subject):
     trials: int
     confidence: float
     verdict: str
-    notices: float | None = None  # the least missing noise that the same attack found, of those tried; None: of none
+    notices: float | None = None  # least missing noise, of those tried, that the same attack found
 
     @property
     def power(self) -> str:
-        """Words for what this audit would have noticed; nothing where no twin was tried."""
+        """Words for the least fault that this audit would have noticed; empty where no twin was tried."""
         if self.verdict != HOLDS:
             return ""
         return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"
@@ -77,10 +76,10 @@ HOLDS, PARTLY, VIOLATED, NOTHING = "holds", "holds in part", "VIOLATED", "proves
 CAUGHT, ESCAPED, SKIPPED = "caught", "escaped", "not attacked"
 EMPTY = "nothing to audit: infinity is claimed"
 UNPROVED = "nothing to break: no claim is proved"  # by a twin
-# said beside every verdict: an attack that failed says nothing about what it did not look at
+# said beside every verdict: a failed attack shows nothing about parts that it did not look at
 UNSEEN = (
     "how the releases of several rounds add up",
-    "what the algorithm and the model do with examples, which is somebody's code",
+    "what the algorithm and the model do with examples, which is user code",
     "how data were read, split and scaled",
     "what a run writes down",
     "what was trained (--trained attacks it)",
@@ -90,11 +89,11 @@ UNSEEN = (
 @dataclass(frozen=True)
 class Audit:
     algorithm: str
-    phases: list[str]  # as they follow each other
-    unprotected: list[str]  # those of them that claim infinity
+    phases: list[str]  # in order
+    unprotected: list[str]  # phases that claim infinity
     subjects: list[AttackedPromise]
     twin: bool
-    short: float  # of its noise, what the twin lacks
+    short: float  # share of its noise that the twin lacks
     noise: str
     seed: int
     simulated: bool  # the experiment's own noise comes from a seed
@@ -104,7 +103,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """The worst verdict of all subjects. Nothing holds for a run of which a phase is without protection."""
+        """The worst verdict of all subjects. A run with an unprotected phase holds in part at best."""
         worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
         found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
         return PARTLY if found == HOLDS and self.unprotected else found
@@ -135,8 +134,8 @@ def audit(
     tell: Callable[[str], object] = lambda what: None,
     short: float = SHORT,
 ) -> Audit:
-    """Attacks the promises of an experiment. `twin`: the same attack on a twin that lacks the share `short` of its
-    noise behind the same claim, which must be caught. `system`: noise that cannot be repeated.
+    """Attack the guarantees of an experiment. `twin`: attack a twin that lacks the share `short` of its noise behind
+    the same claim, which must be caught. `system`: noise that cannot be repeated.
     """
     why = "an audit with fewer trials cannot refute any claim"
     check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
@@ -152,7 +151,7 @@ def audit(
     attacked = ((phase, *promise) for phase, promises in stages for promise in promises)
     for number, (phase, claim, stated, pairs) in enumerate(attacked):
         if twin and claim.status == "nominal":
-            continue  # there is no promise that a twin could break
+            continue  # a nominal claim proves nothing that a twin could break
         tell(f"{phase}: {claim.unit}, {claim.neighbours}")
         attack = partial(_attacked, phase, claim, stated, pairs, delta, trials)
         one = attack(source.child(number), twin)
@@ -172,7 +171,7 @@ def audit(
 
 
 def unchanged_run(word: str | Path | Mapping[str, object] | None, changed: bool) -> Path | None:
-    """The folder of the run that a word names, where it is meant as it was played."""
+    """The run folder that a word names, where no setting is changed."""
     return Path(word) if isinstance(word, str | Path) and Path(word).is_dir() and not changed else None
 
 
@@ -181,8 +180,8 @@ def experiment_of(
     overrides: Iterable[str] = (),
     settings: Mapping[str, object] | None = None,
 ) -> Experiment:
-    """The experiment that a word means: a file, the folder of a run, an algorithm, or nothing for the default
-    experiment; a table is one itself.
+    """The experiment that a word names: a file, a run folder, an algorithm, or nothing for the default experiment; a
+    table is an experiment itself.
     """
     changes = list(overrides)
     if word is None or isinstance(word, Mapping):
@@ -197,23 +196,21 @@ def experiment_of(
     if name not in all_algorithms() and ":" not in name:
         close = difflib.get_close_matches(name, all_algorithms(), n=1)
         raise ConfigError(
-            f"there is nothing to audit that is called {name!r}",
-            why="it is not a file, a run folder or an algorithm",
+            f"unknown experiment: {name!r}",
+            why="there is no file, run folder or algorithm of that name",
             fix=f"did you mean {close[0]!r}?" if close else "`sordino algorithms` lists the algorithms",
             code="unknown-subject",
         )
     return config.load(None, [f"algorithm={name}", *changes], settings)
 
 
-# what is promised -----------------------------------------------------------------------------------------------------
+# guarantees -----------------------------------------------------------------------------------------------------------
 
 
 def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
-    """Each claim of one exposure in one phase, the number printed with it where it is nominal, and neighbours that
-    press on it.
-    """
+    """Claims of one exposure in one phase, each with its published number if nominal, and its worst-case neighbours."""
     federation = setup.federation(home, "", ":memory:", "audit")
-    if not setup.prepares:  # whom a preparation asks depends on what it has found, and hides nobody
+    if not setup.prepares:  # the cohort of a preparation depends on its results, and is not hidden
         federation.draw(0)
     client, price = _target(setup)
     reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
@@ -225,7 +222,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
     else:
         for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
             yield claim, None, [records.answers(reader, claim.unit)] if isinstance(reader, Responses) else []
-    # as the ledger would hold them: the cohort has its say
+    # as the ledger would hold them, with the cohort's sampling
     federation.reserve(0, {client: price})
     noted = [
         Claim.from_json(one)
@@ -246,7 +243,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
 
 
 def _distinct(claims: list[Claim]) -> list[Claim]:
-    """Finite and nominal claims, each for the strongest adversary that it is made for."""
+    """Finite and nominal claims, each for its strongest adversary."""
     found: dict[tuple[str, str, Event], Claim] = {}
     for claim in sorted(claims, key=lambda claim: ADVERSARIES.index(claim.adversary)):
         if claim.status == "nominal" or claim.finite:
@@ -255,25 +252,25 @@ def _distinct(claims: list[Claim]) -> list[Claim]:
 
 
 def _target(setup: Setup) -> tuple[int, Price | None]:
-    """The largest client that will take part: its public weight is 1."""
+    """The largest client that will take part, whose public weight is 1, and its price."""
     plan = setup.plan
     client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(setup.public.sizes), -1)))
     return client, plan.price(client, 0, plan.currency.zero())
 
 
 def _share(setup: Setup, price: Price | None) -> float | None:
-    """Of the epsilon that is typed, what one exposure is charged."""
+    """The part of the granted epsilon that one exposure is charged."""
     budget, cap = setup.plan.budget, setup.plan.cap
     return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
 
 
 def _noticed(attack: Callable[[NoiseSource, bool], AttackedPromise], source: NoiseSource) -> float | None:
-    """The least share of its noise that a twin lacked when as many trials caught it."""
+    """The least share of missing noise with which a twin was caught by as many trials."""
     twins = (attack(Weak(source.child("twin", n), 1 / (1 - lacks)), True) for n, lacks in enumerate(TRIED))
     return next((lacks for lacks, one in zip(TRIED, twins, strict=True) if one.verdict == CAUGHT), None)
 
 
-# what was lost --------------------------------------------------------------------------------------------------------
+# privacy loss ---------------------------------------------------------------------------------------------------------
 
 
 def _attacked(
@@ -318,12 +315,12 @@ def _attacked(
 
 
 def gaussian(event: Event) -> bool:
-    """Is it Gaussian noise, and nothing else?"""
+    """True where an event is Gaussian noise alone."""
     return all(isinstance(leaf, Gaussian) for leaf in _cores(event))
 
 
 def _cores(event: Event) -> Iterator[Event]:
-    """Its elementary events; a sample of everybody is none."""
+    """Elementary events; a sample at rate 1 counts as none."""
     for leaf in leaves(event):
         yield from _cores(leaf.event) if isinstance(leaf, Poisson) and leaf.rate == 1 else (leaf,)
 
@@ -334,8 +331,8 @@ def _epsilon(event: Event, delta: float, neighbours: str) -> float:
 
 
 def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
-    """Where bounds are held against the claim: at the delta of the experiment, and of a sample at others, where fewer
-    trials say more.
+    """Claimed epsilon at each delta where bounds are compared: that of the experiment, and for a sampled claim larger
+    ones, where fewer trials show more.
     """
     if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in _cores(claim.event)):
         return {delta: claimed}

@@ -30,14 +30,16 @@ TIGHT = 1e-4
 
 
 class Outputs(NamedTuple):
-    """One score per independent draw, in units in which the neighbours' centres lie at 0 and 1."""
+    """Scores of independent draws, in units in which the neighbours' centres lie at 0 and 1."""
 
     without: Tensor
     with_: Tensor
 
 
 class Errors(NamedTuple):
-    false_alarms: float  # upper limits of both error rates
+    """Upper confidence limits of both error rates."""
+
+    false_alarms: float
     misses: float
 
 
@@ -52,8 +54,8 @@ def errors(outputs: Outputs, threshold: float, alpha: float = ALPHA) -> Errors:
 
 
 def upper(hits: int, draws: int, alpha: float) -> float:
-    """The largest rate that is likely behind so many hits: it is exceeded with probability `alpha` at most (Clopper
-    and Pearson 1934).
+    """Upper confidence limit of a rate with so many hits, exceeded with probability `alpha` at most (Clopper and
+    Pearson 1934).
     """
     from scipy.special import betaincinv
 
@@ -61,7 +63,7 @@ def upper(hits: int, draws: int, alpha: float) -> float:
 
 
 def mu_lost(outputs: Outputs, alpha: float = ALPHA) -> float:
-    """A lower bound on mu: right where the claim is Gaussian."""
+    """Lower bound on mu, valid where the claim is Gaussian."""
     from scipy.special import ndtri
 
     found = errors(outputs, 0.5, alpha)
@@ -69,15 +71,15 @@ def mu_lost(outputs: Outputs, alpha: float = ALPHA) -> float:
 
 
 def epsilon_lost(outputs: Outputs, threshold: float, delta: float, alpha: float = ALPHA) -> float:
-    """A lower bound on epsilon at this delta: right for any claim."""
+    """Lower bound on epsilon at this delta, valid for any claim."""
     found = errors(outputs, threshold, alpha)
     sides = ((found.false_alarms, found.misses), (found.misses, found.false_alarms))
     return max(math.log(max(1 - delta - b, 1e-300) / a) for a, b in sides)
 
 
 def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA) -> Found:
-    """The bound where it presses hardest on the claim, an epsilon for each delta: a quarter of the draws chooses
-    threshold and delta, the others are believed.
+    """The bound at the threshold and delta where it is largest relative to the claim, which a quarter of the draws
+    choose; the other draws give the bound. `claimed`: epsilon by delta.
     """
     chooses = Outputs(*(side[: len(side) // 4] for side in outputs))
     believed = Outputs(*(side[len(side) // 4 :] for side in outputs))
@@ -96,20 +98,20 @@ def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA
 
 class Guesses(NamedTuple):
     canaries: int
-    tried: int  # of the canaries; nothing is guessed of the others
+    tried: int  # of the canaries; the others are not guessed
     right: int
 
 
 class TradeOff(Protocol):
-    """What a mechanism may lose."""
+    """Trade-off curve of a mechanism."""
 
     def wrong(self, right: float) -> float:
-        """The least probability of an event under one neighbour, if it is `right` under the other one."""
+        """Least probability of an event under one neighbour, if it is `right` under the other."""
 
 
 @dataclass(frozen=True)
 class GaussianTradeOff:
-    """What Gaussian noise loses of neighbours that lie `mu` deviations apart."""
+    """Trade-off curve of Gaussian noise on neighbours that lie `mu` deviations apart."""
 
     mu: float
 
@@ -123,7 +125,7 @@ class GaussianTradeOff:
 
 
 def chance(found: Guesses, epsilon: float, delta: float) -> float:
-    """The most likely that so many right guesses can be, if (epsilon, delta) holds."""
+    """Largest probability of so many right guesses, if (epsilon, delta) holds."""
     from scipy.stats import binom
 
     if not found.right:
@@ -140,7 +142,7 @@ def chance(found: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
-    """The epsilon that is refuted at this delta; 0 if none is."""
+    """Largest epsilon that is refuted at this delta; 0 if none is."""
     return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha)
 
 
@@ -148,11 +150,11 @@ def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
 
 
 def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
-    """Are so many right guesses less likely than `alpha` behind this curve? All canaries must have been tried.
+    """True where so many right guesses have a probability below `alpha` under this curve. All canaries must be guessed.
 
-    Suppose that they are as likely as that. Each right guess of a canary could have been a wrong one, and the curve
-    says how likely that is at least; so fewer right guesses have a probability, too. If all of them together are more
-    likely than 1, it was a false supposition.
+    Suppose the probability were `alpha`. Each right guess of a canary could have been a wrong one, and the curve bounds
+    the probability of that from below; so fewer right guesses have some probability too. Where all of these add up to
+    more than 1, the supposition was false.
     """
     many, least = found.canaries, found.right
     assert found.tried == many, "the bound is for guesses of all canaries"
@@ -168,12 +170,12 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
 
 
 def mu_at_least(found: Guesses, alpha: float) -> float:
-    """The mu that is refuted, where noise is Gaussian; 0 if none is."""
+    """Largest mu that is refuted, where noise is Gaussian; 0 if none is."""
     return _largest(lambda mu: refuted(GaussianTradeOff(mu), found, alpha))
 
 
 def _largest(gone: Callable[[float], bool]) -> float:
-    """The end of the numbers that are refuted, from 0 on; itself one of them."""
+    """Largest refuted number, from 0 on."""
     if not gone(0.0):
         return 0.0
     return MOST if gone(MOST) else bisect(gone, good=0.0, bad=MOST, tight=TIGHT)

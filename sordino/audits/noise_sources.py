@@ -1,5 +1,5 @@
-"""Sources of noise for attacks: none at all, which shows where the outputs are centred, and too little, which must be
-caught.
+"""Noise sources for audits: without noise, which shows the centres of outputs, and with too little, which an audit must
+catch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sordino.types import NoiseSource
 
 @dataclass(frozen=True)
 class Silent:
-    """A source that adds `level` noise scales to every number: 0 is a release without noise, 1 shows the scale that
-    is really used. Its coins choose all, or one.
+    """A source that adds `level` noise scales to every number: 0 is a release without noise, 1 shows the scale in use.
+    Its coins choose all, or one.
     """
 
     level: float = 0.0
@@ -40,8 +40,8 @@ class Silent:
 
 @dataclass(frozen=True)
 class Lanes:
-    """A source for one call that `torch.vmap` makes many times at once: each lane gets noise of its own, and whatever
-    the call does with it, it does for each lane alone. `lane`: the numbers of the lanes, as `vmap` hands them in.
+    """A source for a call under `torch.vmap`: each lane gets noise of its own. `lane`: numbers of the lanes, as `vmap`
+    passes them.
     """
 
     inner: NoiseSource
@@ -67,7 +67,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Twin:
-    """A source that is broken somewhere, by `factor`; everything else is the inner one's."""
+    """A source that is broken somewhere, by `factor`, and otherwise the inner one."""
 
     inner: NoiseSource
     factor: float
@@ -104,8 +104,8 @@ class Weak(Twin):
 
 @dataclass(frozen=True)
 class Rare(Twin):
-    """A source for answers at random that is too quiet: one word in `factor` is random, the others are the largest
-    there is, at which an answer is the truth.
+    """A source for randomised response that is too quiet: one word in `factor` is random, the others are the largest
+    there is, with which the answer is true.
     """
 
     name: str = "rare"
@@ -117,7 +117,7 @@ class Rare(Twin):
 
 @dataclass(frozen=True)
 class Quiet(Twin):
-    """A source without noise, whose coins fall as they would."""
+    """A source without noise, with the coins of the inner one."""
 
     factor: float = 0.0
     name: str = "quiet"

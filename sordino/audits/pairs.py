@@ -1,4 +1,4 @@
-"""Two neighbours, and how somebody who knows both tells their releases apart."""
+"""Pairs of neighbours, and distinguishers that know both and tell their releases apart."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from sordino.audits.lower_bounds import Outputs
 from sordino.audits.noise_sources import Silent
 from sordino.types import NoiseSource
 
-FAR = 1e3  # times any bound: what a gate must cut
+FAR = 1e3  # times any bound, so that a gate must cut it
 Release = Callable[[NoiseSource], Tensor]  # [independent draws of one call, numbers seen]
 
 
 class Powerless(Exception):
-    """Both neighbours look the same: whatever is found of them says nothing about the claim."""
+    """Both neighbours look the same, so the attack shows nothing about the claim."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbours to tell apart. `by` direction: how far a release went from one centre towards the other; by
-    energy: how loud its noise is.
+    """Two neighbours to tell apart, `by` direction: the way of a release from one centre towards the other; or by
+    energy: the size of its noise.
     """
 
     told: str
     without: Release
     with_: Release
     by: Literal["direction", "energy"] = "direction"
-    score: Callable[[Tensor], Tensor] | None = None  # where the attacker knows better what to look at
-    rate: float = 1.0  # how likely each number holds anything at all of what is looked for, by a coin of its own
+    score: Callable[[Tensor], Tensor] | None = None  # a better statistic, where the attacker knows one
+    rate: float = 1.0  # sampling rate: probability that a coordinate holds the record at all
 
     def outputs(self, draws: int, source: NoiseSource) -> Outputs:
-        """The scores of at least so many releases of either neighbour, each under noise of its own."""
+        """Scores of at least so many releases of either neighbour, each with noise of its own."""
         score = self.score or self._score()
         calls = math.ceil(draws / len(self.without(source.child("shape"))))
         sides = [
@@ -64,8 +64,8 @@ class Pair:
 
 
 def likelihood(seen: Tensor, origin: Tensor, towards: Tensor, std: Tensor, rate: float) -> Tensor:
-    """How much likelier each release is where every number went `towards` by a coin than where none did: the best that
-    a test can look at (Neyman and Pearson). In logarithms, under Gaussian noise; `towards` counts per variance.
+    """Log likelihood ratio of each release, where a coin decides whether each coordinate moves `towards`: the best test
+    statistic (Neyman and Pearson). For Gaussian noise; `towards` is per variance.
     """
     shift = towards * std
     told = (seen - origin) / std * shift - shift**2 / 2

@@ -1,5 +1,5 @@
-"""Gates behind which canaries sit: some rows of a client give gradients of the attacker's choice, or a client sends an
-upload of its choice. Everything else is the run's own: clip, noise, weights, sum.
+"""Gates with planted canaries: some rows of a client have gradients of the attacker's choice, or a client sends an
+upload of its choice. Clip, noise, weights and sum are the run's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sordino.privacy.uplink.stages import Noise, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Received, Shard, Task
 
-Through = Callable[[NoiseSource], NoiseSource]  # a source as the gates are to see it
+Through = Callable[[NoiseSource], NoiseSource]  # wraps the source of noise of the gates
 
 
 def unchanged(source: NoiseSource) -> NoiseSource:
@@ -37,13 +37,13 @@ def _settings(gate: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PlantedReader(NoisyGradient):
-    """The reader of a run, some of whose clients hold canaries in the place of their last rows. `planted`: the
-    gradients of these, [canaries, numbers], zero where a coin says that the canary is not there.
+    """The reader of a run in which some clients hold canaries in place of their last rows. `planted`: the gradients of
+    these, [canaries, numbers], zero for an absent canary.
     """
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
     through: Through = unchanged
-    sure: bool = False  # is every canary in every sample?
+    sure: bool = False  # every canary is in every sample
 
     @classmethod
     def of(cls, reader: NoisyGradient, planted: Mapping[int, Tensor], through: Through, sure: bool) -> PlantedReader:
@@ -57,7 +57,7 @@ class PlantedReader(NoisyGradient):
 
 @dataclass
 class PlantedShard(NoisyShard):
-    """One client's examples, the last of which are canaries."""
+    """One client's examples, of which the last are canaries."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
     sure: bool = False
@@ -80,8 +80,8 @@ class PlantedShard(NoisyShard):
 
 @dataclass(frozen=True)
 class PlantedSums(ClassSums):
-    """The same for sums per class. `planted`: the statistics of canaries in one row for all classes together, of which
-    each fills the part of its own class.
+    """The same for sums per class. `planted`: the statistics of each canary in one row for all classes, of which it
+    fills the part of its own class.
     """
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class PlantedSumShard(SumShard):
 
 @dataclass(frozen=True)
 class PlantedUplink(Uplink):
-    """The uplink of a run, some of whose clients are canaries: they send a vector of the attacker's choice."""
+    """The uplink of a run in which some clients are canaries and send a vector of the attacker's choice."""
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
     through: Through = unchanged
@@ -149,6 +149,6 @@ class PlantedUplink(Uplink):
 
 
 def _louder(stages: tuple[Stage, ...], level: float) -> tuple[Stage, ...]:
-    """The stages with noise that is `level` times as loud; without any, where that is nothing."""
+    """The stages with `level` times the noise; without noise for a level of 0."""
     kept = [stage for stage in stages if level > 0 or not isinstance(stage, Noise)]
     return tuple(replace(stage, louder=level * stage.louder) if isinstance(stage, Noise) else stage for stage in kept)

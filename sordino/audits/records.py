@@ -1,9 +1,9 @@
-"""One example's worst case: a gradient, or a statistic, far beyond the clip against its opposite, against none, or
-against the example's absence.
+"""Worst-case neighbours of one example: a gradient, or a statistic, far beyond the clip against its opposite or none;
+and of an image under randomised response: a black one against a white one.
 
-The rows are made up, so that example j alone moves coordinate j: one release attacks every example at once, each
-through numbers that no other one reaches. The reader is the experiment's own; gradients are chosen by the attacker, as
-a bad model could choose them.
+The rows are made up so that example j alone moves coordinate j: one release attacks every example at once, each through
+coordinates of its own. The reader is the experiment's own; the attacker chooses the gradients, as a malicious model
+could.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHOWN: dict[Unit, str] = {
 
 
 def fewer(reader: Attacked, work: Work, size: int) -> Work:
-    """The work of one round, cut to READS noisy reads."""
+    """Work of one round, cut to READS noisy reads."""
     if isinstance(reader, ClassSums):
         return work  # it is read once
     reads = min(READS, reader.reads(work, size))
@@ -55,7 +55,7 @@ def fewer(reader: Attacked, work: Work, size: int) -> Work:
 
 
 def rows(reader: Attacked) -> int:
-    """A number of rows at which everybody is read: whole episodes in a cell, several examples in a subset."""
+    """Number of rows with which every row is read: whole episodes in a cell, several examples in a subset."""
     if isinstance(reader, CellGradient):
         return (4 if reader.sampling == "poisson" else 8) * reader.cells
     if isinstance(reader, NoisyGradient) and reader.sampling == "fixed_subset":
@@ -89,7 +89,7 @@ def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float 
         return seen
 
     here = release(towards)
-    read = (here(Silent()) != release(against)(Silent())).any(1)  # who is in a subset, or a batch, is public
+    read = (here(Silent()) != release(against)(Silent())).any(1)  # the rows of a subset, or a batch, are public
     return Pair(
         WORDS[reader.neighbours],
         lambda source: release(against)(source)[read],
@@ -99,7 +99,7 @@ def gradients(reader: NoisyGradient, work: Work, client: int, multiplier: float 
 
 
 def _linear(params: Params, x: Tensor, y: Tensor, draws: Tensor) -> Tensor:
-    """The gradient of example i is row i of x."""
+    """A loss whose gradient for example i is row i of x."""
     return (x * params["w"]).sum(1)
 
 
@@ -134,7 +134,7 @@ def cells(reader: CellGradient, work: Work, client: int, multiplier: float | Non
 
 
 def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
-    """Examples no two of which share an episode, and with it a clip."""
+    """Examples of which no two share an episode, and with it a clip."""
     alone: list[int] = []
     for row in range(len(single)):
         tried = torch.zeros(len(single), dtype=torch.bool).index_fill(0, torch.tensor([*alone, row]), True)
@@ -147,7 +147,7 @@ def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
 
 
 def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
-    """The gradient of an episode is the sum of its rows."""
+    """A loss whose gradient for an episode is the sum of its rows."""
     return ((support.x.sum(0) + query.x.sum(0)) * params["w"]).sum()
 
 
@@ -155,8 +155,8 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
-    """One example of each class, counted or not. Another one of the class, half as long, points the other way:
-    where sums are clipped and not rows, one example turns them around.
+    """Neighbours for sums per class: one example of each class, counted or not. A second one of the class, half as
+    long, points the other way: where sums are clipped in place of rows, one example turns them around.
     """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))
@@ -171,9 +171,9 @@ def class_sums(
     task: Task,
     multiplier: float | None,
 ) -> Pair:
-    """The neighbours of examples in sums per class. `targets`: their rows, of one class each. A class's noise is its
-    own, so that one release attacks all of them, each as if it were alone. `examples.x` may be features already,
-    with `of` leaving them as they are.
+    """Neighbours of examples in sums per class. `targets`: their rows, of one class each. Each class has noise of its
+    own, so one release attacks all targets, each as if it were alone. `examples.x` may be features already, with `of`
+    the identity.
     """
     labels, size, classes = examples.y[targets], len(examples.y), int(examples.y.max()) + 1
     apart = len(set(labels.tolist()))
@@ -220,8 +220,8 @@ def _opened(
 
 
 def answers(reader: Responses, unit: Unit) -> Pair:
-    """The neighbours of an image. `reader` is fitted: an epsilon for an image stays cut over as many values as real
-    images have.
+    """Neighbours of an image under randomised response, many made-up images in one release. `reader` is fitted: an
+    epsilon for an image stays divided among as many values as real images have.
     """
     each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
 
@@ -245,5 +245,5 @@ def answers(reader: Responses, unit: Unit) -> Pair:
 
 
 def _extremes(seen: Tensor) -> Tensor:
-    """How many answers are exactly the one extreme, less those that are the other."""
+    """Number of answers at one extreme less those at the other."""
     return ((seen == 1).double() - (seen == 0).double()).sum(1)

@@ -1,7 +1,7 @@
-"""A run played again in memory, as far as an attacker needs it. sordino is deterministic: from the same experiment come
-the same uploads, behind the same noise, as the server got them. Nothing is written.
+"""Replay of a run in memory for attacks and audits. sordino is deterministic: the same experiment gives the same
+uploads and the same noise as the server received. Nothing is written.
 
-A bare run is the same run without its protection: no noise, no clip, no sum that hides. It keeps no books.
+A bare run is the same run without its protection: no noise, no clip, no secure sum, no ledger.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from sordino.runs.simulation import Simulation, adds
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Terms
 
-IN_A_FILE = "attacks draw images of the training data and keep them in a file"
+IN_A_FILE = "attacks reconstruct images of the training data and keep them in a file"
 Change = Callable[[int, Examples], Examples]  # a client and its rows -> the rows that it has in this game
 
 
 def check_allowed(
     experiment: Experiment, folder: Path | None = None, verb: str = "attack", why: str = IN_A_FILE
 ) -> None:
-    """Refuses runs of real people: nothing of their data may be drawn, or written down, and no noise drawn again."""
+    """Refuse runs with real noise or real sites: their data must not be reconstructed, nor their noise drawn again."""
     between = folder is not None and bool(RunFolder(folder).environment.site)
     if experiment.privacy.real or between:
         raise PrivacyError(
-            "this run protects real people, and is not attacked",
-            why=f"{why}; between sites nobody has these data",
+            "this run protects real people and cannot be attacked",
+            why=f"{why}; between sites no single machine has the data",
             fix=f"attack the same experiment as a simulation, on data that you may show: `sordino {verb} "
             "EXPERIMENT.toml privacy.noise=counter`",
             code="attack-on-real-run",
@@ -54,21 +54,21 @@ def check_allowed(
 
 
 class Heard(NamedTuple):
-    """One round, as it went by."""
+    """Messages of one round."""
 
-    before: Params  # the model that went down
+    before: Params  # the broadcast model
     after: Params
-    each: Mapping[int, Params]  # the changes that single uploads tell, decoded; none where no single upload can be read
-    together: Params | None  # the change that the sum of all uploads tells
+    each: Mapping[int, Params]  # changes of the model in single uploads, decoded; empty where none can be read
+    together: Params | None  # change of the model in the sum of all uploads
     answered: list[int]
     down: Tree
     terms: Mapping[int, Terms]
-    digest: bytes = b""  # of all that the round let the server see
-    note: str = ""  # what the ledger says of it
+    digest: bytes = b""  # of the release of the round
+    note: str = ""  # its note in the ledger
 
 
 class PhaseStart(NamedTuple):
-    """What a phase, or the training, begins from: the end of the phase before."""
+    """Start of a phase, or of the training: the end of the phase before."""
 
     result: Tree = None
     states: Mapping[str, Tree] = {}  # of its clients
@@ -78,7 +78,7 @@ BEGINNING = PhaseStart()
 
 
 class Changed(Mapping[int, Examples]):
-    """Clients whose rows are changed for a game."""
+    """Clients whose rows are changed for an attack."""
 
     def __init__(self, shards: Mapping[int, Examples], change: Change) -> None:
         self._shards, self._change = shards, change
@@ -95,7 +95,7 @@ class Changed(Mapping[int, Examples]):
 
 @dataclass
 class Overhearing(Clients):
-    """Clients whose answers are overheard on their way."""
+    """Clients whose uploads are recorded."""
 
     inner: Site
     down: Tree = None
@@ -105,11 +105,11 @@ class Overhearing(Clients):
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree] | Summed]:
         self.down, self.terms, self.answers = down, terms, {}
         self.inner.hears = self.answers.__setitem__
-        yield from self.inner(t, down, terms)  # added up as in the run, or the sum is rounded elsewhere
+        yield from self.inner(t, down, terms)  # added up in the order of the run: the sum is then rounded as there
 
 
 class Rounds(ABC):
-    """The rounds of a run, one after another. `change` gives clients other rows, `key` other draws than the run's."""
+    """Rounds of a run in order. `change` gives clients other rows, `key` other randomness than the run's."""
 
     algorithm: AnyAlgorithm
 
@@ -131,36 +131,36 @@ class Rounds(ABC):
 
     @abstractmethod
     def round(self) -> Heard:
-        """The next round."""
+        """Play the next round."""
 
     @abstractmethod
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
-        """What clients hold."""
+        """Rows of the clients."""
 
     def model(self) -> Params:
         return next(iter(self.algorithm.models(self.server).values()), {})
 
     def until(self, t: int) -> Self:
-        """Plays all rounds before this one."""
+        """Play all rounds before this one."""
         while self.t < t:
             self.round()
         return self
 
     @property
     def over(self) -> bool:
-        """Is the training, or this phase before it, at its end?"""
+        """True at the end of the training, or of this phase before it."""
         phase = self.algorithm
         return phase.over(self.server) if isinstance(phase, Phase) else self.t >= self.simulation.setup.rounds
 
     @property
     def end(self) -> PhaseStart:
-        """What the next phase begins from."""
+        """Start of the next phase."""
         phase = self.algorithm
         assert isinstance(phase, Phase)
         return PhaseStart(phase.result(self.server), self.site.states.trees())
 
     def told(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
-        """The change of the model that a single upload tells. In a game a client weighs what it holds there."""
+        """Change of the model in a single upload. In an attack a client is weighted by the rows that it holds there."""
         run, uplink = self.federation, self.algorithm.uplink.at(t, down)
         usual = uplink.weight(run.sizes[client], run.largest)
         weight = self._weights[client] * uplink.weight(held, run.largest) / usual
@@ -179,7 +179,7 @@ class Rounds(ABC):
 
 
 class Replay(Rounds):
-    """The rounds with the run's own gates and books."""
+    """Rounds with the run's own gates and ledger."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Replay(Rounds):
         self._stalled = False
 
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
-        """What a reader prepares is prepared of the rows of the game."""
+        """Rows of the clients; a reader that prepares data prepares the changed rows."""
         if change is None:
             return shards
         rows, key = Changed(raw(self.simulation), change), self.simulation.setup.key
@@ -218,7 +218,7 @@ class Replay(Rounds):
         )
 
     def step(self, clients: Clients) -> tuple[Outcome, bytes]:
-        """The next round with these clients, and the digest of what it let the server see."""
+        """Play the next round with these clients; its outcome, and the digest of its release."""
         digests = list[bytes]()
         outcome = one_round(
             self.federation, self.server, self.t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
@@ -229,7 +229,7 @@ class Replay(Rounds):
 
 
 class Bare(Rounds):
-    """The same run without its protection: the method behind open gates, without books. The control of every attack."""
+    """Rounds without protection: the method behind open gates, without a ledger. The control of every attack."""
 
     def __init__(
         self,
@@ -266,15 +266,15 @@ class Bare(Rounds):
 
 
 class PlayedPreparation(NamedTuple):
-    """The phases before the training, played to their ends."""
+    """Phases before the training, played to their ends."""
 
     start: PhaseStart
-    means: Sequence[FeatureMean]  # of features, that the server was told on the way
+    means: Sequence[FeatureMean]  # means of features that the server received
 
 
 def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
     for mine in (*simulation.preparation, simulation):
-        ChecksServer.of(mine.setup.algorithm).check(mine.home)  # has the server what it asks for?
+        ChecksServer.of(mine.setup.algorithm).check(mine.home)  # fails where the server lacks its own data
     start, means = BEGINNING, list[FeatureMean]()
     for mine in simulation.preparation:
         rounds: Rounds = (Bare if bare else Replay)(mine, start=start)
@@ -288,12 +288,12 @@ def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method behind open gates; weights, which are no protection, stay."""
+    """The same method behind open gates; weights stay, which protect nothing."""
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
     return method.behind(read=Open(), uplink=Uplink(client=weights))
 
 
 def raw(simulation: Simulation) -> Shards:
-    """Everybody's rows, as they are before a reader prepares them."""
+    """Rows of all clients, before a reader prepares them."""
     rows = simulation.population.shares[0]
     return Shards(simulation.population.named.train, rows, range(len(rows)))

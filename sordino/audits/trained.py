@@ -1,9 +1,9 @@
-"""Attack what was trained: the whole run is played again with canaries in it, and every release of every round counts.
+"""Audit of a trained run: the whole run is replayed with canaries in it, and every release of every round counts.
 
-Each promise of the run is held against three lower bounds on what the replay lost. The first takes the canaries of a
-replay for independent of each other, which they are where each direction has noise of its own; the other two need
-nothing but the coins that decided which canaries are there, and are weak. How much the audit would have noticed is
-found out with broken twins: the same replay behind the same claim, with noise that is too small.
+Each guarantee of the run is compared with three lower bounds on the privacy loss of the replay. The first takes the
+canaries of a replay as independent, which they are where each direction has noise of its own; the other two need only
+the coins that decided which canaries are there, and are weak. Broken twins measure the power of the audit: the same
+replay behind the same claim, with noise that is too small.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 
 CANARIES = 400
-WRONG = 1e-3  # how likely an audit is to refute a true promise
-# by which the noise of a broken twin is too small; the first one that is caught ends the search
+WRONG = 1e-3  # probability that an audit refutes a true guarantee
+# factors by which the noise of broken twins is too small; the first that is caught ends the search
 FACTORS = (1.5, 2.0, 3.0)
 BLIND: TrainedVerdict = "no power"  # not even the weakest twin was caught
 WIDE = (*DELTAS, 0.4)
@@ -58,7 +58,7 @@ UNSEEN = (
     "how data were read, split and scaled",
     "what a run writes down",
 )
-PREPARED = "what a preparation released: no canary was in it"
+PREPARED = "the releases of a preparation: no canary was in it"
 
 
 def audit_trained(
@@ -68,12 +68,12 @@ def audit_trained(
     seed: int = 0,
     tell: Callable[[str], object] = lambda what: None,
 ) -> TrainedAudit:
-    """Attacks each promise of an experiment, or of the run in a folder, in a replay with canaries."""
-    why = "with fewer canaries not even a run without noise could be told"
+    """Attack each guarantee of an experiment, or of the run in a folder, in a replay with canaries."""
+    why = "with fewer canaries not even a run without noise would be noticed"
     fix = f"--canaries {CANARIES}"
     check_range("canaries", canaries, Range(least=FEWEST, whole=True), "too-few-canaries", why=why, fix=fix)
     check_allowed(
-        experiment, folder, "audit --trained", "a replay draws the noise of a run again, which must be real once"
+        experiment, folder, "audit --trained", "a replay draws the noise of a run again, which must be drawn once only"
     )
     data_key = b"" if folder is None else key_of_data(folder)
     simulation = simulated(settle(experiment), data_key)
@@ -104,7 +104,7 @@ def audit_trained(
 
 
 def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
-    """Finite promises, each for the strongest adversary, and for the largest unit, of whom the same is promised."""
+    """Finite guarantees, each for the strongest adversary and the largest unit with the same one."""
     found: dict[tuple[str, object], Guarantee] = {}
     for row in sorted(guarantees, key=lambda row: (ADVERSARIES.index(row.adversary), -UNITS.index(row.unit))):
         if row.finite and row.epsilon > 0:
@@ -113,7 +113,7 @@ def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
 
 
 def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
-    """Or does the number only follow from a promise about a larger unit, or about other neighbours?"""
+    """False where a number only follows from a guarantee for a larger unit, or for other neighbours."""
     gates = simulation.setup.whole.phases
     readers = [gate.algorithm.read for gate in gates]
     noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]
@@ -144,7 +144,7 @@ def _audited(
         why="canaries are examples or clients" if canaries is None else canaries.unfit(),
     )
     if promise.status not in PROVED:
-        return found.beside(verdict="proves nothing", why="nothing is proved here that could be refuted")
+        return found.beside(verdict="proves nothing", why="nothing is proved that could be refuted")
     if canaries is None or found.why:
         return found
     if len(canaries.owners) * canaries.replays < FEWEST:
@@ -157,14 +157,14 @@ def _audited(
     played = play(1.0)
     found = found.beside(replays=canaries.replays, prepared=bool(early), played=played)
     if played.refutes(promise.epsilon):
-        return found.beside(verdict="VIOLATED", why="more is lost than is claimed")
+        return found.beside(verdict="VIOLATED", why="the privacy loss is larger than claimed")
     missed: tuple[float, ...] = ()
     for weak in FACTORS:
         tell(f"{promise.unit}, {promise.neighbours}: a broken twin, noise / {weak:g}")
         twin = play(weak)
         if twin.refutes(promise.epsilon):
             power = Noticed(caught=weak, missed=missed, twin=twin)
-            return found.beside(verdict="holds", why="no more was found than is claimed", power=power)
+            return found.beside(verdict="holds", why="the loss that was found is not larger than claimed", power=power)
         missed = (*missed, weak)
     why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; more canaries would"
     return found.beside(verdict=BLIND, why=why, power=Noticed(missed=missed, twin=twin))
@@ -178,8 +178,8 @@ def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Ke
 def scores(
     canaries: Canaries, weak: float, early: Sequence[Canaries] = (), start: PhaseStart = BEGINNING
 ) -> tuple[Tensor, Tensor]:
-    """The score of each canary of all replays, over all phases that it is in, and whether it was there. `start` is
-    where the training begins if no canary is in the phases before it.
+    """Score of each canary of all replays, over all of its phases, and whether it was there. `start`: start of the
+    training if no canary is in the phases before it.
     """
     found = []
     for number in range(canaries.replays):
@@ -195,7 +195,7 @@ def scores(
 
 
 def earlier(canaries: Canaries) -> list[Canaries]:
-    """The same canaries in the phases before the training; nothing where one of these has no room for them."""
+    """The same canaries in the phases before the training; empty where one of these has no room for them."""
     found: list[Canaries] = []
     for phase in canaries.simulation.preparation:
         here: Canaries = replace(canaries, simulation=phase)
@@ -206,7 +206,7 @@ def earlier(canaries: Canaries) -> list[Canaries]:
 
 
 def curve(promise: Guarantee) -> dict[float, float]:
-    """What is claimed at each delta where the bounds are held against it. A Gaussian claim is one number, mu."""
+    """Claimed epsilon at each delta where the bounds are compared. A Gaussian claim is one number, mu."""
     assert promise.event is not None
     held = {promise.delta: promise.epsilon}
     if gaussian(promise.event):
@@ -217,7 +217,7 @@ def curve(promise: Guarantee) -> dict[float, float]:
 
 
 def judged(promise: Guarantee, told: Tensor, there: Tensor) -> PlayedCanaries:
-    """The bounds, at WRONG together: half of it for independent canaries, a quarter for each of the two others."""
+    """All bounds, at WRONG together: half of it for independent canaries, a quarter for each of the two others."""
     assert promise.event is not None
     delta, outputs = promise.delta, Outputs(told[~there], told[there])
     against = curve(promise)
