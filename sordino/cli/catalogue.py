@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from sordino.cli.options import Json
 from sordino.cli.screen import Screen, say, write
+from sordino.errors import ConfigError
 
 
 def algorithms(
@@ -33,9 +34,9 @@ def algorithms(
         return
     from rich.table import Table
 
-    table = Table()
-    for column in ("algorithm", "what"):
-        table.add_column(column)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("algorithm", no_wrap=True, min_width=max(map(len, listed)))
+    table.add_column("what", no_wrap=True, overflow="ellipsis")  # `algorithms NAME` has all of it
     for title, entry in listed.items():
         table.add_row(f"[bold]{title}[/bold]", escape(entry["summary"]))
     Screen().print(table)
@@ -131,5 +132,7 @@ def check(
 def _shape(words: str | None) -> tuple[int, ...] | None:
     sizes = words.split("x") if words is not None else []
     if not all(size.isdecimal() and int(size) for size in sizes):
-        raise typer.BadParameter(f"--inputs takes sizes such as 30 or 3x32x32, not {words!r}")
+        raise ConfigError(
+            f"--inputs is {words!r}", fix="write sizes such as --inputs 30 or --inputs 3x32x32", code="wrong-usage"
+        )
     return tuple(map(int, sizes)) or None

@@ -9,11 +9,9 @@ import typer
 from rich.markup import escape
 
 from sordino.cli.options import Encoding, Json, Verb, Verbs, experiment_and_changes
-from sordino.cli.screen import Screen, say, write
+from sordino.cli.screen import Screen, note, say, titled, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
     from sordino.config import Experiment
@@ -57,14 +55,14 @@ def list_(what: What = None, as_json: Json = False) -> None:
         if held is not None:
             for table in (_files(held), _columns(held)):
                 out.print(table)
-            _note(out, [*held.remarks, *remarks])
+            note(out, [*held.remarks, *remarks])
         return
     from sordino.config.data_sources import ALL
 
     if as_json:
         say({name: source.told() for name, source in ALL.items()})
         return
-    table = _table("Sources of data", "data.source", "what", "needs", "takes")
+    table = titled("Sources of data", "data.source", "what", "needs", "takes", left=4)
     for name, source in ALL.items():
         keys = (", ".join(f"data.{key}" for key in named) for named in (source.needs, source.takes))
         table.add_row(f"[bold]{name}[/bold]", source.what, *keys)
@@ -121,7 +119,7 @@ def partition(
     out = Screen()
     out.print(_two_columns(f"Partition: {found['scheme']}", _differences(found)))
     out.print(_clients(found, everybody))
-    _note(out, _warnings(found))
+    note(out, _warnings(found))
 
 
 @app.command(cls=Verb)
@@ -184,23 +182,18 @@ def _table_facts(population: Population) -> TableFacts | None:
 
 
 def _files(held: TableFacts) -> Table:
-    table = _table("Files", "file", "rows", "written with")
+    table = titled("Files", "file", "rows", "written with", left=3)
     for file in held.files:
         table.add_row(escape(file["name"]), f"{file['rows']:,}", file["written"] or "-")
     return table
 
 
 def _columns(held: TableFacts) -> Table:
-    table = _table("Columns, for your eyes only", "column", "kind", "can be", "holds", "empty", "outside")
+    table = titled("Columns, for your eyes only", "column", "kind", "can be", "holds", "empty", "outside", left=6)
     for one in held.columns:
         counts = (f"{count:,}" if count else "" for count in (one.empty, one.outside))
         table.add_row(escape(one.name), one.kind, escape(one.can_be), escape(one.holds), *counts)
     return table
-
-
-def _note(out: Screen, remarks: Sequence[str]) -> None:
-    for remark in remarks:
-        out.print(f"[yellow]note[/yellow] {escape(remark)}")
 
 
 def _counts(population: Population) -> Any:
@@ -288,7 +281,7 @@ def _clients(found: dict[str, Any], everybody: bool) -> Table:
     rows, classes = found["clients"], found["classes"]
     wide = 0 < classes <= COLUMNS
     labels = [str(c) for c in range(classes)] if wide else ["most frequent labels"] * (classes > 0)
-    table = _table("Examples of each client", "client", "train", "test", *labels, right=True)
+    table = titled("Examples of each client", "client", "train", "test", *labels, left=0)
     cut = not everybody and len(rows) > ROWS
     if cut:  # the extremes say more than the first few
         ranked = sorted(rows, key=lambda row: int(row["train"]))
@@ -323,17 +316,8 @@ def _said(value: Any) -> str:
     return "none" if value in (None, "") else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _table(title: str, *columns: str, right: bool = False) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if right else "left")
-    return table
-
-
 def _two_columns(title: str, rows: dict[str, str]) -> Table:
-    table = _table(title, "what", "")
+    table = titled(title, "what", "", left=2)
     for name, value in rows.items():
         table.add_row(name.replace("_", " "), escape(value))
     return table

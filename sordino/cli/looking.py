@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from sordino.cli.options import Encoding, Json
-from sordino.cli.screen import Screen, say, write
+from sordino.cli.screen import Screen, note, say, write
 from sordino.later import when_used
 
 if TYPE_CHECKING:
@@ -34,14 +34,17 @@ def list_(
     elif not found:
         typer.echo(f"no runs in {place}")
     else:
-        from rich.table import Table
+        from rich.table import Column, Table
 
-        table = Table(*found[0].words())
-        for entry in found:
-            table.add_row(*map(escape, entry.words().values()))
-        Screen().print(table)
-        for note in adding_up(found):
-            Screen().print(f"[yellow]note[/yellow] {escape(note)}")
+        screen, rows = Screen(), [entry.words() for entry in found]
+        if screen.width < WIDE:  # the promise is long, and a column of its own would cut it into pieces
+            for row in rows:
+                row["score, promise"] = "\n".join(filter(None, (row.pop("score"), row.pop("promise"))))
+        table = Table(*(Column(name, overflow="fold") for name in rows[0]), show_lines=screen.width < WIDE)
+        for row in rows:
+            table.add_row(*map(escape, row.values()))
+        screen.print(table)
+        note(screen, adding_up(found))
 
 
 def show(folder: Path, as_json: Json = False) -> None:
@@ -86,6 +89,7 @@ def prepared(folder: Path) -> RenderableType:
     return "" if found is None else preparation(found)
 
 
+WIDE = 120  # columns of a terminal from which a promise gets a column of its own
 EVERY = 1.0  # seconds between two looks, and ten times what a look takes
 EXIT = {"finished": 0, "budget spent": 0, "stopped": 130, "killed": 1}
 
@@ -225,8 +229,7 @@ def predict(
     if out is None:
         typer.echo(found.to_csv(), nl=False)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    for note in found.notes:
-        console.print(f"[yellow]note[/yellow] {escape(note)}")
+    note(console, found.notes)
     for line in found.told():
         console.print(escape(line))
     if out is not None:

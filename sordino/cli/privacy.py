@@ -26,10 +26,13 @@ app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help
 
 def _unit(value: str | None) -> str | None:
     if value not in (None, "client", "example"):
-        raise typer.BadParameter(
-            f"{value!r} is neither client nor example. A person with several rows is protected as a whole where each "
-            "is a client: name the column that tells whose a row is in data.group and in data.key. What a run promises "
-            "about examples it also says of a person, where its schema has rows = 5 beside the key"
+        raise ConfigError(
+            f"--unit is {value!r}",
+            why="this plan knows client and example. A person with several rows is protected as a whole where each is "
+            "a client; a guarantee about examples is also stated for persons where the schema has rows = 5 beside the "
+            "key",
+            fix="for persons, use --unit client, and name the column of the person in data.group and in data.key",
+            code="wrong-usage",
         )
     return value
 
@@ -85,7 +88,12 @@ def plan(
     if what:
         _plan_experiment(what, list(given), as_json)
     elif not given:
-        raise typer.BadParameter("say --epsilon E or --noise-multiplier Z, or name an experiment")
+        raise ConfigError(
+            "there is nothing to plan",
+            why="a plan begins with a budget, with a noise multiplier, or with an experiment",
+            fix="write --epsilon 8, --noise-multiplier 1, or the name of an experiment file",
+            code="wrong-usage",
+        )
     else:
         _plan_numbers(given, as_json)
 

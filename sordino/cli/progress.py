@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 EVERY = 2.0  # seconds between plain lines
 SELDOM = 10.0  # between those that only say what is waited for
 WAITING = "sordino.waiting"  # what takes long before a round says so there
-BY = {"server": "by the server", "participants": "by the participants", "public": "by the public"}
 
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[Step], None]]:
-    spending, reached, price = LiveSpending(), ProgressSoFar(), Text(style="dim")
+    spending, reached, price = LiveSpending(), ProgressSoFar(), Text("loading the data and the model", style="dim")
     if console.quiet:
         yield lambda step: None
         return
@@ -184,7 +183,7 @@ class LiveSpending:
             return "ε ∞: nothing is promised"
         if step.round == step.rounds or self._clock() - self._last >= max(self.EVERY, self._cost / self.SHARE):
             self._compose(step)
-        whom = f"per {plan.offer.subject.unit}, {BY[plan.offer.subject.adversary]}"
+        whom = f"per {plan.offer.subject.unit}, against the {plan.offer.subject.adversary}"
         if self._row is None:
             return f"{spent_share(step):.0%} spent of ε {plan.budget.epsilon:g} {whom}" if plan.budget else ""
         row = self._row

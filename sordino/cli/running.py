@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.cli.options import Json, Quiet, Track, Verbose, experiment_and_changes
-from sordino.cli.screen import Screen, check_absent, say, unwritable, write
+from sordino.cli.screen import Screen, check_absent, note, say, unwritable, write
+from sordino.errors import ConfigError
 from sordino.later import loading
 
 if TYPE_CHECKING:
@@ -124,7 +125,11 @@ def _faults(chaos: str | None, overrides: list[str]) -> int | None:
         elif name in ("drop", "slow") and sign == "=":
             overrides.append(f"chaos.{name}={value}")
         else:
-            raise typer.BadParameter(f"--chaos knows drop=SHARE, slow=SHARE and crash@ROUND, not {word!r}")
+            raise ConfigError(
+                f"--chaos does not know {word!r}",
+                fix="write drop=SHARE, slow=SHARE or crash@ROUND, such as --chaos drop=0.2,crash@7",
+                code="wrong-usage",
+            )
     return crash
 
 
@@ -183,8 +188,7 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
 
         out = Screen()
         summary(out, result.metrics, result.receipt, prepared(result.folder))
-        for note in result.notes:
-            out.print(f"[yellow]note[/yellow] {escape(note)}")
+        note(out, result.notes)
         if seen is not None:
             from sordino.cli.tables import times
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -66,6 +67,20 @@ def _plain(shown: Any) -> Any:
         made: list[RenderableType] = [_plain(each) for each in shown.renderables]
         return Group(*made)
     return shown
+
+
+def titled(title: str, *columns: str, left: int = 1) -> Table:
+    """Table with a title; the columns behind the first `left` ones hold numbers, which stand at the right."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < left else "right")
+    return table
+
+
+def note(console: Console, remarks: Iterable[str]) -> None:
+    """Print remarks, each as a note."""
+    for remark in remarks:
+        console.print(f"[yellow]note[/yellow] {escape(remark)}")
 
 
 def say(facts: object) -> None:

@@ -18,6 +18,7 @@ from sordino.accounting.claims import Status, standing
 from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import by_phase
+from sordino.cli.screen import note, titled
 from sordino.metrics.headlines import HEADLINES, bytes_text
 from sordino.metrics.measures import last_scored, scores, warnings
 from sordino.metrics.preparation_cost import Reached
@@ -39,8 +40,7 @@ STATUS_STYLE: Mapping[Status, str] = {
 def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, before: RenderableType = "") -> None:
     """Print the result and the guarantees of a run. `before`: the table of its preparation, if there was one."""
     console.print(results(metrics))
-    for remark in warnings(metrics):
-        console.print(f"[yellow]note[/yellow] {escape(remark)}")
+    note(console, warnings(metrics))
     if before:
         console.print(before)
     console.print(guarantees(receipt.guarantees, receipt.simulated, receipt.phases))
@@ -98,9 +98,9 @@ def groups(budget: ReceiptBudget, simulated: bool) -> Table:
     claimed, of = any(group.claimed is not None for group in budget.groups), budget.subject
     assert of is not None
     who = f"epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta {budget.delta:g}"
-    table = Table(title=f"Personal budgets: {who}", title_justify="left", title_style="bold")
-    for column in ("granted", "clients", "exposures", *(["claimed (nominal)"] if claimed else []), "spent", "status"):
-        table.add_column(column, justify="right" if column != "status" else "left")
+    nominal = ["claimed (nominal)"] if claimed else []
+    table = titled(f"Personal budgets: {who}", "granted", "clients", "exposures", *nominal, "spent", left=0)
+    table.add_column("status")
     for group in budget.groups:
         used, endless = group.exposures, group.spent == math.inf
         over = not endless and group.spent > group.granted * (1 + 1e-9)
@@ -117,9 +117,7 @@ def groups(budget: ReceiptBudget, simulated: bool) -> Table:
 
 
 def results(metrics: Sequence[RoundRow]) -> Table:
-    table = Table(title="Result", title_justify="left", title_style="bold")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    table = titled("Result", "measure", "value")
     last = last_scored(metrics)
     table.add_row("rounds", str(len(metrics)))
     if last is not None:
@@ -157,9 +155,7 @@ def results(metrics: Sequence[RoundRow]) -> Table:
 
 def preparation(found: Preparation) -> Group:
     """Table of a preparation in a few lines; the page has it class by class."""
-    table = Table(title="Before round 1", title_justify="left", title_style="bold")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    table = titled("Before round 1", "measure", "value")
     classes, cost = found.classes, found.cost
     asked = [device for row in classes for device in row.asked]
     if asked:
@@ -213,8 +209,8 @@ def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
 def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPhase] = ()) -> Group:
     """Table of the guarantees; reasons are numbered and listed below it, once."""
     reasons: dict[str, int] = {}
-    title = "What can still be learned about one ... by ..., and why"
-    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    table = titled("Privacy guarantees, by unit and adversary")
+    table.show_edge = table.pad_edge = False
     for column in ("unit", "by", "epsilon", "delta", "neighbours"):
         table.add_column(column, justify="right" if column in ("epsilon", "delta") else "left", no_wrap=True)
     table.add_column("status", min_width=len("(simulation)"))
@@ -247,9 +243,8 @@ def _epsilons(row: Guarantee) -> str:
 
 
 def spending(clients: Sequence[OfClient], currency: str) -> Table:
-    table = Table(title=f"Spent, client by client, in {currency}", title_justify="left", title_style="bold")
-    for column in ("client", "examples", "exposures", "planned", "spent", "granted"):
-        table.add_column(column, justify="right")
+    columns = "client", "examples", "exposures", "planned", "spent", "granted"
+    table = titled(f"Spent, client by client, in {currency}", *columns, left=0)
     for row in clients:
         granted = "unlimited" if row.granted is None else _amounts(row.granted)
         told = ("-" if count is None else str(count) for count in (row.examples, row.exposures, row.planned))

@@ -6,6 +6,7 @@ Reading takes no lock, loads no tensor, and asks only a copy of the ledger wheth
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -183,9 +184,17 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is not a run folder",
                 why=self._why_not(),
-                fix="`sordino list` shows the runs in runs/; `sordino list FOLDER` shows the runs in another folder",
+                fix=f"did you mean {near[0]}?"
+                if (near := self._near())
+                else "`sordino list` shows the runs in runs/; `sordino list FOLDER` shows the runs in another folder",
                 code="not-a-run",
             )
+
+    def _near(self) -> list[str]:
+        """Runs beside this path, or in runs/, of a similar name."""
+        places = (*self.path.parent.glob("*/environment.json"), *Path("runs").glob("*/environment.json"))
+        names = {file.parent.name.lower(): str(file.parent) for file in places}
+        return [names[name] for name in difflib.get_close_matches(self.path.name.lower(), names, n=1)]
 
     def _why_not(self) -> str:
         if not self.path.is_dir():

@@ -198,7 +198,7 @@ def _claimed(folder: Path) -> Json:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{folder} has no readable receipt",
-            why=str(error),
+            why=getattr(error, "strerror", None) or str(error),
             fix="finish or resume the run first" if folder.is_dir() else "give the folder of a run",
             code="no-receipt",
         ) from None

@@ -141,32 +141,20 @@ class Result:
     @cached_property
     def privacy(self) -> pandas.DataFrame:
         """One row per guarantee: what can still be learned about one `unit` by an `adversary`."""
-        told = (
-            "unit",
-            "neighbours",
-            "adversary",
-            "epsilon",
-            "delta",
-            "status",
-            "nominal_epsilon",
-            "accountant",
-            "simulated",
-        )
+        facts = "epsilon", "delta", "status", "nominal_epsilon", "accountant"
         rows = [
             {
                 **dict(row.subject),
-                "epsilon": row.epsilon,
-                "delta": row.delta,
-                "status": row.status,
+                **{name: getattr(row, name) for name in facts},
                 "nominal_epsilon": math.nan if row.nominal_epsilon is None else row.nominal_epsilon,
-                "accountant": row.accountant,
                 "simulated": self.receipt.simulated,
                 "because": "; ".join(row.because),
                 "releases": row.releases,
             }
             for row in self.receipt.guarantees
         ]
-        return frame(rows, [*told, "because", "releases"], instead="`result.receipt`")
+        columns = [*Subject.model_fields, *facts, "simulated", "because", "releases"]
+        return frame(rows, columns, instead="`result.receipt`")
 
     @cached_property
     def _spending(self) -> tuple[list[str], list[float], int, float]:

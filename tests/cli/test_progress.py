@@ -61,7 +61,7 @@ def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Pa
     for t, text in enumerate(said, 1):
         row = statement(notes[:t], 3, setup.experiment.privacy.delta)[0]
         assert (row.unit, row.adversary) == ("example", "server")
-        assert text == f"ε {row.epsilon:.3g} of 8 per example, by the server"
+        assert text == f"ε {row.epsilon:.3g} of 8 per example, against the server"
     receipt = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert said[-1].startswith(f"ε {receipt['guarantees'][0]['epsilon']:.3g} of")
 
@@ -69,8 +69,8 @@ def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Pa
 def test_before_the_first_epsilon_the_spent_share_is_said(tmp_path: Path) -> None:
     said = told(tmp_path / "run", LiveSpending())
     # equal releases: each costs the same share
-    assert said[:-1] == [f"{t / ROUNDS:.0%} spent of ε 8 per example, by the server" for t in range(1, ROUNDS)]
-    assert said[-1] == "ε 8 of 8 per example, by the server"  # the last line has the last epsilon
+    assert said[:-1] == [f"{t / ROUNDS:.0%} spent of ε 8 per example, against the server" for t in range(1, ROUNDS)]
+    assert said[-1] == "ε 8 of 8 per example, against the server"  # the last line has the last epsilon
 
 
 def test_an_older_epsilon_says_of_which_round_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_an_older_epsilon_says_of_which_round_it_is(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "spent_share", lambda step: 0.61)  # which is exact in every round
     later = SimpleNamespace(round=99, rounds=100, federation=SimpleNamespace(plan=spending_plan("example", 8.0)))
     told = spending.text(later)  # type: ignore[arg-type]
-    assert told.endswith(f"by the server (after round {ROUNDS}; 61% spent by now)")
+    assert told.endswith(f"against the server (after round {ROUNDS}; 61% spent by now)")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -115,7 +115,7 @@ def test_nothing_is_claimed_without_a_mechanism(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_a_budget_epsilon_stands_alone(tmp_path: Path) -> None:
     said = told(tmp_path / "run", Eager(), "algorithm.multiplier=3.0", "privacy={}")
-    assert all(re.fullmatch(r"ε [\d.]+ per example, by the server", text) for text in said)
+    assert all(re.fullmatch(r"ε [\d.]+ per example, against the server", text) for text in said)
     again = told(tmp_path / "again", LiveSpending(), "algorithm.multiplier=3.0", "privacy={}")
     assert (set(again[:-1]), again[-1]) == ({""}, said[-1])
 
@@ -135,9 +135,9 @@ def spending_plan(unit: str, epsilon: float) -> Any:
 @pytest.mark.parametrize(
     ("status", "text"),
     [
-        ("proved", "ε 41 of 8 per example, by the server"),
-        ("conditional", "ε 41 of 8 per example, by the server, conditional"),
-        ("nominal", "ε 41 per example, by the server, nominal"),  # the budget is counted in another number
+        ("proved", "ε 41 of 8 per example, against the server"),
+        ("conditional", "ε 41 of 8 per example, against the server, conditional"),
+        ("nominal", "ε 41 per example, against the server, nominal"),  # the budget is counted in another number
     ],
 )
 def test_the_status_is_said(status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ def test_a_pipe_gets_plain_lines_with_the_time_left(time: Clock) -> None:
             watch(step(t, {"accuracy": t / 10, "loss": 1.0} if t % 2 else {}))
     lines = out.getvalue().splitlines()  # none is folded, none holds an escape sequence
     assert lines.pop(0) == f"note {WARNED[0]}"  # once, before the first round is told
-    assert lines[0] == "round 2/10  accuracy 10.00%  20% spent of ε 8 per example, by the server  12 s left"
-    assert lines[-1] == "round 10/10  accuracy 90.00%  100% spent of ε 8 per example, by the server"
+    assert lines[0] == "round 2/10  accuracy 10.00%  20% spent of ε 8 per example, against the server  12 s left"
+    assert lines[-1] == "round 10/10  accuracy 90.00%  100% spent of ε 8 per example, against the server"
     assert len(lines) == 5
     assert "\x1b" not in out.getvalue()
 
@@ -240,7 +240,7 @@ def test_a_terminal_gets_a_bar_and_the_price(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert f"/{ROUNDS} ━" in text
     assert "accuracy" in text
-    assert "ε 8 of 8 per example, by the server" in text
+    assert "ε 8 of 8 per example, against the server" in text
 
 
 def test_quiet_is_quiet_and_composes_nothing() -> None:
