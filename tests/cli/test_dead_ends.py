@@ -1,4 +1,4 @@
-"""Fixes lead somewhere: whoever follows one gets further."""
+"""Fixes lead somewhere: a user who follows one gets further."""
 
 from __future__ import annotations
 
@@ -145,3 +145,28 @@ def test_a_list_shows_the_runs_of_a_comparison_and_says_what_adds_up(tmp_path: P
     for seed in (0, 1):
         assert cli("run", *SMALL, f"seed={seed}", "--out", seeded / f"{seed}", "-q").code == 0
     assert "adds up" not in cli("list", seeded).out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("privacy", "plan"),
+        ("privacy", "plan", "--unit", "person"),
+        ("run", "--chaos", "rain"),
+        ("check", "a.py", "--inputs", "x"),
+    ],
+)
+def test_a_word_that_means_nothing_is_answered_with_what_to_write(
+    arguments: tuple[str, ...], cli: Callable[..., Said]
+) -> None:
+    said = cli(*arguments)
+    assert said.code == 2
+    assert "(wrong-usage)" in said.err
+    assert " fix write " in said.err or " fix for persons, use " in said.err
+
+
+def test_a_run_of_a_similar_name_is_suggested(cli: Callable[..., Said], tmp_path: Path) -> None:
+    assert cli("run", *SMALL, "-q", "--out", tmp_path / "my-run") == (0, "", "")
+    said = cli("show", tmp_path / "my-rnu")
+    assert "(not-a-run)" in said.err
+    assert f"did you mean {tmp_path / 'my-run'}?" in said.err

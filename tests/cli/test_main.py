@@ -79,30 +79,6 @@ def test_a_wrong_command_is_a_usage_error(arguments: tuple[str, ...], cli: Calla
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("privacy", "plan"),
-        ("privacy", "plan", "--unit", "person"),
-        ("run", "--chaos", "rain"),
-        ("check", "a.py", "--inputs", "x"),
-    ],
-)
-def test_a_word_that_means_nothing_is_answered_with_what_to_write(
-    arguments: tuple[str, ...], cli: Callable[..., Said]
-) -> None:
-    said = cli(*arguments)
-    assert said.code == 2
-    assert "(wrong-usage)" in said.err
-    assert " fix write " in said.err or " fix for persons, use " in said.err
-
-
-def test_a_run_of_a_similar_name_is_suggested(run: Path, cli: Callable[..., Said]) -> None:
-    said = cli("show", run.with_name(run.name.upper()))
-    assert "(not-a-run)" in said.err
-    assert f"did you mean {run}?" in said.err
-
-
 # run, resume, show ----------------------------------------------------------------------------------------------------
 
 
