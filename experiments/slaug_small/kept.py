@@ -18,7 +18,7 @@ import torch
 
 from sordino import config, keys
 from sordino.runs.simulation import Simulation, simulated
-from sordino.synthesis.slaug.pretrained import fitted
+from sordino.synthesis.slaug.pool import fitted
 from sordino.synthesis.slaug.selection import some
 from sordino.types import Examples
 

@@ -99,7 +99,7 @@ def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         found.append((f"mean of last {ten}", write(last_ten(facts.metrics) or value), ""))
         if (constant := last.constant) is not None:
             found.append((judged.constant, write(constant), ""))
-        found += [(name, f"{v:.4g}", "") for name, v in last.scores]
+        found += [(name, f"{v:.4f}", "") for name, v in last.scores]
         if (of := last.clients) is not None:
             found.append(("mean over clients", write(of.mean), f"± {write(of.std)} between them"))
             found.append(("worst 10 % of clients", write(of.worst_tenth), ""))

@@ -18,7 +18,6 @@ from sordino.algorithms.optional import ChecksServer, Home
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
-from sordino.synthesis.drawn import pictures
 from sordino.synthesis.slaug.training import SlaugFL
 from sordino.types import Examples, Params, Shard, Task
 
@@ -50,7 +49,7 @@ class FedAvgPrototypes(SlaugFL, ChecksServer, name="fedavg_prototypes", carries_
         return {"x": found.x, "y": found.y}
 
     def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples:
-        return pictures(tensors["x"], tensors["y"])
+        return Examples(tensors["x"], tensors["y"])
 
     def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
         if self.prototypes_of == "local":

@@ -20,8 +20,7 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.optional import FitsData, Home, Known, OwnLoss, PublicTensors
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.synthesis.drawn import noise_examples
-from sordino.synthesis.generators.noise_images import Source
+from sordino.synthesis.generators.noise_images import Source, noise_examples
 from sordino.tasks.contrast import supervised_contrast
 from sordino.types import Examples, Params, Shard, Task
 

@@ -18,8 +18,9 @@ from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.moon import Moon
 from sordino.algorithms.optional import Known
 from sordino.privacy.readers.open import OpenShard
+from sordino.synthesis import fedgen as gen
 from sordino.synthesis.fedgen import FedGen
-from sordino.synthesis.generators import features
+from sordino.synthesis.generators.shape import GeneratorState
 from sordino.synthesis.vhl import VHL
 from sordino.tasks.classification import Classification
 from sordino.tasks.contrast import model_contrast, supervised_contrast
@@ -147,10 +148,10 @@ def test_everybody_holds_the_same_noise_images() -> None:
     assert not torch.equal(vhl.public_examples(task(), another, 5, 1).x, one.x)  # a run's own
 
 
-def fedgen(heads: int = 1) -> tuple[FedGen, Classification, features.GeneratorState]:
+def fedgen(heads: int = 1) -> tuple[FedGen, Classification, GeneratorState]:
     made = task(heads=heads)
     algorithm = FedGen(noise=6, hidden=8, batch_size="full", lr=0.1, strength=3.0, decay=0.5)
-    generator = features.init(4, 6, made.width, KEY, hidden=8)
+    generator = gen.feature_generator(4, 6, made.width, KEY, hidden=8)
     return algorithm, made, generator
 
 
@@ -158,19 +159,19 @@ def test_fedgens_client_loss_beside_a_naive_one() -> None:
     algorithm, made, generator = fedgen()
     params, own, draws = made.init(1), images(5), keys.bits(KEY, 5)
     value = algorithm._losses(made, generator, 0.7, params, own.x, own.y, draws)
-    epsilon, any_label = features.wanted(draws, 6, 4)
+    epsilon, any_label = gen.wanted(draws, 6, 4)
     assert value.shape == (5,)
     for i in range(5):
         row = slice(i, i + 1)
         logits = made.predict(params, own.x[row])
-        invented = made.head(params, features.forward(generator, epsilon[row], any_label[row]))
-        says_ = made.head(params, features.forward(generator, epsilon[row], own.y[row])).softmax(1)[0]
+        invented = made.head(params, gen.generated(generator, epsilon[row], any_label[row]))
+        says_ = made.head(params, gen.generated(generator, epsilon[row], own.y[row])).softmax(1)[0]
         thinks = logits.softmax(1)[0]
         near = sum(float(p) * (math.log(float(p)) - math.log(float(q))) for p, q in zip(says_, thinks, strict=True))
         learned = -math.log(float(invented.softmax(1)[0, any_label[i]]))
         plain = -math.log(float(thinks[own.y[i]]))
         assert float(value[i]) == pytest.approx(plain + 0.7 * (learned + near), rel=1e-4)
-    assert float(features.wanted(keys.bits(KEY, 400), 6, 4)[1].float().mean()) == pytest.approx(1.5, abs=0.3)
+    assert float(gen.wanted(keys.bits(KEY, 400), 6, 4)[1].float().mean()) == pytest.approx(1.5, abs=0.3)
 
 
 def test_what_the_generator_says_is_no_leaf_of_the_clients_loss() -> None:
@@ -180,11 +181,11 @@ def test_what_the_generator_says_is_no_leaf_of_the_clients_loss() -> None:
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     value = algorithm._losses(made, generator, 1.0, leaves, own.x, own.y, draws).mean()
     found = torch.autograd.grad(value, list(leaves.values()))
-    epsilon, any_label = features.wanted(draws, 6, 4)
+    epsilon, any_label = gen.wanted(draws, 6, 4)
     logits = made.head(leaves, made.features(leaves, own.x))
-    target = made.head(params, features.forward(generator, epsilon, own.y)).softmax(1)
+    target = made.head(params, gen.generated(generator, epsilon, own.y)).softmax(1)
     total = F.cross_entropy(logits, own.y)
-    total = total + F.cross_entropy(made.head(leaves, features.forward(generator, epsilon, any_label)), any_label)
+    total = total + F.cross_entropy(made.head(leaves, gen.generated(generator, epsilon, any_label)), any_label)
     total = total + (target * (target.log() - logits.log_softmax(1))).sum(1).mean()
     wanted = torch.autograd.grad(total, list(leaves.values()))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
@@ -212,12 +213,12 @@ def test_fedgens_server_steps_down_the_naive_loss() -> None:
     models = [made.init(5), made.init(6)]
     heads = [partial(made.head, params) for params in models]
     counts = torch.tensor([[3.0, 0.0, 1.0, 1.0], [1.0, 0.0, 7.0, 0.0]])
-    settings = features.FeatureSettings(updates=1, batch=6, lr=0.01, weight_decay=0.1)
-    after = features.distil(generator, heads, counts, 6, settings, KEY)
-    epsilon, place = features.wanted(keys.bits(keys.fold(KEY, 0), 6), 6, 2)
+    settings = gen.FeatureSettings(updates=1, batch=6, lr=0.01, weight_decay=0.1)
+    after = gen.distil(generator, heads, counts, 6, settings, KEY)
+    epsilon, place = gen.wanted(keys.bits(keys.fold(KEY, 0), 6), 6, 2)
     y = torch.tensor([0, 2])[place]  # of which some device has more than one: classes 1 and 3 are not asked for
-    leaves = {name: value.clone().requires_grad_() for name, value in features.trainable(generator).items()}
-    z, _ = features.training_forward(leaves | {name: generator[name] for name in features.STATISTICS}, epsilon, y)
+    leaves = {name: value.clone().requires_grad_() for name, value in gen.trainable(generator).items()}
+    z, _ = gen.training_forward(leaves | {name: generator[name] for name in gen.STATISTICS}, epsilon, y)
     value = naive_generator_loss(heads, counts, z, epsilon, y)
     adam = torch.optim.Adam(list(leaves.values()), 0.01, weight_decay=0.1)
     for p, g in zip(leaves.values(), torch.autograd.grad(value, list(leaves.values())), strict=True):

@@ -65,6 +65,6 @@ def test_own_metrics_stand_in_the_table_and_in_the_report(
     assert "0.1250" in said
     assert cli("report", "run").code == 0
     page = (tmp_path / "run" / "report.html").read_text()
-    assert ">top2</th><td>0.1250</td>" in page
+    assert "<dt>top2</dt><dd>0.1250</dd>" in page
     refused = cli("run", *TINY, own, "algorithm=ditto", "--out", "own")
     assert (refused.code, "scores-of-one-model" in refused.err) == (2, True)

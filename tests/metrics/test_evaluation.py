@@ -119,7 +119,7 @@ def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
         assert a.clients.each == pytest.approx(b.clients.each)
     other = run(tmp_path / "other", evaluation={"models": BOTH[::-1], "personal": ["plain"]})
     assert other[-1].measured == "aggregate model, client by client"
-    assert other[-1].measured in other[-1].told
+    assert other[-1].measured in other[-1].in_words
     assert run_facts.gather(tmp_path / "other").model == other[-1].measured
     both = run(tmp_path / "both", evaluation={"models": BOTH})  # own names bear no way
     assert list(both[-1].also) == ["aggregate"]

@@ -20,7 +20,7 @@ from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
 from sordino.synthesis.generators import nets
 from sordino.synthesis.slaug import prepare
-from sordino.synthesis.slaug.traffic import Sizes
+from sordino.synthesis.slaug.messages import Sizes
 from sordino.synthesis.slaug.training import Up as TrainingUp
 from tests.helpers.prepared_runs import CLASSES, CLIENTS, COHORT, ROUNDS, rows_of
 

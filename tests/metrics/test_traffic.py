@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sordino.metrics.measures import bytes_to, rounds_to
 from sordino.metrics.rows import RoundRow
-from sordino.synthesis.slaug.traffic import Sizes
+from sordino.synthesis.slaug.messages import Sizes
 
 CIFAR10_S1 = Sizes(100, 10, 300, 10, 11_173_962, 1_594_988, 512)
 CIFAR10_S2 = CIFAR10_S1._replace(generator=682_499)

@@ -34,7 +34,7 @@ from sordino.results.preparation import Preparation
 from sordino.results.preparation import gather as prepared
 from sordino.runs.simulation import Simulation, simulated
 from sordino.synthesis.public_images.manifest import PROXY
-from sordino.synthesis.slaug.traffic import Sizes
+from sordino.synthesis.slaug.messages import Sizes
 from tests.helpers.command_line import Said
 from tests.report.prepared import LEAST, run
 

@@ -97,11 +97,10 @@ def _train(
     shape: GeneratorShape, images: Tensor, labels: Tensor, settings: AcganSettings, key: keys.Key, score: Score | None
 ) -> Trained:
     from sordino.synthesis.generators import nets
-    from sordino.synthesis.generators.discriminator import discriminator
 
     x = (images.float() / 127.5 - 1).movedim(-1, 1).contiguous(memory_format=torch.channels_last)
     source = keys.generator(keys.fold(key, "draws"))
-    judge = discriminator(shape)
+    judge = nets.discriminator(shape)
     maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")))
     judge = nets.filled(judge, nets.fresh_state(judge, keys.fold(key, "discriminator")))
     judge.drop_by(source)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, log2, sqrt
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -18,6 +19,7 @@ import torch
 
 from sordino import keys
 from sordino.synthesis.generators import streams
+from sordino.types import Examples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +42,20 @@ class Latents:
 
 
 FEW, MANY = Latents(64, 0.3, 0.3), Latents(256, 0.5, 0.2)  # as published for 10 and for 100 classes
+
+
+def noise_examples(
+    classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int
+) -> Examples:
+    """Noise images with labels, the same for all clients and so made once in a process."""
+    return _made(classes, per_class, side, channels, key, source, width, torch.get_default_device())
+
+
+@lru_cache(maxsize=2)
+def _made(
+    classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int, device: torch.device
+) -> Examples:
+    return Examples(*noise_set(classes, per_class, side, channels, key, source, width=width))
 
 
 def noise_set(

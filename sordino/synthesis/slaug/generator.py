@@ -19,7 +19,6 @@ from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.synthesis.generators import acgan, matching
 from sordino.synthesis.generators.shape import GeneratorShape
-from sordino.synthesis.slaug.pretrained import projection
 from sordino.synthesis.slaug.selection import distances, nearest, some
 from sordino.types import Examples, Params, Task
 
@@ -278,3 +277,10 @@ def projected_by(phase: Projects, task: Task) -> Tensor:
     """The projection, drawn from the run's key alone: the same for everybody, and of nobody's data."""
     assert phase.known is not None, "an algorithm is fitted before it runs"
     return projection(task.width, phase.project, keys.fold(phase.known.key, "projection"))
+
+
+def projection(width: int, to: int, key: Key) -> Tensor:
+    """A matrix with orthonormal columns [width, to]."""
+    found, _ = torch.linalg.qr(keys.normal(key, width * width).view(width, width))
+    columns: Tensor = found[:, : min(to, width)]
+    return columns.float()

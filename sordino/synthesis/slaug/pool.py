@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 
 from sordino import keys
 from sordino.algorithms.local_sgd import LocalSgd
@@ -36,8 +38,7 @@ from sordino.synthesis.slaug.generator import (
     projected_by,
     seen,
 )
-from sordino.synthesis.slaug.pretrained import fitted, stored
-from sordino.types import Params, Received, Shard, Task
+from sordino.types import Examples, Params, Received, Shard, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,3 +146,45 @@ class Pool(
 
     def models(self, s: Pooled) -> Mapping[str, Params]:
         return {"global": s.x}
+
+
+# extractors -----------------------------------------------------------------------------------------------------------
+
+
+def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, momentum: float, key: Key) -> Params:
+    """Weights after some epochs of momentum SGD on these examples."""
+    params, velocity = task.init(keys.fold(key, "init")), None
+    for epoch in range(epochs):
+        order = keys.permutation(keys.fold(key, "epoch", epoch), len(examples.y))
+        for step, rows in enumerate(torch.split(order, batch)):
+            x, y = task.ready(examples.x[rows], examples.y[rows])
+            draws = keys.bits(keys.fold(key, "draw", epoch, step), len(rows))
+            g = task.gradient(params, x, y, lambda draws=draws: draws)  # type: ignore[misc]
+            velocity = g if velocity is None else {n: momentum * v + g[n] for n, v in velocity.items()}
+            params = {name: p - lr * velocity[name] for name, p in params.items()}
+    return params
+
+
+def stored(task: Task, path: str) -> Params:
+    """The weights of this network from a safetensors file."""
+    from safetensors.torch import load_file
+
+    wanted = task.init(0)
+    try:
+        found = load_file(Path(path))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(
+            f"an extractor cannot be read from {path}",
+            why=str(error),
+            fix="give a model.safetensors file",
+            code="no-extractor",
+        ) from None
+    whole = task.state_dict(wanted)
+    if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in whole.items()}:
+        raise ConfigError(
+            f"{path} holds another network",
+            why="the extractor must have the same layers and sizes as the model",
+            fix="train the extractor with the same [model] and as many classes",
+            code="extractor-does-not-fit",
+        )
+    return {name: found[name].to(leaf.dtype) for name, leaf in wanted.items()}

@@ -39,12 +39,12 @@ from sordino.synthesis.slaug.generator import (
     projected_by,
     seen,
 )
-from sordino.synthesis.slaug.selection import Rank, ranked, requests, skill
-from sordino.synthesis.slaug.told import (
+from sordino.synthesis.slaug.messages import (
     Asking,
     Owner,
     Prototype,
     Ranked,
+    Sizes,
     Start,
     Up,
     Wish,
@@ -52,7 +52,7 @@ from sordino.synthesis.slaug.told import (
     formula,
     requests_of,
 )
-from sordino.synthesis.slaug.traffic import Sizes
+from sordino.synthesis.slaug.selection import Rank, ranked, requests, skill
 from sordino.tasks.personalise import training_loss
 from sordino.types import Examples, Params, Received, Shard, Task, Work
 

@@ -29,7 +29,6 @@ from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
 from sordino.privacy.readers.class_sums import class_sums
-from sordino.synthesis.drawn import all_alike, generated
 from sordino.synthesis.generators.shape import GeneratorShape
 from sordino.synthesis.slaug.generator import Kind, generator_shape
 from sordino.tasks.contrast import class_means, separation
@@ -301,3 +300,22 @@ class SlaugFL(Calibrated[Server, Server, Up], carries_statistics=True):
 
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return self.advanced(s, r.mean)
+
+
+def generated(
+    shape: GeneratorShape,
+    state: Mapping[str, Tensor],
+    labels: Tensor,
+    key: Key,
+    rescale: Literal["fixed", "minmax"] = "fixed",
+) -> Examples:
+    from sordino.synthesis.generators import nets
+
+    return Examples(nets.draw(shape, dict(state), labels, key, rescale), labels)
+
+
+def all_alike(number: int, classes: int, key: Key) -> Tensor:
+    """Labels for a number of images: equally many of each class, at least one, and random classes for the rest."""
+    labels = torch.arange(classes).repeat_interleave(max(1, number // classes))
+    rest = number % classes if number >= classes else 0
+    return torch.cat([labels, keys.permutation(key, classes)[:rest]])

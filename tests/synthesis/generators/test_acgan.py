@@ -18,8 +18,7 @@ from sordino.synthesis.generators.acgan import (
     generator_loss,
     train,
 )
-from sordino.synthesis.generators.discriminator import Halved
-from sordino.synthesis.generators.nets import draw, init
+from sordino.synthesis.generators.nets import Halved, draw, init
 from sordino.synthesis.generators.shape import GeneratorShape
 
 KEY = keys.root(8)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sordino import keys
-from sordino.synthesis.generators import features
+from sordino.synthesis import fedgen as features
 from sordino.synthesis.generators.shape import GeneratorState
 
 KEY = keys.root(15)
@@ -16,8 +16,8 @@ KEY = keys.root(15)
 
 @pytest.mark.parametrize(("classes", "noise", "size"), [(10, 100, 320_512), (100, 256, 446_464)])
 def test_published_sizes(classes: int, noise: int, size: int) -> None:
-    state = features.init(classes, noise, 512, KEY)
-    assert features.parameters(state) == size
+    state = features.feature_generator(classes, noise, 512, KEY)
+    assert sum(value.numel() for value in features.trainable(state).values()) == size
     assert {v.dtype for v in state.values()} == {torch.float32}
 
 
@@ -36,7 +36,7 @@ def torch_twin(state: GeneratorState) -> nn.Sequential:
 
 
 def test_it_is_the_network_of_modules() -> None:
-    state = features.init(5, 8, 6, KEY, hidden=16)
+    state = features.feature_generator(5, 8, 6, KEY, hidden=16)
     state |= {"norm.bias": torch.linspace(-1, 1, 16), "norm.weight": torch.linspace(0.5, 2, 16)}
     kept = {k: v.clone() for k, v in state.items()}
     net, y = torch_twin(state), torch.arange(20) % 5
@@ -45,7 +45,7 @@ def test_it_is_the_network_of_modules() -> None:
         wanted = net.train()(torch.cat([epsilon, F.one_hot(y, 5).float()], 1))
         z, moved = features.training_forward(state, epsilon, y)
         assert torch.allclose(z, wanted, atol=1e-5)
-        assert not torch.allclose(features.forward(state, epsilon, y), z, atol=1e-2)
+        assert not torch.allclose(features.generated(state, epsilon, y), z, atol=1e-2)
         state = state | moved
         assert all(torch.equal(kept[k], v) for k, v in features.trainable(state).items())
     norm = net[1]
@@ -53,11 +53,11 @@ def test_it_is_the_network_of_modules() -> None:
     assert torch.allclose(state["norm.mean"], norm.running_mean, atol=1e-6)  # type: ignore[arg-type]
     assert torch.allclose(state["norm.variance"], norm.running_var, atol=1e-6)  # type: ignore[arg-type]
     wanted = net.eval()(torch.cat([epsilon, F.one_hot(y, 5).float()], 1))
-    assert torch.allclose(features.forward(state, epsilon, y), wanted, atol=1e-5)
+    assert torch.allclose(features.generated(state, epsilon, y), wanted, atol=1e-5)
 
 
 def test_gradients_reach_what_is_trained() -> None:
-    state = features.init(5, 8, 6, KEY, hidden=16)
+    state = features.feature_generator(5, 8, 6, KEY, hidden=16)
     leaves = {k: v.clone().requires_grad_() for k, v in features.trainable(state).items()}
     z, moved = features.training_forward(
         state | leaves, keys.uniform(KEY, 160).reshape(20, 8).float(), torch.arange(20) % 5
@@ -70,7 +70,7 @@ def test_gradients_reach_what_is_trained() -> None:
 
 def test_a_function_of_the_key() -> None:
     before = torch.get_rng_state()
-    one, again, other = (features.init(3, 4, 5, key) for key in (KEY, KEY, keys.root(1)))
+    one, again, other = (features.feature_generator(3, 4, 5, key) for key in (KEY, KEY, keys.root(1)))
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(one[k], again[k]) for k in one)
     assert not torch.equal(one["first.weight"], other["first.weight"])

@@ -8,8 +8,7 @@ import torch
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.discriminator import discriminator
-from sordino.synthesis.generators.nets import draw, generator, init, parameters
+from sordino.synthesis.generators.nets import discriminator, draw, generator, init, parameters
 from sordino.synthesis.generators.shape import GeneratorShape
 
 KEY = keys.root(4)

@@ -23,8 +23,7 @@ from sordino.synthesis.public_images import SOURCES
 from sordino.synthesis.public_images.embedded import digit
 from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.public_images.pixels import fit, shifted, to_bytes, to_float
-from sordino.synthesis.public_images.procedural import GROUND, look
-from sordino.synthesis.public_images.strokes import DIGITS, FIGURES, of_class
+from sordino.synthesis.public_images.procedural import DIGITS, FIGURES, GROUND, look, of_class
 
 NUMBERS = tuple("0123456789")
 FIRST = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

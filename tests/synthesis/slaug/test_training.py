@@ -23,8 +23,7 @@ from sordino.engine.site import Site
 from sordino.privacy.noise.sources import Counter
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.synthesis.drawn import all_alike
-from sordino.synthesis.slaug.training import Server, SlaugFL, Up
+from sordino.synthesis.slaug.training import Server, SlaugFL, Up, all_alike
 from sordino.tasks.classification import Classification
 from sordino.tasks.contrast import separation
 from sordino.types import Examples, Grant, Params, Received, Terms

@@ -8,11 +8,9 @@ from typing import Any
 
 from sordino import config
 from sordino.data.candidates import DISCLOSED
-from sordino.synthesis.public_images.prompts.asked import Prompts, PromptSource
 from sordino.synthesis.public_images.prompts.chat import OpenAIChat
-from sordino.synthesis.public_images.prompts.lists import File, LabelOnly
 from sordino.synthesis.public_images.prompts.local import Transformers
-from sordino.synthesis.public_images.prompts.template import Template
+from sordino.synthesis.public_images.prompts.texts import File, LabelOnly, Prompts, PromptSource, Template
 
 __all__ = ["PROMPTS", "PromptSource", "Prompts", "chosen", "writers"]
 

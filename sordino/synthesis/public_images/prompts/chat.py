@@ -30,8 +30,8 @@ from sordino.errors import (
     WireError,
     check_range,
 )
-from sordino.synthesis.public_images.prompts.asked import Prompts, kept
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
+from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
 LARGEST = 4 << 20  # bytes of an answer that is still read
 BUSY = {429, 500, 502, 503, 504}

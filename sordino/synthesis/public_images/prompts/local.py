@@ -11,8 +11,8 @@ from sordino.accounting.events import Json
 from sordino.data.candidates import Wanted
 from sordino.errors import COUNT, POSITIVE, ConfigError, check_range
 from sordino.synthesis.public_images.extras import Device, device, extra, identity, model_folder
-from sordino.synthesis.public_images.prompts.asked import Prompts, kept
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
+from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 

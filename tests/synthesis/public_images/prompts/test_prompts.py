@@ -15,9 +15,8 @@ from sordino.data.candidates import Wanted
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import PROMPTS
 from sordino.synthesis.public_images.prompts import chosen
-from sordino.synthesis.public_images.prompts.dialogue import IDLE, Message, Reply, converse
-from sordino.synthesis.public_images.prompts.parsing import is_refusal, parse
-from sordino.synthesis.public_images.prompts.template import SYNONYMS
+from sordino.synthesis.public_images.prompts.dialogue import IDLE, Message, Reply, converse, is_refusal, parse
+from sordino.synthesis.public_images.prompts.texts import SYNONYMS
 
 CLASSES = (*SYNONYMS, "7", "pickup_truck", "non-motorized vehicle")
 TWO = ["a red cat on a roof", "a cat asleep"]
