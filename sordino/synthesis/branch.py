@@ -1,4 +1,4 @@
-"""Parts that synthetic data adds: its algorithms, and sources of candidates."""
+"""Registration of synthetic data: its algorithms, and sources of candidates."""
 
 PARTS = {
     "algorithms": {

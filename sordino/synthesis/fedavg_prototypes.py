@@ -1,11 +1,11 @@
 """FedAvg with a contrast on class prototypes: the pair that motivates SlaugFL (IEEE Transactions on Mobile Computing,
 2024), there FedAvg-1 and FedAvg-2.
 
-Prototypes come from candidates that everybody is handed (`candidates`, FedAvg-1), or from the clients' own examples
-(`local`, FedAvg-2), whose means they then tell. Nothing else of the candidates is used.
+Prototypes come from candidates that all clients hold (`candidates`, FedAvg-1), or from the clients' own examples
+(`local`, FedAvg-2), whose means the uploads then reveal. Nothing else of the candidates is used.
 
-Deviations: what of the training the prototypes come from is all that is said; the contrast is SlaugFL's, on the class
-means of a client's own batch.
+Deviations: the paper specifies only where the prototypes come from; the contrast is SlaugFL's, on the class means of a
+client's own batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FedAvgPrototypes(SlaugFL, ChecksServer, name="fedavg_prototypes", carries_
 
     @property
     def how(self) -> How:
-        return 0  # candidates are no examples to learn from
+        return 0  # no training on candidates
 
     def check(self, home: Home) -> None:
         if home.candidates is None:

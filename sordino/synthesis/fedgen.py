@@ -1,8 +1,8 @@
 """FedGen, data-free knowledge distillation. Zhu, Hong and Zhou, ICML 2021.
 
-The server trains a generator of features against the heads of all models that came back, each trusted for a class as
-much as its client has of it. Clients train their heads on its features, and are pulled towards what these say. It shows
-the server every model and every client's label counts.
+The server trains a generator of features against the heads of all uploaded models, each weighted for a class by its
+client's share of it. Clients train their heads on generated features, and towards the predictions for these. The server
+sees every model and every client's label counts.
 
 Deviations: the optimiser of the generator starts afresh in every round. One generated feature per example of a batch.
 """
@@ -116,8 +116,8 @@ class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, name="fedgen", carri
 
 
 def feature_generator(classes: int, noise: int, out: int, key: keys.Key, hidden: int = 512) -> GeneratorState:
-    """A feature generator: Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and
-    biases uniform within 1/sqrt(inputs).
+    """State of a generator: Linear(noise + classes, hidden), batch norm, ReLU, Linear(hidden, out); weights and biases
+    uniform within 1/sqrt(inputs).
     """
     state = {}
     for name, outputs, inputs in (("first", hidden, noise + classes), ("last", out, hidden)):
@@ -133,12 +133,12 @@ def trainable(state: GeneratorState) -> GeneratorState:
 
 
 def generated(state: GeneratorState, epsilon: Tensor, y: Tensor) -> Tensor:
-    """Features [n, d] by the running statistics."""
+    """Features [n, d], normalised by the running statistics."""
     return _last(state, _normed(state, _first(state, epsilon, y), state["norm.mean"], state["norm.variance"]))
 
 
 def training_forward(state: GeneratorState, epsilon: Tensor, y: Tensor) -> tuple[Tensor, GeneratorState]:
-    """Features by the statistics of the batch, and the running statistics after it."""
+    """Features, normalised by the statistics of the batch, and the running statistics after it."""
     x = _first(state, epsilon, y)
     mean, variance = x.mean(0), x.var(0, correction=0)
     seen = dict(zip(STATISTICS, (mean.detach(), x.detach().var(0)), strict=True))
@@ -172,7 +172,7 @@ class FeatureSettings:
 
 
 def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Uniform noise and a random label for every key."""
+    """Inputs of the generator: uniform noise and a random label for every key."""
     epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
     return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]
 
@@ -185,8 +185,8 @@ def distil(
     settings: FeatureSettings,
     key: keys.Key,
 ) -> GeneratorState:
-    """The generator after some steps towards features that differ and that the heads call by their label, each head
-    weighed by its share of the class.
+    """The generator after some steps towards features that differ and that the heads classify as their label, each head
+    weighted by its share of the class.
     """
     offered = torch.nonzero((counts > 1).any(0)).flatten()
     share = counts / counts.sum(0).clamp_min(1)

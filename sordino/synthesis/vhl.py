@@ -1,9 +1,9 @@
 """VHL, virtual homogeneity learning. Tang, Zhang, Shi, He, Han and Chu, ICML 2022.
 
-Everybody holds the same images of pure noise, which an untrained generator drew. They have classes of their own, and
-the features of real images are pulled towards those of noise images with the same number.
+All clients hold the same images of pure noise, drawn by an untrained generator. These have classes of their own, and
+the features of real images are pulled towards those of noise images of the same class number.
 
-Deviations: noise images are scaled like the data, not by 0.5 and 0.25. The set goes out as the seed that makes it.
+Deviations: noise images are scaled like the data, not by 0.5 and 0.25. The server sends the seed of the set.
 """
 
 from __future__ import annotations

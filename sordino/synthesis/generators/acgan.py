@@ -1,7 +1,7 @@
-"""ACGAN (Odena, Olah and Shlens, ICML 2017), the generator of SlaugFL's first scenario, in its non-saturating form on
-logits.
+"""Training of ACGAN (Odena, Olah and Shlens, ICML 2017), the generator of SlaugFL's first scenario, in its
+non-saturating form on logits.
 
-The discriminator says whether an image is real, s, and of which class it is, q. Each step trains the generator, then
+The discriminator outputs whether an image is real, s, and its class, q. Each step trains the generator, then
 the discriminator on the same images. Classes are balanced by showing the images of small ones more often.
 """
 
@@ -58,8 +58,8 @@ def train(
     key: keys.Key,
     score: Score | None = None,
 ) -> Trained:
-    """Trains a generator on uint8 images, on the device where they lie. `score(images, labels)` says how good drawn
-    images are: the best of the states it saw is kept.
+    """Train a generator on uint8 images, on their device. `score(images, labels)` measures the quality of drawn images;
+    the best of the scored states is kept.
     """
     _refuse_missing(shape, labels)
     if shape.split == 1:
@@ -137,8 +137,8 @@ def _train(
 
 
 def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:
-    """The places of an epoch's images in random order, as many of each class as the largest has. Images of a small
-    class come several times.
+    """Indices of an epoch's images in random order, as many of each class as the largest has. Images of a small class
+    repeat.
     """
     members = [torch.nonzero(labels == c).flatten() for c in range(classes)]
     most = max(map(len, members))
@@ -153,7 +153,7 @@ def _adam(net: nn.Module, settings: AcganSettings) -> torch.optim.Optimizer:
 
 
 def _gradient(loss: Tensor, net: nn.Module, keep: bool = False) -> list[Tensor]:
-    """For this network alone: what the loss went through besides gets none."""
+    """Gradients for this network alone."""
     return list(torch.autograd.grad(loss, list(net.parameters()), retain_graph=keep))
 
 

@@ -1,10 +1,11 @@
-"""A generator from class prototypes alone: SlaugFL's second scenario (IEEE Transactions on Mobile Computing, 2024).
+"""Training of a generator on class prototypes alone: SlaugFL's second scenario (IEEE Transactions on Mobile Computing,
+2024).
 
 Images of a class, seen through the extractor that the class's prototype came from, should have that prototype as their
 mean: a maximum mean discrepancy with a linear kernel. Means alone leave one image per class, so images of one label
 must also differ as their noise does (Mao et al., "Mode seeking generative adversarial networks", CVPR 2019): 1/(ratio +
 1e-5) is made small. The formula as printed makes the ratio itself small, which rewards equal images; `sign = "literal"`
-does that, for whoever wants to see the collapse.
+implements that and shows the collapse.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LOGGED = ("step", "loss", "discrepancy", "diversity")
 
 
 class ClassTarget(NamedTuple):
-    """The mean feature of a class; `extract` takes images [n, c, h, w] in 0..1 to features [n, d]. A class may have
-    several.
+    """Prototype of a class: its mean feature by `extract`, which maps images [n, c, h, w] in 0..1 to features [n, d]. A
+    class may have several.
     """
 
     label: int
@@ -41,7 +42,7 @@ class ClassTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class MatchingSettings:
-    """The settings of a generator's training. `diversity` None: 0.03 of the discrepancy at the first step. Training
+    """Settings of a generator's training. `diversity` None: 0.03 of the discrepancy at the first step. Training
     stops once `plateau` steps lower the mean loss by less than `gain`.
     """
 
@@ -60,13 +61,13 @@ SIGNS: dict[str, Callable[[Tensor], Tensor]] = {"reciprocal": lambda ratio: 1 / 
 
 
 def diversity(x1: Tensor, x2: Tensor, r1: Tensor, r2: Tensor, sign: str = "reciprocal") -> Tensor:
-    """How different the images of the same labels are that come from two noises."""
+    """Diversity loss: small where images of the same labels differ as much as their two noises do."""
     return SIGNS[sign]((x1 - x2).abs().mean() / (r1 - r2).abs().mean())
 
 
 def discrepancy(x: Tensor, labels: Tensor, prototypes: Sequence[ClassTarget]) -> Tensor:
-    """The sum of squared distances between prototypes and the mean features of their classes in the batch. Images in
-    0..1; one pass per extractor.
+    """Sum of squared distances between prototypes and the mean features of their classes in a batch of images in 0..1;
+    one pass per extractor.
     """
     owners: dict[Extract, list[ClassTarget]] = {}
     for one in prototypes:
@@ -98,7 +99,7 @@ def train(
     settings: MatchingSettings,
     key: keys.Key,
 ) -> Trained:
-    """Trains the generator on the classes that have a prototype; of the others it draws anything."""
+    """Train a generator on the classes that have a prototype; its images of other classes are arbitrary."""
     if not prototypes:
         raise DataError(
             "there are no prototypes to train a generator on",
@@ -140,9 +141,7 @@ def train(
 
 
 def visited(classes: Tensor, count: int, key: keys.Key) -> Tensor:
-    """The labels of one step: random classes, each as often as the next or once more, and twice where the step has
-    room for no more.
-    """
+    """Labels of one step: random classes, equally often up to one, and at least twice each."""
     many = min(len(classes), max(1, count // 2))
     chosen = classes[keys.permutation(key, len(classes))[:many]]
     return chosen[torch.arange(count) % many]

@@ -1,4 +1,4 @@
-"""Conditional image generators, as SlaugFL uses them (IEEE Transactions on Mobile Computing, 2024).
+"""Networks of SlaugFL's conditional image generators (IEEE Transactions on Mobile Computing, 2024).
 
 `strong` is the generator of ACGAN (Odena, Olah and Shlens, ICML 2017) on 32x32 images, `weak` the one of FedFTG (Zhang
 et al., CVPR 2022), `small` one for 16x16 images and a processor. Networks are built on the meta device and filled from
@@ -23,8 +23,8 @@ DRAWN_AT_ONCE = 256
 
 
 class MixedInput(nn.Module):
-    """A layer that mixes noise and label: noise times an embedding of the label, or noise whose first numbers are
-    the label, one-hot.
+    """Input layer that mixes noise and label: noise times an embedding of the label, or noise whose first numbers are
+    the one-hot label.
     """
 
     def __init__(self, shape: GeneratorShape) -> None:
@@ -40,7 +40,7 @@ class MixedInput(nn.Module):
 
 
 class JoinedInput(nn.Module):
-    """A layer of which half of the output is a linear function of the noise, half of the label."""
+    """Input layer of which half of the output is linear in the noise, half in the label."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Generator(nn.Module):
 
 
 class Several(nn.ModuleList):
-    """Generators of `per` consecutive classes each; every image comes from the one that owns its label."""
+    """Generators of `per` consecutive classes each; an image comes from the one that has its label."""
 
     def __init__(self, parts: list[nn.Module], per: int) -> None:
         super().__init__(parts)
@@ -119,7 +119,7 @@ KINDS: dict[str, Callable[[GeneratorShape], Generator]] = {"strong": _strong, "s
 
 
 def generator(shape: GeneratorShape) -> nn.Module:
-    """The generator on the meta device: its layers without numbers."""
+    """A generator on the meta device: its layers without weights."""
     with torch.device("meta"):
         return (
             KINDS[shape.kind](shape)
@@ -129,7 +129,7 @@ def generator(shape: GeneratorShape) -> nn.Module:
 
 
 def parameters(shape: GeneratorShape) -> int:
-    """How many trainable numbers the generator has; running statistics do not count."""
+    """Number of trainable parameters; running statistics do not count."""
     return sum(p.numel() for p in generator(shape).parameters())
 
 
@@ -138,8 +138,8 @@ def init(shape: GeneratorShape, key: keys.Key) -> GeneratorState:
 
 
 def fresh_state(net: nn.Module, key: keys.Key) -> GeneratorState:
-    """A fresh state: weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise,
-    biases and means 0, variances 1.
+    """Initial state: weights N(0, 0.02), scales of norms N(1, 0.02), embeddings N(0, 1) as they multiply noise, biases
+    and means 0, variances 1.
     """
     state = {}
     for path, module in net.named_modules():
@@ -155,8 +155,8 @@ def fresh_state(net: nn.Module, key: keys.Key) -> GeneratorState:
 
 
 def filled(net: Any, state: GeneratorState) -> Any:
-    """The network with a copy of the state, laid out as convolutions like it."""
-    plan = net.state_dict()  # it knows that no batches are counted, which a plain dict does not say
+    """The network with a copy of the state, in the channels-last layout."""
+    plan = net.state_dict()  # it records that no batches are counted, which a plain dict does not
     plan.update({name: value.clone() for name, value in state.items()})
     net.load_state_dict(plan, assign=True)
     return net.to(memory_format=torch.channels_last)
@@ -182,7 +182,7 @@ def draw(
     key: keys.Key,
     rescale: Literal["fixed", "minmax"] = "fixed",
 ) -> Tensor:
-    """One image per label, uint8 [n, h, w, c]. Image i is a function of (key, i) and its label, whatever else is drawn.
+    """One image per label, uint8 [n, h, w, c]. Image i depends on (key, i) and its label alone.
 
     `fixed` maps -1..1 to 0..255; `minmax` stretches every image to the whole range.
     """
@@ -197,7 +197,7 @@ def draw(
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Images [n, c, h, w] from -1 to 1 as bytes [n, h, w, c]."""
+    """Bytes [n, h, w, c] of images [n, c, h, w] from -1 to 1."""
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
 
 
@@ -221,7 +221,7 @@ class Halved(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """A network that tells real from made images (a logit), and classes (logits)."""
+    """Discriminator: a logit for real against generated images, and logits of the classes."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Images of pure noise with classes of their own, for virtual homogeneity learning (Tang et al., ICML 2022): an
-untrained generator draws them once.
+"""Images of pure noise with classes of their own, for virtual homogeneity learning (Tang et al., ICML 2022), drawn once
+by an untrained generator.
 
 `stylegan` has the architecture of StyleGAN2 (Karras et al., CVPR 2020) with random weights. A class is a mean latent
 and, per layer, a mean of the injected noise; its images scatter around both. `random_conv` is a small stand-in without
-styles. Nothing here has seen any data.
+styles. Neither has seen any data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-waiting = logging.getLogger("sordino.waiting")  # a command shows what it hears there
+waiting = logging.getLogger("sordino.waiting")  # shown by the command line
 
 Source = Literal["stylegan", "random_conv"]
 AT_ONCE = 100
@@ -34,7 +34,7 @@ LEAK = 2**0.5  # keeps the variance through a leaky ReLU
 
 @dataclass(frozen=True)
 class Latents:
-    """The size of a latent, and how far class means and the images of a class scatter."""
+    """Size of a latent, and scatter of class means and of the images of a class."""
 
     size: int
     between: float
@@ -68,8 +68,8 @@ def noise_set(
     *,
     width: int = 512,
 ) -> tuple[Tensor, Tensor]:
-    """Images of noise, uint8 [n, h, w, c], and labels, class by class. `width` is the number of feature maps
-    (`random_conv` has 64); time grows with its square.
+    """Noise images, uint8 [n, h, w, c], and labels, class by class. `width`: number of feature maps (`random_conv` has
+    64); time grows with its square.
     """
     from sordino.synthesis.generators.nets import pixels
 
@@ -93,12 +93,12 @@ Draw: TypeAlias = "Callable[[int, Tensor, torch.Generator], Tensor]"
 
 
 def _doublings(side: int) -> int:
-    """From 4x4 to at least the side."""
+    """Number of doublings from 4x4 to at least the side."""
     return max(0, ceil(log2(side / 4)))
 
 
 def _weights(key: keys.Key, place: str, *shape: int) -> Tensor:
-    """With equal scale: what comes out varies as much as what goes in."""
+    """Weights scaled so that outputs have the variance of inputs."""
     fan = torch.Size(shape[1:]).numel()
     return streams.normal(keys.generator(keys.fold(key, place)), *shape) / sqrt(fan)
 
@@ -113,8 +113,8 @@ def _leaky(x: Tensor) -> Tensor:
 
 
 def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int) -> Draw:
-    """Styles scale what every convolution reads and are divided out of what it gives; images are summed over the
-    resolutions.
+    """A StyleGAN2: styles scale the input of every convolution and are divided out of its output; images are summed
+    over the resolutions.
     """
     doublings = _doublings(side)
     layers = 1 + 2 * doublings
@@ -147,9 +147,7 @@ def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: key
 
 
 def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
-    """A unit row per class, made so that the columns have little to do with each other: 500 steps down the mean of
-    their squared products.
-    """
+    """Unit rows by class with nearly uncorrelated columns: 500 gradient steps on the mean of squared products."""
     rows = streams.normal(keys.generator(key), classes, layers).requires_grad_()
     others = 1 - torch.eye(layers)
     optimiser = torch.optim.SGD([rows], lr=0.5, momentum=0.9)

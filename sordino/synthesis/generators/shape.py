@@ -1,4 +1,4 @@
-"""What a generator makes, as numbers: known without building one."""
+"""Shape of a generator and its output, known without building it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GeneratorState: TypeAlias = "dict[str, Tensor]"
 
 
 class Trained(NamedTuple):
-    """A generator's state, and what was seen on the way: one mapping per epoch or window of steps."""
+    """A trained generator's state and log: one mapping per epoch or window of steps."""
 
     state: GeneratorState
     log: tuple[Mapping[str, float], ...]
@@ -23,7 +23,7 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneratorShape:
-    """What a generator makes, and how. `split` generators share the classes, consecutive ids each, in one state."""
+    """Kind, input and output of a generator. `split` generators share the classes, consecutive ids each."""
 
     kind: Literal["strong", "weak", "small"]
     classes: int
@@ -59,7 +59,7 @@ class GeneratorShape:
 
     @property
     def per(self) -> int:
-        """The number of classes that one generator draws."""
+        """Number of classes of one generator."""
         return self.classes // self.split
 
     def one(self) -> GeneratorShape:

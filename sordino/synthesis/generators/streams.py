@@ -1,4 +1,4 @@
-"""Long vectors of random numbers from one key: the same ones wherever a run computes."""
+"""Long random vectors from one key, drawn on the processor: the same on every device."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def integers(source: torch.Generator, below: int, *shape: int) -> Tensor:
 
 
 def words(source: torch.Generator, count: int) -> Tensor:
-    """Whole numbers of 64 random bits."""
+    """Integers of 64 random bits."""
     return here(torch.empty(count, dtype=torch.int64, device=CPU).random_(-(2**63), None, generator=source))

@@ -1,7 +1,6 @@
-"""Labelled images that the server takes from public sources.
+"""Candidates: labelled images that the server takes from public sources, never from a client.
 
-Nothing in them comes from any client. What augments data from a text-to-image model (SlaugFL, IEEE Transactions on
-Mobile Computing 2024) starts from these.
+Data augmentation by a text-to-image model (SlaugFL, IEEE Transactions on Mobile Computing 2024) starts from these.
 """
 
 from __future__ import annotations

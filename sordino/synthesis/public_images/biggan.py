@@ -1,5 +1,5 @@
-"""Candidates from a pretrained BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019): no prompts, but the classes of
-ImageNet that make up a class.
+"""Candidates from a pretrained BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), by ImageNet classes in place of
+prompts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sordino.synthesis.public_images.extras import Device, device, identity, mod
 from sordino.synthesis.public_images.manifest import gathered, spoken
 from sordino.synthesis.public_images.pixels import to_bytes
 
-BOUND = 2.0  # noise beyond it is drawn again, which is to draw from the normal distribution between its bounds
+BOUND = 2.0  # of the truncated normal distribution of noise, in deviations
 
 
 @dataclass(frozen=True)
 class BigGan:
-    """Images of a class-conditional network that was trained on ImageNet."""
+    """Images of a class-conditional network trained on ImageNet."""
 
     path: str  # a folder with config.json and model.safetensors
     truncation: float = 0.4
-    ids: str | None = None  # a JSON file of your own: class -> ImageNet ids; none: the one of the package
+    ids: str | None = None  # a JSON file: class -> ImageNet ids; none: that of the package
     batch: int = 16
     device: Device = "auto"
     label: ClassVar[str] = "candidates of a GAN trained on ImageNet - not text-to-image output"
@@ -79,7 +79,7 @@ NAME = "imagenet "
 
 
 def noise(key: int, count: int, truncation: float) -> torch.Tensor:
-    """Normal noise cut at two deviations, times the truncation."""
+    """Normal noise truncated at two deviations, times the truncation."""
     tail = torch.special.ndtr(torch.tensor(-BOUND, dtype=torch.float64))
     drawn: torch.Tensor = torch.special.ndtri(tail + keys.uniform(key, count) * (1 - 2 * tail)) * truncation
     return drawn

@@ -1,8 +1,7 @@
-"""The generator of BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), for the weights that were published, kept as
-safetensors.
+"""Network of BigGAN-deep (Brock, Donahue and Simonyan, ICLR 2019), for the published weights as safetensors.
 
-Names and shapes are those of the published PyTorch weights. Spectral norms are worked into the weights when they are
-read: for drawing that is the same.
+Names and shapes are those of the published PyTorch weights. Spectral norms are folded into the weights on loading,
+which changes no image.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DEEP_128 = (
 
 
 class NetworkConfig(NamedTuple):
-    """The content of config.json; the defaults are the network for 128x128."""
+    """Content of config.json; the defaults are the network for 128x128."""
 
     z_dim: int = 128
     channel_width: int = 128
@@ -37,9 +36,7 @@ class NetworkConfig(NamedTuple):
 
 
 class TruncatedNorm(nn.Module):
-    """Batch norm with the moments of the truncation in use. Scale and offset follow the condition where there is
-    one.
-    """
+    """Batch norm with the moments of the truncation in use; scale and offset may depend on the condition."""
 
     def __init__(self, width: int, plan: NetworkConfig, conditional: bool = True) -> None:
         super().__init__()
@@ -128,7 +125,8 @@ class BigGanGenerator(nn.Module):
         self.conv_to_rgb = nn.Conv2d(last, last, 3, padding=1)
 
     def forward(self, condition: Tensor, truncation: float) -> Tensor:
-        x = self.gen_z(condition).view(-1, 4, 4, self.start).permute(0, 3, 1, 2)  # the weights come from another layout
+        # the published weights have another layout
+        x = self.gen_z(condition).view(-1, 4, 4, self.start).permute(0, 3, 1, 2)
         for layer in self.layers:
             x = layer(x, truncation, condition)
         x = functional.relu(self.bn(x, truncation, condition))
@@ -149,14 +147,14 @@ class BigGanNetwork(nn.Module):
 
 
 def load(folder: Path) -> BigGanNetwork:
-    """The network in a folder with config.json and model.safetensors."""
+    """Load the network from a folder with config.json and model.safetensors."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         plan = NetworkConfig(**{name: told[name] for name in NetworkConfig._fields if name in told})
-        with torch.device("meta"):  # no weights are drawn that the file replaces
+        with torch.device("meta"):  # no weights are drawn in vain
             network = BigGanNetwork(plan)
         weights = {name: value.float() for name, value in _folded(load_file(folder / "model.safetensors")).items()}
         network.load_state_dict(weights, assign=True)

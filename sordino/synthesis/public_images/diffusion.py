@@ -1,4 +1,4 @@
-"""Candidates from a text-to-image model, through the package diffusers: a prompt and a seed each, reduced to the size
+"""Candidates from a text-to-image model, through the package diffusers: one prompt and seed each, reduced to the size
 of the task's images.
 """
 
@@ -26,14 +26,14 @@ STEPS = {False: 50, True: 25}
 
 @dataclass(frozen=True)
 class Diffusers:
-    """Images of a text-to-image model that runs here."""
+    """Images of a text-to-image model on this machine."""
 
     model: str  # a folder with a pipeline saved by diffusers, or a hub id
     revision: str | None = None  # of a hub id
     steps: int | None = None  # none: 50, or 25 with the fast solver
     fast: bool = False  # DPM-Solver++ (Lu et al., 2022) instead of the pipeline's own scheduler
     guidance: float = 7.5
-    size: int = 512  # pixels that the model draws, before they are reduced
+    size: int = 512  # side of the drawn images in pixels, before they are reduced
     batch: int = 8
     device: Device = "auto"
     prompts: Json = field(default_factory=lambda: {"name": "template"})
@@ -45,7 +45,7 @@ class Diffusers:
             check_range("candidates.steps", self.steps, COUNT, "out-of-range")
         check_range("candidates.size", self.size, Range(least=8, whole=True), "out-of-range")
         check_range("candidates.batch", self.batch, COUNT, "out-of-range")
-        chosen(self.prompts)  # what is wrong with them is said before anything is drawn
+        chosen(self.prompts)  # so that errors come before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:
         with extra("diffusion"):
@@ -72,7 +72,7 @@ class Diffusers:
         import torch
 
         where = device(self.device)
-        with torch.random.fork_rng(devices=[]):  # layers that are loaded draw weights first, from the global generator
+        with torch.random.fork_rng(devices=[]):  # loading layers draws weights from the global generator first
             pipe = _pipeline(folder)
         pipe.to(where, torch.float16 if where == "cuda" else torch.float32)
         pipe.set_progress_bar_config(disable=True)
@@ -94,7 +94,7 @@ class Diffusers:
                 generator=[keys.generator(seed) for seed in seeds],
                 output_type="np",
             )
-            images: Array = np.nan_to_num(np.asarray(made.images, np.float32))  # half precision at times overflows
+            images: Array = np.nan_to_num(np.asarray(made.images, np.float32))  # half precision overflows at times
             levels: Array = np.rint(images.clip(0, 1) * 255).astype(np.uint8)
             return levels
 

@@ -1,4 +1,4 @@
-"""Images that are dear to draw: one at a time into the cache, so that a run that was cut off goes on where it was."""
+"""Expensive images, cached one by one, so that an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.data.dataset import Array
 from sordino.errors import DataError
 from sordino.synthesis.public_images import pixels, store
 
-REDRAWN = 3  # times that an image of one colour, as a safety filter leaves it, is tried again
+REDRAWN = 3  # retries of an image of one colour, as a safety filter leaves it
 Draw: TypeAlias = Callable[[list[str], list[int]], Array]  # prompts and seeds -> uint8 [n, h, w, 3], of any size
 
 
@@ -32,8 +32,8 @@ class _Order(NamedTuple):
 def draw_all(
     wanted: Wanted, texts: Sequence[Sequence[str]], depends: Mapping[str, object], batch: int, start: Callable[[], Draw]
 ) -> Drawn:
-    """An image for every text. `depends` names all that an image hangs on beside its text and seed; `start` loads
-    the model, if anything is missing.
+    """An image for every text. `depends`: everything that determines an image beside its text and seed; `start` loads
+    the model, if any image is missing.
     """
     orders = [_order(wanted, of, at, text, depends) for of, own in enumerate(texts) for at, text in enumerate(own)]
     found = {order.name: image for order in orders if (image := _from_cache(wanted, order)) is not None}
@@ -64,7 +64,7 @@ def draw_all(
 
 
 def _order(wanted: Wanted, of: int, at: int, text: str, depends: Mapping[str, object]) -> _Order:
-    # by the name of the class: without another class its images stay the same
+    # keyed by the name of the class: its images do not depend on other classes
     key = keys.fold(wanted.key, "image", wanted.classes[of], at)
     seeds = tuple(keys.word(keys.fold(key, attempt)) for attempt in range(1 + REDRAWN))
     return _Order(of, text, seeds, store.name(prompt=text, seed=seeds[0], shape=wanted.shape, **depends))

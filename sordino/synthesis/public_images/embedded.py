@@ -1,8 +1,7 @@
-"""Candidates without a text-to-image model: public images of the task itself, or the handwritten digits that come with
-the package.
+"""Candidates without a text-to-image model: public images of the task itself, or the handwritten digits of the package.
 
-A share of them shows another class than it says, as a text-to-image model does at times, so that filtering has work to
-do; the manifest says which.
+A share of them shows another class than its label, as images of a text-to-image model do at times, so that filtering
+has something to remove; the manifest lists these.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 @dataclass(frozen=True)
 class PublicSplit:
-    """A slice of the training images, taken out before they were divided, as another camera would see them."""
+    """A slice of the training images, held back before the partition, as another camera would see them."""
 
-    shift: float = 1.0  # how far the other camera is from the first; 0: the images as they are
+    shift: float = 1.0  # strength of the other camera; 0: the images as they are
     bad_fraction: float = 0.15
     label: ClassVar[str] = PUBLIC
     pool: ClassVar[float] = POOL
@@ -69,9 +68,7 @@ class PublicSplit:
 
 @dataclass(frozen=True)
 class SklearnDigits:
-    """The 1,797 digits of Alpaydin and Kaynak (1998), also bundled with scikit-learn, turned and shifted: other pens
-    than those of MNIST.
-    """
+    """The 1,797 digits of Alpaydin and Kaynak (1998), as in scikit-learn, turned and shifted."""
 
     bad_fraction: float = 0.15
     label: ClassVar[str] = PROXY
@@ -103,13 +100,13 @@ class SklearnDigits:
 
 
 def digit(name: str) -> int | None:
-    """The digit, 0 to 9, that a class stands for: `7`, `seven`, `digit 7` or `digit_seven`."""
+    """Digit, 0 to 9, of a class: `7`, `seven`, `digit 7` or `digit_seven`."""
     word = (spoken(name).casefold().split() or [""])[-1]
     return int(word) if word in "0123456789" and len(word) == 1 else NAMES.index(word) if word in NAMES else None
 
 
 def shows(of: int, classes: int, count: int, bad: float, key: keys.Key) -> Array:
-    """What each of `count` images that are said to be of class `of` really shows: `bad` of them another class."""
+    """True class of each of `count` images with the label `of`: a share `bad` of them shows another class."""
     shown = np.full(count, of, np.int64)
     wrong = keys.permutation(keys.fold(key, "wrong"), count).numpy()[: round(bad * count)]
     if classes > 1:
@@ -119,7 +116,7 @@ def shows(of: int, classes: int, count: int, bad: float, key: keys.Key) -> Array
 
 
 def _anyone(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
-    """For each image a row of the class that it shows: every row of a class once before any comes again."""
+    """A row of the true class of each image: every row of a class once before any repeats."""
     taken = np.zeros(len(shown), np.int64)
     for of, own in enumerate(rows):
         at = np.flatnonzero(shown == of)

@@ -1,4 +1,4 @@
-"""Models made by others: the packages that run them come with an extra, and no file is read that could run code."""
+"""Pretrained models: packages from an extra, folders on disk, and no file that could run code."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Literal, TypeAlias
 from sordino.errors import BackendUnavailable, ConfigError
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-WHOLE = 1 << 20  # bytes up to which a file is read to tell a model from another
+WHOLE = 1 << 20  # bytes up to which a file's content identifies a model
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @contextmanager
 def extra(called: str) -> Iterator[None]:
-    """Turns a failed import of an optional package into an error that names the extra."""
+    """Turn a failed import of an optional package into an error that names the extra."""
     try:
         yield
     except ImportError as error:
@@ -31,14 +31,14 @@ def extra(called: str) -> Iterator[None]:
 
 
 def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Path:
-    """The folder of a model on this disk: its own, or what the hub's cache holds of an id. `fetch(local_only)` says
-    where that is.
+    """The folder of a model on this disk: its own, or that of an id in the hub's cache, which `fetch(local_only)`
+    returns.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
             raise ConfigError(
-                f"there is no model folder {model}",
+                f"model folder {model} does not exist",
                 fix="give the folder that holds the model, or a hub id such as owner/name",
                 code="no-model",
             )
@@ -64,7 +64,7 @@ def _no_code(folder: Path) -> None:
         if file.suffix == ".py":
             raise ConfigError(
                 f"the model {folder} comes with program code of its own: {file.name}",
-                why="running code that came with a model could do anything on this machine",
+                why="program code of a model could do anything on this machine",
                 fix="use a model that its library can load without such code",
                 code="code-in-model",
             )
@@ -78,13 +78,11 @@ def _no_code(folder: Path) -> None:
 
 
 def identity(model: str, folder: Path) -> str:
-    """The identity of a model on disk: its name, and a digest of small files' contents and of large files' sizes and
-    times.
-    """
+    """Identity of a model on disk: its name, and a digest of small files and of large files' sizes and times."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in PICKLED):
         inside = file.relative_to(folder)
-        if any(part.startswith(".") for part in inside.parts):  # what a download or git notes for itself
+        if any(part.startswith(".") for part in inside.parts):  # bookkeeping of a download or of git
             continue
         about = file.stat()
         what = file.read_bytes() if about.st_size < WHOLE else f"{about.st_size} {about.st_mtime_ns}".encode()

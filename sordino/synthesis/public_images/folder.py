@@ -1,4 +1,4 @@
-"""Candidates that you have already: `<path>/<class name or number>/*.png` or `.jpg`, read with pillow."""
+"""Candidates from a folder: `<path>/<class name or number>/*.png` or `.jpg`, read with pillow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Folder:
-    """Images that lie in a folder."""
+    """Images of a folder."""
 
     path: str
     label: ClassVar[str] = "candidates from a folder - where they come from is not known here"
@@ -38,7 +38,7 @@ class Folder:
 def _files(root: Path, of: int, name: str) -> list[Path]:
     if not root.is_dir():
         raise DataError(
-            f"there is no folder {root}",
+            f"folder {root} does not exist",
             fix="give a folder with one folder of images per class",
             code="missing-candidate-folder",
         )
@@ -62,7 +62,7 @@ def _files(root: Path, of: int, name: str) -> list[Path]:
 
 
 def _some(files: list[Path], wanted: Wanted, name: str) -> list[Path]:
-    """As many as are wanted, or all there are."""
+    """A random selection of as many as are wanted, or all."""
     order = keys.permutation(keys.fold(wanted.key, "folder", name), len(files))[: wanted.per_class]
     return [files[at] for at in sorted(order.tolist())]
 

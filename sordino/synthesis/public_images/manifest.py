@@ -1,4 +1,4 @@
-"""Manifest of candidates: what every source writes down of the images that it made."""
+"""Manifest of candidates, which every source writes for its images."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PUBLIC = f"{PROXY}; uses labelled public data"
 
 
 def spoken(name: str) -> str:
-    """A class name as words: `pickup_truck` is a pickup truck."""
+    """A class name in words: `pickup_truck` is a pickup truck."""
     return " ".join(name.replace("_", " ").split())
 
 
 def gathered(source: str, label: str, wanted: Wanted, images: Sequence[Array], **more: object) -> Candidates:
-    """The candidates from one array of images per class, with the manifest that every source writes."""
+    """Candidates from one array of images per class, with their manifest."""
     counts = [len(of_class) for of_class in images]
     x = np.concatenate([np.asarray(of_class, np.uint8).reshape(-1, *wanted.shape) for of_class in images])
     y = np.repeat(np.arange(len(images), dtype=np.int64), counts)

@@ -1,4 +1,4 @@
-"""Small operations on uint8 images, channels last, with torch alone: size, colour, position, blur."""
+"""Operations on uint8 images, channels last, with torch alone: size, colour, position, blur."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def resized(images: Tensor, shape: Shape) -> Tensor:
 
 
 def is_blank(image: Array) -> bool:
-    """Whether an image has one colour throughout, as a safety filter leaves it."""
+    """True for an image of one colour, as a safety filter leaves it."""
     return bool((image == image[0, 0]).all())
 
 
 def moved(images: Tensor, key: int) -> Tensor:
-    """Images that are each turned by up to 15 degrees, sheared, scaled by up to a sixth, and shifted by up to a
-    tenth, in a frame as wide as MNIST's (28 for 20 pixels).
+    """Images, each turned by up to 15 degrees, sheared, scaled by up to a sixth and shifted by up to a tenth, in a
+    frame as wide as MNIST's (28 for 20 pixels).
     """
     u = keys.uniform(key, 5 * len(images)).float().reshape(5, -1) * 2 - 1
     angle, shear, grow = u[0] * (math.pi / 12), u[1] * 0.15, 1.4 * torch.exp(u[2] * math.log(7 / 6))
@@ -68,8 +68,8 @@ def moved(images: Tensor, key: int) -> Tensor:
 
 
 def shifted(images: Tensor, strength: float, key: int) -> Tensor:
-    """The images as another camera sees them, the same for all: less contrast, turned hue, a blur, and noise.
-    Strength 0 changes nothing.
+    """The images as seen by another camera, the same for all: less contrast, turned hue, blur and noise. Strength 0
+    changes nothing.
     """
     grey = images.mean((1, 2, 3), keepdim=True)
     images = grey + (images - grey) * 0.75**strength + 0.04 * strength

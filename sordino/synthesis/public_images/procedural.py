@@ -1,7 +1,7 @@
-"""Candidates that a few strokes draw, as the words of a prompt say: digits for classes named by digits, a shape of its
-own for every other class.
+"""Candidates drawn with a few strokes, by the words of a prompt: digits for classes named by digits, a shape of its own
+for every other class.
 
-It needs nothing at all, and its pictures are far from any photograph.
+They need no model, and are far from photographs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Look(NamedTuple):
     angle: float = 0.0  # radians
     slant: float = 0.0
     noise: float = 0.02
-    hidden: float = 0.0  # the part of the picture that a bar covers
+    hidden: float = 0.0  # share of the picture that a bar covers
 
 
 TIMES = {
@@ -58,12 +58,12 @@ COLOURS = {
     "white": (0.97, 0.97, 0.97),
 }  # fmt: skip
 GROUNDS = {"at night": 0.08, "sunset": 0.45, "in fog": 0.7, "artificial light": 0.35, "daylight": 0.8, "sunshine": 0.9}
-GROUND, INK = 0.6, 0.05  # where no word says otherwise
+GROUND, INK = 0.6, 0.05  # by default
 
 
 @dataclass(frozen=True)
 class Procedural:
-    """Digits and shapes that a few strokes draw."""
+    """Digits and shapes drawn with a few strokes."""
 
     bad_fraction: float = 0.15
     prompts: Json = field(default_factory=lambda: {"name": "template"})
@@ -72,7 +72,7 @@ class Procedural:
 
     def __post_init__(self) -> None:
         check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
-        chosen(self.prompts)  # what is wrong with them is said before anything is drawn
+        chosen(self.prompts)  # so that errors come before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:
         classes, figures = wanted.classes, FIGURES
@@ -100,7 +100,7 @@ def _drawn(texts: tuple[str, ...], shown: Array, wanted: Wanted, key: keys.Key) 
 
 
 def look(text: str) -> Look:
-    """The settings of the picture that the words of a prompt ask for."""
+    """Settings of a picture, by the words of its prompt."""
     found = Look()._asdict()
     for phrase, (name, factor) in TIMES.items():
         if _says(text, phrase):
@@ -116,17 +116,17 @@ def _says(text: str, phrase: str) -> bool:
 
 
 def _chalk(text: str) -> tuple[Array, Array]:
-    """Ground and ink of a digit: bright on dark, as digits are kept."""
+    """Ground and ink of a digit: bright on dark, as in data sets of digits."""
     return np.full(3, 0.03), np.full(3, 0.97)
 
 
 def _paint(text: str, of: int) -> tuple[Array, Array]:
-    """A colour that the prompt names, or one of the class's own: hues a golden section apart."""
+    """Ground and ink of a shape: a colour of the prompt, or one of its class: hues a golden section apart."""
     ground = next((level for phrase, level in GROUNDS.items() if _says(text, phrase)), GROUND)
     hue = 2 * np.pi * ((of * 0.618034) % 1 + np.array([0, 1 / 3, 2 / 3]))
     own = 0.5 + 0.45 * np.cos(hue)
     ink = next((np.array(colour) for word, colour in COLOURS.items() if _says(text, word)), own)
-    if abs(ink @ [0.3, 0.6, 0.1] - ground) < 0.2:  # else it could not be seen, least of all without colours
+    if abs(ink @ [0.3, 0.6, 0.1] - ground) < 0.2:  # otherwise it could not be seen
         ground = ground - 0.4 if ground > 0.5 else ground + 0.4
     return np.full(3, ground), ink
 
@@ -134,7 +134,7 @@ def _paint(text: str, of: int) -> tuple[Array, Array]:
 def render(
     texts: list[str], figure: Array, paint: Callable[[str], tuple[Array, Array]], shape: tuple[int, int, int], key: int
 ) -> Array:
-    """The figure once for every prompt, each time by another hand: uint8 [n, h, w, c]."""
+    """The figure once for every prompt, each in another handwriting: uint8 [n, h, w, c]."""
     height, width, channels = shape
     looks = np.array([look(text) for text in texts])
     of = {name: looks[:, at] for at, name in enumerate(Look._fields)}
@@ -162,7 +162,7 @@ def render(
 
 
 def _bent(figure: Array, of: dict[str, Array], hand: Array, key: int) -> Array:
-    """Turned, slanted, stretched and moved as the words say and as hands differ: [n, segments, 2, 2]."""
+    """The figure turned, slanted, stretched and moved, by prompt and handwriting: [n, segments, 2, 2]."""
     turn, slant = of["angle"] + 0.15 * hand[0], of["slant"] + 0.2 * hand[1]
     wide = of["size"] * of["wide"] * (1 + 0.12 * hand[2])
     tall = of["size"] * of["tall"] * (1 + 0.12 * hand[6])
@@ -170,7 +170,7 @@ def _bent(figure: Array, of: dict[str, Array], hand: Array, key: int) -> Array:
     # stretched, then slanted, then turned
     matrix = np.stack([cos * wide, (-cos * slant - sin) * tall, sin * wide, (cos - sin * slant) * tall], 1)
     moved = 0.5 + 0.06 * np.stack([hand[3], hand[4]], 1)
-    joints, at = np.unique(figure.reshape(-1, 2), axis=0, return_inverse=True)  # lines that meet go on meeting
+    joints, at = np.unique(figure.reshape(-1, 2), axis=0, return_inverse=True)  # lines that meet stay joined
     wobble = keys.normal(keys.fold(key, "wobble"), len(hand[0]) * joints.size).numpy().reshape(-1, *joints.shape)
     bent = np.einsum("nij,npj->npi", matrix.reshape(-1, 2, 2), joints - 0.5 + 0.012 * wobble) + moved[:, None]
     found: Array = bent[:, at.ravel()].reshape(-1, *figure.shape)
@@ -180,11 +180,11 @@ def _bent(figure: Array, of: dict[str, Array], hand: Array, key: int) -> Array:
 # figures: strokes in the unit square, for the ten digits and for every other class ---
 
 Line = list[tuple[float, float]]  # a polyline, x to the right and y down
-INNER = 0.42  # the size of a figure within another
+INNER = 0.42  # size of a figure within another
 
 
 def _arc(x: float, y: float, wide: float, tall: float, start: float, end: float) -> Line:
-    """Degrees: 0 is right, 90 down."""
+    """An arc; in degrees, 0 is right, 90 down."""
     turns = np.radians(np.linspace(start, end, max(3, round(abs(end - start) / 24) + 1)))
     return [(x + wide * float(np.cos(t)), y + tall * float(np.sin(t))) for t in turns]
 
@@ -232,7 +232,7 @@ def of_digit(number: int) -> Array:
 
 @cache
 def of_class(index: int) -> Array:
-    """The figure of a class without a picture of its own: float64 [segments, 2, 2]."""
+    """Figure of a class by its number: float64 [segments, 2, 2]."""
     around, within = index % len(SHAPES), index // len(SHAPES) - 1
     outer = _segments(SHAPES[around])
     if within < 0:
@@ -245,7 +245,7 @@ def _segments(lines: tuple[Line, ...]) -> Array:
 
 
 def distance(pixels: Array, segments: Array) -> Array:
-    """The distance from each of [p, 2] points to the nearest of [n, s, 2, 2] segments: [n, p]."""
+    """Distance from each of [p, 2] points to the nearest of [n, s, 2, 2] segments: [n, p]."""
     start, along = segments[:, None, :, 0], segments[:, None, :, 1] - segments[:, None, :, 0]
     from_start = pixels[None, :, None] - start
     length = (along**2).sum(-1)

@@ -1,6 +1,6 @@
-"""What was dear to make, kept on disk under the hash of everything it depends on.
+"""Cache on disk of expensive results, under the hash of everything that they depend on.
 
-Each file is its own SHA-256 followed by its content, and appears whole or not at all: what is damaged is made again.
+Each file is its own SHA-256 followed by its content, and appears whole or not at all: a damaged one is made again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write(path: Path, content: bytes) -> None:
                 file.write(content)
             os.replace(temporary, path)
         finally:
-            with contextlib.suppress(FileNotFoundError):  # after os.replace there is none left
+            with contextlib.suppress(FileNotFoundError):  # os.replace has moved it
                 os.unlink(temporary)
     except OSError as error:
         raise _refused(path, error) from None

@@ -1,1 +1,1 @@
-"""SlaugFL: what it prepares, what it serves, and how it trains."""
+"""SlaugFL: its preparation, its generator and its training."""

@@ -1,5 +1,5 @@
-"""How SlaugFL's server makes a generator: of the candidates that look most like the prototypes (scenario 1), or of the
-prototypes alone (scenario 2).
+"""Generator of SlaugFL's server, from the candidates nearest to the prototypes (scenario 1), or from prototypes alone
+(scenario 2).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 ROWS = 256
 ABSENT = -1.0
 PLAIN = Uplink(client=())
-HANDS = "the generator, to everybody"
+HANDS = "the generator, to all clients"
 
 
 class Anchor(NamedTuple):
-    """A prototype, and the model whose features it is made of."""
+    """A prototype, and the model that made its features."""
 
     label: int
     mean: Tensor
     task: Task
     model: Params
     project: Tensor | None = None  # to fewer dimensions
-    client: int = -1  # whose it is, where that is known
+    client: int = -1  # its client, where that is known
 
     def seen(self, x: Tensor) -> Tensor:
-        """Features of images as they lie in memory."""
+        """Features of uint8 images."""
         with torch.no_grad():
             return self._last(torch.cat([self.task.features(self.model, rows, None) for rows in torch.split(x, ROWS)]))
 
@@ -61,7 +61,7 @@ Kind = Literal["auto", "strong", "weak", "small"]
 
 
 def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: int) -> GeneratorShape:
-    """The generator's shape: as published for colour images of 32 x 32, a small one for others.
+    """Shape of the generator: as published for colour images of 32 x 32, small for others.
 
     Many classes share several strong generators of ten each.
     """
@@ -85,8 +85,8 @@ def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: 
 class Made(NamedTuple):
     generator: Params
     kept: Tensor  # [classes, keep]: numbers of candidates, -1 beyond
-    learned: Tensor  # [classes]: does it know the class? Prototypes alone teach it the classes they are of
-    # [rows, columns] of how its training went, ABSENT where there is nothing to say: losses are never below 0
+    learned: Tensor  # [classes]: 1 for classes that it learned; prototypes alone teach it their own
+    # [rows, columns] of its training, ABSENT where there is no value: losses are never below 0
     log: Tensor
 
 
@@ -122,8 +122,7 @@ class Recipe:
             raise ConfigError(
                 f"threshold is {self.threshold}",
                 why="it is a cosine distance: it must be above 0 and at most 2",
-                fix="set a number in this range; without a threshold the nearest candidates are kept, whatever their "
-                "distance",
+                fix="set a number in this range; without a threshold the nearest candidates are kept at any distance",
                 code="threshold-out-of-range",
             )
 
@@ -135,7 +134,7 @@ class Recipe:
         return made
 
     def check(self, home: Home) -> None:
-        # asked for, they are drawn: what is wrong with them is said before the run
+        # drawn here, so that errors come before the run
         if self.scenario == 1 and home.candidates is None:
             raise ConfigError(
                 "scenario 1 without candidates",
@@ -155,7 +154,7 @@ class Recipe:
         ]
 
     def template(self) -> Made:
-        """What there is before it is made."""
+        """Empty state before the generator is made."""
         from sordino.synthesis.generators import nets
 
         classes = self.shape.classes
@@ -178,7 +177,7 @@ class Recipe:
         return found
 
     def tables(self, made: Made) -> dict[str, list[dict[str, object]]]:
-        """How the generator learned, and which candidates it learned from."""
+        """Tables of the generator's training and of the candidates that it learned from."""
         rows = [zip(self.columns, row, strict=True) for row in made.log.tolist()]
         log = [{name: value for name, value in row if value != ABSENT} for row in rows]
         kept = [{"class": c, "candidates": row} for c, row in enumerate(chosen(made.kept))]
@@ -204,7 +203,7 @@ class Recipe:
         known = {a.label: a for a in anchors}
 
         def score(images: Tensor, labels: Tensor) -> float:
-            """Mean probability that the device which knows a class best gives to it, on drawn images of it."""
+            """Mean probability of the class on drawn images, by the device that knows it best."""
             sure = []
             for label, anchor in known.items():
                 mine = images[labels == label]
@@ -212,12 +211,14 @@ class Recipe:
                 sure.append(logits.softmax(1)[:, label].mean())
             return float(torch.stack(sure).mean()) if sure else 0.0
 
-        judge = score if anchors and all(a.project is None for a in anchors) else None  # nobody to ask: the last one
+        judge = (
+            score if anchors and all(a.project is None for a in anchors) else None
+        )  # without a judge the last state is kept
         made = acgan.train(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
         return Made(made.state, kept, empty.learned, self.logged(made.log))
 
     def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
-        """Per class the candidates nearest to its prototypes, random ones where it has none."""
+        """Candidates of each class that are nearest to its prototypes, random ones where it has none."""
         found = {}
         for label in range(self.shape.classes):
             rows = torch.nonzero(candidates.y == label).flatten()
@@ -231,16 +232,14 @@ class Recipe:
         return found
 
     def _merged(self, anchors: Sequence[Anchor]) -> list[Anchor]:
-        """The prototypes of a class averaged, as published: through the winner's extractor, though they come from
-        different ones.
-        """
+        """Prototypes averaged by class, as published, with the extractor of the best device alone."""
         by: dict[int, list[Anchor]] = {}
         for anchor in anchors:
             by.setdefault(anchor.label, []).append(anchor)
         return [own[0]._replace(mean=torch.stack([a.mean for a in own]).mean(0)) for own in by.values()]
 
 
-# what the phases share ------------------------------------------------------------------------------------------------
+# shared by the phases -------------------------------------------------------------------------------------------------
 
 
 class Told(NamedTuple):
@@ -255,12 +254,12 @@ def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor
 
 
 def chosen(kept: Tensor) -> list[list[int]]:
-    """The numbers of the candidates that are kept, class by class."""
+    """Numbers of the kept candidates, class by class."""
     return [[i for i in row if i >= 0] for row in kept.tolist()]
 
 
 class Projects(Protocol):
-    """A phase that tells features in fewer dimensions."""
+    """A phase that sends features in fewer dimensions."""
 
     @property
     def project(self) -> int: ...
@@ -269,12 +268,12 @@ class Projects(Protocol):
 
 
 def dimensions(phase: Projects, task: Task) -> int:
-    """The dimensions of what is told of an image: never more than a feature has."""
+    """Dimensions of the sent features, at most those of the network."""
     return min(phase.project or task.width, task.width)
 
 
 def projected_by(phase: Projects, task: Task) -> Tensor:
-    """The projection, drawn from the run's key alone: the same for everybody, and of nobody's data."""
+    """Projection drawn from the run's key alone: the same for all clients and independent of data."""
     assert phase.known is not None, "an algorithm is fitted before it runs"
     return projection(task.width, phase.project, keys.fold(phase.known.key, "projection"))
 

@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 
 class Owner(NamedTuple):
-    """What a device keeps between phases: its own model."""
+    """State of a device between phases: its own model."""
 
     model: Params
 
 
 class Ranked(NamedTuple):
-    """What the server knows after `train`."""
+    """State of the server after `train`."""
 
     x: Params
     recall: Tensor  # [devices, classes]
     f1: Tensor
     order: Tensor  # [ranks, classes]: devices, the best first
     models: Params  # of these, [ranks, classes, ...]
-    trained: Tensor  # has it been done?
+    trained: Tensor  # true after the round
 
 
 class Start(NamedTuple):
     x: Params
-    device: Tensor  # which one this is
+    device: Tensor  # its number
 
 
 class Up(NamedTuple):
@@ -53,15 +53,15 @@ class Up(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """Requests in a row: one for each slot, a class and whom to ask for it."""
+    """State of the server during `ask`: one request for each slot, a class and a device."""
 
     order: Tensor  # [ranks, classes]
     models: Params  # [ranks, classes, ...]
     slots: Tensor  # the class of each
     place: Tensor  # the rank that is asked, or has answered
-    state: Tensor  # of each slot: 0 waiting, 1 answered, 2 nobody answers
+    state: Tensor  # of each slot: 0 waiting, 1 answered, 2 unanswered
     prototypes: Tensor  # [slots, d]
-    counts: Tensor  # of images in each, as they were told
+    counts: Tensor  # of images in each, as received
     generator: Params
     kept: Tensor  # numbers of the candidates that were chosen, -1 beyond
     learned: Tensor  # classes that the generator knows
@@ -69,16 +69,16 @@ class Asking(NamedTuple):
 
 
 class Wish(NamedTuple):
-    label: Tensor  # of the class that this device is asked for
+    label: Tensor  # of the requested class
 
 
 class Wishes(NamedTuple):
-    device: Tensor  # [slots]; -1 where nobody is asked now
+    device: Tensor  # [slots]; -1 without a request now
     label: Tensor
 
 
 class Prototype(NamedTuple):
-    """A sum of features and how many images it is of; of no images: the device declines."""
+    """A sum of features and its number of images; zero images: the device declines."""
 
     label: Tensor
     total: Tensor
@@ -86,9 +86,7 @@ class Prototype(NamedTuple):
 
 
 def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list[Asked]]:
-    """The devices that were asked for each class, in their order: by rank, whatever slot was waiting. Nothing where
-    nobody knows how good they are.
-    """
+    """Devices that were asked for each class, by rank; empty where their skills are unknown."""
 
     def of(label: int) -> list[Asked]:
         mine = s.slots == label
@@ -101,7 +99,7 @@ def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list
 
 
 def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Sizes | None:
-    """Formula (18), which knows of models that devices send and of a generator; nothing where none is trained on."""
+    """Traffic by formula (18), which covers models of devices and a generator; None where training uses none."""
     if not isinstance(training, Calibrated):
         return None
     from sordino.synthesis.generators import nets
@@ -118,11 +116,11 @@ def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Size
 
 
 class Sizes(NamedTuple):
-    """All of them public."""
+    """Numbers in the formula, all of them public."""
 
     devices: int
     chosen: int  # per round
-    rounds: float  # whole, but for a mean over seeds
+    rounds: float  # fractional for a mean over seeds
     classes: int
     model: int  # parameters
     generator: int
@@ -135,7 +133,7 @@ class Sizes(NamedTuple):
 
     @property
     def messages(self) -> dict[Message, float]:
-        """Parameters of each kind of message; together they are the formula."""
+        """Parameters of each kind of message, which add up to the formula."""
         prototypes = self.classes * self.prototype
         each = self.rounds * self.chosen * prototypes
         return {
@@ -155,14 +153,14 @@ class Sizes(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """R_e: of FedAvg's traffic over all rounds, so the more rounds are run the smaller it is."""
+        """R_e, as a share of FedAvg's traffic over all rounds: it falls with the number of rounds."""
         return self.upfront / self.rounds + self.classes * self.prototype / self.model
 
     @property
     def upfront(self) -> float:
-        """How many rounds of FedAvg the preparation costs before the first one: models up, generators down."""
+        """Rounds of FedAvg whose traffic equals that before round 1: models up, generators down."""
         return self.devices * (self.model + self.generator) / self.round
 
     def charged(self, rounds: float) -> float:
-        """The rounds of FedAvg whose traffic so many rounds take, all that is extra counted."""
+        """Rounds of FedAvg whose traffic equals that of so many rounds, everything extra included."""
         return rounds + self._replace(rounds=rounds).parameters / self.round

@@ -1,9 +1,9 @@
-"""SlaugFL's preparation without a model or a prototype of any device: every one sends sums of features, one row per
-class, and the server adds them up.
+"""Private form of SlaugFL's preparation: every device sends sums of features by class, in place of a model and
+prototypes.
 
-The extractor is public: trained on candidates, or stored. Features are projected, and of length 1 each; what makes a
-generator is the direction of a class's sum. With `ClassSums` as its reader all that a device sends is one Gaussian
-release, differentially private for each of its examples towards everybody.
+The extractor is public: trained on candidates, or stored. Features are projected and scaled to length 1; the generator
+is made from the direction of each class's sum. With `ClassSums` as its reader a device sends one Gaussian release,
+differentially private for each of its examples against every adversary.
 
 Deviations from SlaugFL (IEEE Transactions on Mobile Computing, 2024): all of this; it is our private form of its
 selective data collection.
@@ -62,8 +62,8 @@ class Sums(NamedTuple):
 class Pool(
     LocalSgd[Pooled, tuple[()], Told, Sums], Phase[Pooled, tuple[()], Told, Sums], OtherReads, carries_statistics=True
 ):
-    """No model of a device leaves it, and no labelled examples are needed: sums of features through a network that was
-    trained on candidates, or stored.
+    """Phase that needs no model of a device and no labelled examples of the server: sums of features by a public
+    network.
     """
 
     uplink: Uplink = PLAIN
@@ -139,7 +139,7 @@ class Pool(
 
     @property
     def says(self) -> Said:
-        return Said("a public network, to everybody", "sums of features", HANDS)
+        return Said("a public network, to all clients", "sums of features", HANDS)
 
     def facts(self, s: Pooled, before: Facts) -> Facts:
         return before._replace(kept=chosen(s.kept))
@@ -152,7 +152,7 @@ class Pool(
 
 
 def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, momentum: float, key: Key) -> Params:
-    """Weights after some epochs of momentum SGD on these examples."""
+    """Weights after some epochs of momentum SGD on public examples."""
     params, velocity = task.init(keys.fold(key, "init")), None
     for epoch in range(epochs):
         order = keys.permutation(keys.fold(key, "epoch", epoch), len(examples.y))
@@ -166,7 +166,7 @@ def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, m
 
 
 def stored(task: Task, path: str) -> Params:
-    """The weights of this network from a safetensors file."""
+    """Weights of the network from a safetensors file."""
     from safetensors.torch import load_file
 
     wanted = task.init(0)

@@ -1,14 +1,14 @@
-"""SlaugFL's preparation: who knows a class best, what such a device calls typical of it, and a generator made from
-that. SlaugFL, IEEE Transactions on Mobile Computing, 2024, section "selective data collection".
+"""SlaugFL's preparation: devices ranked by class, prototypes from the best ones, and a generator made from these.
+SlaugFL, IEEE Transactions on Mobile Computing, 2024, section "selective data collection".
 
     train    every device trains alone and uploads its model; the server tests all of them, class by class
     ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the
-             class; who declines is followed by the next
+             class; if it declines, the next one is asked
 
-Then the server makes a generator (`generator`). `pool` is the private way that needs neither of the two.
-Deviations: a device that was silent has declined. After `ranks` refusals a class is left without a prototype. Devices
-are ranked by F1 by default: by recall, as published, the best device of a class may be one that calls everything so.
-One device answers for one class a round.
+Then the server makes a generator (`generator`). `pool` is the private form without these two phases.
+Deviations: a silent device has declined. After `ranks` refusals a class has no prototype. Devices are ranked by F1 by
+default: by recall, as published, the best device of a class may be one that assigns everything to it. One device
+answers for one class a round.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-KEPT = 0.7  # of a device's examples it trains on; on the others it stops, and makes prototypes
+KEPT = 0.7  # share of a device's examples for training; the others are for early stopping and prototypes
 ROUNDS = 2  # of asking that a device pays for, where it pays
 FEWEST = 4  # examples that can be split
 
@@ -69,10 +69,10 @@ FEWEST = 4  # examples that can be split
 class Train(
     LocalSgd[Ranked, Owner, Any, Up], Phase[Ranked, Owner, Any, Up], PerClientMessages, carries_statistics=True
 ):
-    """Devices alone, with early stopping on what they hold back."""
+    """Phase in which devices train alone, with early stopping on held-back examples."""
 
     uplink: Uplink = PLAIN
-    stops: bool = True  # early, by what a device holds back
+    stops: bool = True  # early, by held-back examples
     patience: int = 3
     rank: Rank = "f1"
     probe: Literal["holdout", "test", "candidates"] = "holdout"
@@ -127,7 +127,7 @@ class Train(
     def local(self, task: Task, down: Start, c: Owner, shard: Shard, key: Key) -> tuple[Up, Owner]:
         learns, held = parts(shard) if self.stops else (shard, None)
         walk, best, least, tired = self.walk(down.x, self.lr, statistics=task.statistics), down.x, float("inf"), 0
-        if not self.stops:  # under noise every read is paid for: one pass, and no look at how it goes
+        if not self.stops:  # with noise every read costs privacy: one pass, and no early stopping
             for batch in learns.batches(self.work, key):
                 walk(batch.grad(task.losses, walk.y))
         for epoch in range((self.local_epochs or 1) if self.stops else 0):
@@ -145,7 +145,7 @@ class Train(
 
     def update(self, s: Ranked, r: Received[Up], home: Home) -> Ranked:
         task, probe = home.task, given_examples(self, home)
-        people = len(home.sizes)  # what is no model of a device of theirs is as good as silence
+        people = len(home.sizes)  # an upload that is not the model of a device counts as silence
         sent = [up for up in r.each if 0 <= int(up.device) < people and tree.finite(up.delta)]
         models = {int(up.device): tree.add(s.x, up.delta) for up in sent}
         if len(models) < self.ranks:
@@ -158,7 +158,7 @@ class Train(
                 code="too-few-devices-answered",
             )
         recall, f1, sure = torch.zeros_like(s.recall), torch.zeros_like(s.f1), torch.full_like(s.recall, -1.0)
-        for k, model in models.items():  # who was silent comes last
+        for k, model in models.items():  # silent devices come last
             recall[k], f1[k], sure[k] = skill(task, model, probe)
         order = ranked(f1 if self.rank == "f1" else recall, sure)[: self.ranks]
         kept = {
@@ -167,13 +167,13 @@ class Train(
         return Ranked(s.x, recall, f1, order, kept, torch.tensor(True))
 
     def tables(self, s: Ranked) -> dict[str, list[dict[str, object]]]:
-        """What the server found each device's model to know, class by class."""
+        """Tables of the skill of each device's model, class by class."""
         both = zip(s.recall.tolist(), s.f1.tolist(), strict=True)
         return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
 
     @property
     def says(self) -> Said:
-        return Said("the first model, to everybody", "their own models", HANDS, self.rank)
+        return Said("the first model, to all clients", "their own models", HANDS, self.rank)
 
     def facts(self, s: Ranked, before: Facts) -> Facts:
         both = zip(s.f1.tolist(), s.recall.tolist(), strict=True)
@@ -208,7 +208,7 @@ class Ask(
 
     @property
     def rounds(self) -> int:
-        """A device is paid for so often at most: in later rounds it is silent."""
+        """Rounds for which a device's privacy is charged, at most: in later ones it is silent."""
         return ROUNDS
 
     def init(self, task: Task, key: Key) -> Asking:
@@ -229,7 +229,7 @@ class Ask(
     def warnings(self, home: Home) -> list[str]:
         random = (
             "no client has 4 images, and fewer are not split: "
-            "nobody has a prototype, and candidates are taken at random"
+            "there are no prototypes, and candidates are taken at random"
         )
         return self.recipe.warnings(home.story) + ([] if self._answers(home) else [random])
 
@@ -245,7 +245,7 @@ class Ask(
             )
 
     def _answers(self, home: Home) -> bool:
-        """Has any client enough images to hold some back? Noised prototypes are of all there are."""
+        """True where any client has enough images to hold some back; noised prototypes use all images."""
         return self.read.offer() is not None or max(home.sizes) >= FEWEST
 
     def over(self, s: Asking) -> bool:
@@ -270,8 +270,8 @@ class Ask(
         return wishes.device[wishes.device >= 0].tolist()
 
     def broadcast(self, s: Asking) -> Wishes:
-        """The first waiting slot of every device that is asked, and of every class: an answer tells its class, not
-        which of two devices it is of.
+        """The first waiting slot of every requested device and of every class: an answer names its class, not its
+        device.
         """
         device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
         for i, (label, place, state) in enumerate(
@@ -286,7 +286,7 @@ class Ask(
 
     def per_client_message(self, down: Wishes, client: int) -> Wish:
         mine = down.label[down.device == client][:1]
-        return Wish(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape, whoever gets it
+        return Wish(mine if len(mine) else mine.new_full((1,), -1))  # a message has one shape for all clients
 
     def zero(self, task: Task, down: Wishes) -> Prototype:
         total = torch.zeros(dimensions(self, task))
@@ -300,10 +300,10 @@ class Ask(
         label = int(down.label)
         sums, counts = (held or shard).by_class(lambda x: seen(task, c.model, x, self.matrix(task)), task.labels)
         total, count = sums[label].float(), counts[label].float().reshape(1)
-        if torch.isnan(count):  # nobody counts: a direction is all that is told
+        if torch.isnan(count):  # without counts: only a direction is sent
             count = torch.ones(1)
         elif float(count) < self.least or (held is None and self.read.offer() is None):
-            # decided on what is told, so nothing else is told by it; who holds nothing back has no prototype to give
+            # decided on released values alone; without held-back examples there is no prototype
             total, count = torch.zeros_like(total), torch.zeros_like(count)
         return Prototype(down.label, total, count), c
 
@@ -326,7 +326,7 @@ class Ask(
         return s._replace(**made._asdict())
 
     def tables(self, s: Asking) -> dict[str, list[dict[str, object]]]:
-        """Tables of who was asked for which class and answered, slot by slot, and of what the generator is made of."""
+        """Tables of requests and answers, slot by slot, and of the generator."""
         answered, place = (s.state == 1).tolist(), s.place.tolist()
         asked = [
             {
@@ -360,18 +360,18 @@ class Ask(
         return {}
 
 
-# what the phases share ------------------------------------------------------------------------------------------------
+# shared by the phases -------------------------------------------------------------------------------------------------
 
 
 def parts(shard: Shard) -> tuple[Shard, Shard | None]:
-    """What a device trains on, and what it holds back; nothing where it has too few."""
+    """Training examples of a device and held-back ones; None where it has too few."""
     if shard.size < FEWEST:
         return shard, None
     return shard.split(KEPT, keys.root(0))
 
 
 def given_examples(phase: Train, home: Home) -> Examples:
-    """What models are tested on."""
+    """Labelled examples on which the server tests models."""
     sources = {"holdout": "probe", "test": "tested", "candidates": "candidates"}
     found: Examples | None = getattr(home, sources[phase.probe])
     if found is None:

@@ -1,8 +1,8 @@
-"""Selective data collection: which device knows a class best, and which candidates look most like what it saw. SlaugFL,
-IEEE Transactions on Mobile Computing, 2024.
+"""Selective data collection: ranking of devices by class, and of candidates by distance to prototypes. SlaugFL, IEEE
+Transactions on Mobile Computing, 2024.
 
-`recall` alone, as published, is maximised by a model that says one class of everything; `f1` asks that what it calls so
-is so.
+`recall` alone, as published, is maximised by a model that assigns everything to one class; `f1` counts its precision
+too.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ROWS = 256
 
 
 class Skill(NamedTuple):
-    """What one model can do on labelled examples, class by class."""
+    """Scores of one model on labelled examples, class by class."""
 
     recall: Tensor
     f1: Tensor
-    confidence: Tensor  # mean probability that it gives to the class on examples of the class
+    confidence: Tensor  # mean probability of the class on its examples
 
 
 def skill(task: Task, params: Params, probe: Examples) -> Skill:
@@ -44,9 +44,7 @@ def skill(task: Task, params: Params, probe: Examples) -> Skill:
 
 
 def ranked(score: Tensor, confidence: Tensor) -> Tensor:
-    """The devices [devices, classes] from the best of each class to the worst: by score, then by confidence, then by
-    the lower number.
-    """
+    """Devices [devices, classes] from the best of each class to the worst, by score, then confidence, then number."""
     order = torch.arange(len(score)).expand(score.shape[1], -1)
     for column in (confidence, score):  # stable sorts, the least important first
         order = order.gather(1, column.T.gather(1, order).argsort(dim=1, descending=True, stable=True))
@@ -54,23 +52,23 @@ def ranked(score: Tensor, confidence: Tensor) -> Tensor:
 
 
 def distances(z: Tensor, prototype: Tensor) -> Tensor:
-    """The cosine distance, 1 - cosine, of features to a prototype."""
+    """Cosine distance, 1 - cosine, of features to a prototype."""
     return 1 - torch.nn.functional.cosine_similarity(z.double(), prototype.double()[None], dim=1)
 
 
 def nearest(distance: Tensor, keep: int) -> Tensor:
-    """The numbers of the `keep` smallest values, in rising order; all where there are fewer."""
+    """Indices of the `keep` smallest values, in rising order; all where there are fewer."""
     return distance.argsort(stable=True)[:keep].sort().values
 
 
 def some(count: int, most: int, key: Key) -> Tensor:
-    """A few different random numbers below `count`."""
+    """Different random numbers below `count`, `most` of them or all."""
     return keys.permutation(key, count)[:most]
 
 
 def requests(classes: int, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """The class of each of `count` prototypes, and the rank at which one begins to ask: every class once. With fewer
-    prototypes than classes random classes, with more also the runners-up of random classes.
+    """Class of each of `count` prototypes, and the rank of the first device to ask: every class once; random classes if
+    there are fewer prototypes, and runners-up of random classes if there are more.
     """
     mixed = keys.permutation(keys.fold(key, "slots"), classes)
     if count <= classes:

@@ -1,9 +1,9 @@
 """SlaugFL with the prototypes of drawn images made by the server. SlaugFL, IEEE Transactions on Mobile Computing, 2024,
 "privacy-free" prototypes.
 
-They are a function of the model that came and of images that the generator draws from a public key: whoever holds both
-can make them, so devices need not send them. It takes a pass over all drawn images of a round at the server, and an
-uplink that shows it each model.
+They follow from the uploaded model and from images that the generator draws by a public key, so the server can compute
+them and devices need not send them. This takes a pass over all drawn images of a round at the server, and an uplink
+that shows it each model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Holding(NamedTuple):
-    """What the server has beside what it sends."""
+    """State of the server."""
 
     x: Params
     prototypes: Tensor
@@ -43,7 +43,7 @@ class Told(NamedTuple):
     prototypes: Tensor
     known: Tensor
     round: Tensor
-    device: Tensor  # which one this is
+    device: Tensor  # its number
 
 
 class Model(NamedTuple):
@@ -95,7 +95,7 @@ class Served(Calibrated[Holding, Any, Model], PerClientMessages, carries_statist
         sizes = home.sizes
         for up in r.each:
             if not (tree.finite(up) and 0 <= (k := round(float(up.device))) < len(sizes)):
-                continue  # nobody's model
+                continue  # not the model of a client
             model = tree.add(s.x, up.delta)
             images = self.public_examples(task, handed, sizes[k], keys.fold(home.key, "equip", k))
             mine, many = class_sums(partial(self._features, task, model), images, task.labels)

@@ -1,9 +1,9 @@
 """SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
 data augmentation", IEEE Transactions on Mobile Computing, 2024.
 
-This file composes it: a preparation that makes the generator (`prepare`, or `pool`, then
-`generator`), and the training with it (`training`, or `served`). The variants that promise something
-are ours; so is `default`, where the paper's text and its released code disagree.
+This file composes a preparation that makes the generator (`prepare`, or `pool`, then `generator`) and the training with
+it (`training`, or `served`). The private variants are ours; so is `default`, where the paper's text and its released
+code disagree.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sordino.synthesis.slaug.served import Served
 from sordino.synthesis.slaug.training import SlaugFL
 
 P = TypeVar("P", Train, Pool)
-COUNT = 200  # drawn images of a client whose size is nobody's business
+COUNT = 200  # drawn images of a client whose size is private
 Variant = Literal["as_published", "secagg", "dp_proto_only", "pooled", "rigorous_a", "rigorous_b"]
 
 
 @dataclass(frozen=True)
 class Settings(SlaugFL):
-    """What may be set of the training, as it says itself, and of what prepares it."""
+    """Settings of the training and of its preparation."""
 
     lr: float = 0.01
     momentum: float = 0.9
@@ -63,7 +63,7 @@ class Settings(SlaugFL):
     share: float = 0.2  # of a budget, for each phase of the preparation
 
     def recipe(self) -> Recipe:
-        """How the server makes a generator."""
+        """Recipe of the generator."""
         diversity = self.diversity if isinstance(self.diversity, float) else None
         gan = acgan.AcganSettings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
         match = matching.MatchingSettings(
@@ -115,8 +115,8 @@ def slaug_fl(
     """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in
     what is not set. `clip`, `rate` and `private_steps` are of the rigorous variants.
 
-    as_published   models and prototypes go out as they are
-    secagg         the same, but in the rounds of training only sums are opened
+    as_published   models and prototypes are sent unprotected
+    secagg         the same, with secure aggregation in the rounds of training
     dp_proto_only  prototypes are noised; models are not
     pooled         no models and no prototypes of single devices: sums of features of a public extractor
     rigorous_b     pooled, with noise, and noised gradients in training: private for every example, end to end
@@ -125,8 +125,7 @@ def slaug_fl(
     private, training = variant.startswith("rigorous"), base.training()
     noisy = NoisyGradient(clip, sampling="poisson", rate=rate, neighbours="zero_out")
     if private:
-        # the sum of losses of single examples is all that can be clipped; a public number of drawn images tells
-        # nobody's size
+        # only sums of losses of single examples can be clipped; a public number of drawn images hides client sizes
         training = training.having(proto_scope="sample", count=base.count or COUNT, local_steps=private_steps)
         training = training.behind(noisy, PLAIN)
     if variant == "secagg":

@@ -1,10 +1,10 @@
 """SlaugFL: training with images that a generator draws. "SlaugFL: Efficient federated learning via selective GAN-based
-data augmentation", IEEE Transactions on Mobile Computing, 2024. How the generator is made is in `prepare`; this
-file is the collaborative phase, with its dual calibration.
+data augmentation", IEEE Transactions on Mobile Computing, 2024. `prepare` makes the generator; this file
+is the collaborative phase, with its dual calibration.
 
 Each client draws, once, as many images as it has examples, all classes alike, and trains on both: cross-entropy of its
 own images, `synthetic` times that of drawn ones, and `separation` times a contrast that pulls the means of its classes
-towards the prototypes of everybody. The prototypes come from drawn images alone.
+towards global prototypes. The prototypes come from drawn images alone.
 
 Deviations: a client of n examples draws the rest of n / classes for random classes (the original drops it). Prototypes
 are averaged over all drawn images of a round. A momentum starts afresh in every round, unless it is kept. `label_mode =
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-CLASSES = "classes"  # that the generator has learnt, beside its weights
+CLASSES = "classes"  # learned by the generator, beside its weights
 
 
 class Server(NamedTuple):
@@ -49,7 +49,7 @@ class Server(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """What a client keeps whose momentum goes on in its next round."""
+    """State of a client whose momentum continues in its next round."""
 
     participations: Tensor
     velocity: Params
@@ -59,7 +59,7 @@ State: TypeAlias = Client | Moving
 
 
 class Start(Protocol):
-    """What a client is told of where everybody stands."""
+    """Message to a client at the start of a round."""
 
     @property
     def x(self) -> Params: ...
@@ -80,10 +80,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, FollowsPhase, ABC):
-    """A client's training with drawn images: where they come from, and what it does with them.
-
-    What it sends is for others to say.
-    """
+    """Training of a client with drawn images. Subclasses define its uploads."""
 
     generator: Kind = "auto"
     scenario: Literal[1, 2] = 1
@@ -95,7 +92,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
     rescale: Literal["fixed", "minmax"] = "fixed"
     keeps_momentum: bool = False  # from one round of a client to its next
     match_steps: bool = False  # as many steps as without drawn images: half of each batch is drawn
-    count: int | None = None  # of drawn images, for everybody; None: as many as a client has examples
+    count: int | None = None  # of drawn images of each client; None: as many as a client has examples
     _shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
 
     def __post_init__(self) -> None:
@@ -121,7 +118,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
 
     @property
     def drawn_by(self) -> GeneratorShape:
-        """The generator that images are drawn from."""
+        """Shape of the generator."""
         return self._shape
 
     @property
@@ -129,10 +126,10 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         """Outputs of the network per class."""
         return 2 if self.label_mode == "shifted" else 1
 
-    # what it starts from ----------------------------------------------------------------------------------------------
+    # start ------------------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, key: Key) -> Server:
-        """Models of the preparation are not used again."""
+        """Initial state; models of the preparation are not used again."""
         x = task.init(key)
         return Server(
             x, torch.zeros(task.labels, task.width), torch.zeros(task.labels, dtype=torch.uint8), torch.tensor(0)
@@ -241,7 +238,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return bool(self.separation) and bool(down.known.any())
 
     def _names(self, task: Task, labels: Tensor) -> Tensor:
-        """Labels of drawn images, as the network is told them."""
+        """Labels of drawn images for the network."""
         return labels + task.labels if self.label_mode == "shifted" else labels
 
     def _features(self, task: Task, params: Params, x: Tensor) -> Tensor:
@@ -250,7 +247,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
 
 
 def public_gradient(task: Task, params: Params, public: Examples, labels: Tensor) -> Params:
-    """The gradient of the mean cross-entropy of examples that are nobody's secret, as they are."""
+    """Gradient of the mean cross-entropy of public examples, without clip or noise."""
     if not len(labels):
         return tree.zeros_like(params)
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -292,9 +289,7 @@ class SlaugFL(Calibrated[Server, Server, Up], carries_statistics=True):
         return Up(tree.sub(y, down.x), (sums / shard.size).float(), (counts / shard.size).float()), after
 
     def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Sums of features by class, and of how many images: of drawn ones, so they say nothing that the model does
-        not.
-        """
+        """Sums of features by class with the numbers of images: of drawn ones, which reveal no more than the model."""
         assert shard.public is not None
         return class_sums(lambda x: self._features(task, params, x), shard.public, task.labels)
 
@@ -315,7 +310,7 @@ def generated(
 
 
 def all_alike(number: int, classes: int, key: Key) -> Tensor:
-    """Labels for a number of images: equally many of each class, at least one, and random classes for the rest."""
+    """Labels of `number` images: equally many of each class, at least one, and random classes for the rest."""
     labels = torch.arange(classes).repeat_interleave(max(1, number // classes))
     rest = number % classes if number >= classes else 0
     return torch.cat([labels, keys.permutation(key, classes)[:rest]])

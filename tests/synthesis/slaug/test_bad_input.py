@@ -231,7 +231,7 @@ def test_after_a_refusal_the_next_try_works_and_says_what_is_not_as_one_might_th
     assert said.code == 0, said.err
     log = (here / "run" / "log.txt").read_text()
     assert "10 classes have fewer candidates than keep = 50 (at least 6): all of them are kept" in log
-    assert "nobody has a prototype, and candidates are taken at random" in log
+    assert "there are no prototypes, and candidates are taken at random" in log
     asked = [json.loads(line) for line in (here / "run" / "preparation.jsonl").read_text().splitlines()]
     declined = [row for row in asked if row["phase"] == "ask"]
     assert len(declined) >= 3  # as often as devices are ranked

@@ -1,4 +1,4 @@
-"""Who describes the pictures: a language model, a grammar, files, or nobody."""
+"""Sources of prompts: a language model, a grammar, files, or the bare name of a class."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def chosen(table: Mapping[str, object]) -> PromptSource:
 
 
 def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
-    """What the manifest says of prompts: how many each backend wrote, how often a language model was asked, and who
-    has learnt the names of the classes.
+    """Entries of the manifest: prompts by backend, calls of a language model, and hosts that learned the names of
+    classes.
     """
     by: Counter[str] = Counter()
     calls, told = 0, set[str]()

@@ -1,6 +1,6 @@
-"""Prompts from any server that speaks OpenAI's /v1/chat/completions: a hosted one, or one of your own on this machine.
+"""Prompts from any server with OpenAI's /v1/chat/completions: a hosted one, or one on this machine.
 
-It learns the names of the classes, and nothing else. The key is read from the environment, sent to no other address,
+It learns the names of the classes and nothing else. The key is read from the environment, sent to no other address,
 and never written down.
 """
 
@@ -33,7 +33,7 @@ from sordino.errors import (
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
 from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
-LARGEST = 4 << 20  # bytes of an answer that is still read
+LARGEST = 4 << 20  # bytes of an answer, at most
 BUSY = {429, 500, 502, 503, 504}
 LONGEST_WAIT = 60.0
 _log = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenAIChat:
-    base_url: str  # up to and with /v1
+    base_url: str  # including /v1
     model: str
-    key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; a server of your own may need none
+    key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; a local server may need none
     per_call: int = 50
     temperature: float = 1.0
     timeout: float = 60.0  # seconds
-    retries: int = 5  # of a server that is busy or broken for a moment
+    retries: int = 5  # where a server is busy
     _sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class OpenAIChat:
         if url.scheme == "http" and os.environ.get(self.key_env) and not self.local:
             raise ConfigError(
                 f"the key in {self.key_env} would be sent unencrypted to {url.hostname}",
-                why="anybody on the way could read it",
+                why="it could be read on the way",
                 fix="use https, or set key_env to the name of a variable that does not exist",
                 code="key-in-the-clear",
             )
@@ -109,10 +109,10 @@ class OpenAIChat:
                     raise self._status(error.code, said) from None
                 self._sleep(_pause(attempt, error.headers.get("Retry-After", "")))
             except TimeoutError:
-                raise self._unavailable(f"says nothing within {self.timeout:g} s", "chat-timeout") from None
+                raise self._unavailable(f"does not answer within {self.timeout:g} s", "chat-timeout") from None
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(getattr(error, "reason", None), TimeoutError):
-                    raise self._unavailable(f"says nothing within {self.timeout:g} s", "chat-timeout") from None
+                    raise self._unavailable(f"does not answer within {self.timeout:g} s", "chat-timeout") from None
                 raise self._unavailable(
                     f"cannot be reached: {getattr(error, 'reason', error)}", "chat-unreachable"
                 ) from None
@@ -125,8 +125,7 @@ class OpenAIChat:
             headers["Authorization"] = f"Bearer {key}"
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        # a proxy of the environment must not see what is meant for this machine; nor does a redirect lead the key
-        # elsewhere
+        # a proxy of the environment must not see requests to this machine; nor may a redirect take the key elsewhere
         proxies = urllib.request.ProxyHandler({} if self.local else None)
         with urllib.request.build_opener(proxies, _Stay()).open(request, timeout=self.timeout) as answer:
             found: bytes = answer.read(LARGEST)
@@ -162,7 +161,7 @@ class OpenAIChat:
 
 class _Stay(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object, **__: object) -> None:
-        return None  # the redirect is then an answer like any other that is not 200
+        return None  # the redirect is then an error like any other status
 
 
 def _said(error: urllib.error.HTTPError) -> str:
@@ -172,7 +171,7 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 
 def _pause(attempt: int, asked: str) -> float:
-    """Twice as long each time, or as long as the server asks."""
+    """Seconds until the next attempt: doubled each time, or as the server asks."""
     wait = float(asked) if asked.isdigit() else 2.0**attempt
     return min(wait, LONGEST_WAIT)
 
@@ -182,7 +181,7 @@ def _reply(body: bytes) -> Reply:
         choice = json.loads(body)["choices"][0]
         text, refusal = choice["message"].get("content"), choice["message"].get("refusal")
         if not isinstance(text, str | None) or not isinstance(refusal, str | None):
-            raise TypeError("its content is no text")
+            raise TypeError("its content is not text")
         return Reply(text or refusal or "", bool(refusal) or choice.get("finish_reason") == "content_filter")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(

@@ -1,5 +1,6 @@
-"""Asking a language model for prompts: so many in one answer, then `continue`, until there are enough or nothing new
-comes.
+"""Dialogue with a language model for prompts, until there are enough or nothing new comes, and parsing of its answers.
+
+An answer is a JSON list, or numbered or bulleted lines, possibly cut off.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from sordino.synthesis.public_images.manifest import spoken
 from sordino.synthesis.public_images.prompts.texts import Prompts, Template, unique
 
 Message: TypeAlias = dict[str, str]
-SHORTEST, LONGEST = 3, 600  # characters: what is outside is no description of a picture
+SHORTEST, LONGEST = 3, 600  # characters of a description of a picture
 KEYS = ("prompt", "text", "description", "caption")
 ANNOUNCED = re.compile(rf'"(?:{"|".join(KEYS)})"\s*:\s*$')
-THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)  # what some models say to themselves first
+THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)  # reasoning that some models print first
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 LINE = re.compile(r"^\s*(?:[(\[]?\d{1,4}\s*[.):\]-]|[-*+\u2022\u2013\u2014])\s*(?P<text>\S.*)$")
-# answers without a list, and the whole of them begins like this
+# beginning of an answer without a list
 REFUSAL = re.compile(
     r"^\W*(?:(?:i['\u2019]?m|i am|we['\u2019]?re) (?:very )?(?:sorry|unable|not able)|sorry\b|i "
     r"(?:can(?:not|['\u2019]?t)|won['\u2019]?t|must decline)|as an ai\b)",
     re.IGNORECASE,
 )
-IDLE = 3  # answers without anything new, after which it has nothing more to say
+IDLE = 3  # answers without anything new that end a dialogue
 
 
 class Reply(NamedTuple):
     text: str
-    refused: bool = False  # where the model says so beside its words
+    refused: bool = False  # by a field of the answer
 
 
 def converse(
     backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted
 ) -> Prompts:
-    """Prompts from a dialogue, which `say` answers. What is missing at the end comes from the grammar; a model that
-    never helped is an error.
+    """Prompts from a dialogue, which `say` answers. The grammar fills in missing ones; a model without a single prompt
+    is an error.
     """
     dialogue: list[Message] = [{"role": "user", "content": _request(name, min(per_call, count))}]
     found: dict[str, str] = {}
@@ -53,7 +54,7 @@ def converse(
         if not found and (reply.refused or is_refusal(reply.text)):
             raise _useless(backend, name, "refuses to describe", "chat-refused", reply.text)
         if not found and idle == IDLE:
-            raise _useless(backend, name, "answers no list of prompts for", "chat-nonsense", reply.text)
+            raise _useless(backend, name, "does not list prompts for", "chat-nonsense", reply.text)
         more = min(per_call, count - len(found))
         dialogue += [
             {"role": "assistant", "content": reply.text},
@@ -62,7 +63,7 @@ def converse(
     texts, by = list(found.values())[:count], {backend: min(count, len(found))}
     if len(texts) < count:
         grammar = Template().prompts(name, count, wanted).texts
-        # as many of the grammar's prompts as are asked for hold enough that the model has not said
+        # `count` prompts of the grammar hold enough that the model has not written
         extra = [text for text in grammar if text.casefold() not in found][: count - len(texts)]
         texts, by = texts + extra, by | {"template": len(extra)}
     return Prompts(tuple(texts), by, calls)
@@ -90,7 +91,7 @@ def _useless(backend: str, name: str, does: str, code: str, text: str) -> DataEr
 
 
 def parse(reply: str) -> list[str]:
-    """The prompts of a reply in its order, none twice (upper and lower case are the same)."""
+    """Prompts of a reply in order, none twice (case is ignored)."""
     reply = THOUGHT.sub("", reply)
     found = _listed(reply)
     if found is None:
@@ -103,7 +104,7 @@ def is_refusal(reply: str) -> bool:
 
 
 def _listed(reply: str) -> list[str] | None:
-    """A JSON list anywhere in the reply, whole or cut off: what is complete in it counts."""
+    """Complete entries of a JSON list anywhere in the reply, whole or cut off."""
     for start in (found.start() for found in re.finditer(r"\[(?=\s*[\"{])", reply)):
         try:
             value, _ = json.JSONDecoder().raw_decode(reply, start)
@@ -122,7 +123,7 @@ def _texts(item: object) -> list[str]:
 
 
 def _cut_off(text: str) -> list[str]:
-    """Every finished string of a list that never ends; of objects, those that a key announces."""
+    """Complete strings of a list that is cut off; of objects, those of a known key."""
     found = []
     for match in STRING.finditer(text):
         try:

@@ -61,7 +61,7 @@ class Transformers:
 
         def say(dialogue: list[Message]) -> Reply:
             inputs = _tokens(tokenizer, dialogue).to(model.device)
-            # generate() draws from the global generators: they are set for it alone, and put back
+            # generate() draws from the global generators, which are restored afterwards
             cuda = [model.device] if model.device.type == "cuda" else []
             with torch.random.fork_rng(devices=cuda), torch.inference_mode():
                 torch.manual_seed(keys.signed(keys.word(keys.fold(key, len(dialogue)))))
@@ -99,5 +99,5 @@ def _tokens(tokenizer: Any, dialogue: list[Message]) -> Any:
         return tokenizer.apply_chat_template(
             dialogue, add_generation_prompt=True, tokenize=True, return_tensors="pt", return_dict=True
         )
-    lines = [f"{turn['role']}: {turn['content']}" for turn in dialogue]  # a model that was never taught to chat
+    lines = [f"{turn['role']}: {turn['content']}" for turn in dialogue]  # a model without a chat template
     return tokenizer("\n".join([*lines, "assistant:"]), return_tensors="pt")

@@ -64,26 +64,24 @@ VIEWS = (
 
 class Prompts(NamedTuple):
     texts: tuple[str, ...]
-    by: dict[str, int]  # how many each backend wrote
+    by: dict[str, int]  # number by backend
     calls: int = 0  # of a language model, of which some cost money
-    told: str = ""  # the host of a chat server that has learnt the name of the class; "": nobody
+    told: str = ""  # host of a chat server that learned the name of the class; "": none
 
 
 class PromptSource(Protocol):
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
-        """`count` prompts for the class `name`: the same ones for the same key."""
+        """`count` prompts for the class `name`, the same for the same key."""
         ...
 
 
 def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]) -> Prompts:
-    """Prompts from the cache, where there is one: a language model would not say the same again, and the images hang
-    on its words.
-    """
+    """Prompts from the cache, where there is one: a language model would not repeat them, and images depend on them."""
     if wanted.cache is None:
         return make()
     place = store.place(wanted.cache, "prompts", store.name(**depends))
     said = json.loads(store.get(place) or b"{}")
-    if "told" in said:  # not in what versions before wrote, who did not remember whom they told
+    if "told" in said:  # damaged or foreign entries have none
         return Prompts(tuple(said["texts"]), said["by"], 0, said["told"])
     made = make()
     store.put(place, json.dumps({"texts": made.texts, "by": made.by, "told": made.told}).encode())
@@ -102,7 +100,7 @@ class Template:
                 fix="ask for fewer images per class, or use another source of prompts",
                 code="too-few-prompts",
             )
-        # four times as many draws as prompts: none comes twice, and more than half of the grammar is never wanted
+        # four times as many draws as prompts, since none may repeat and at most half of the grammar is used
         drawn = keys.integers(keys.fold(wanted.key, "template", name), 4 * count + 64, total)
         order = list(dict.fromkeys(drawn.tolist()))[:count]
         return Prompts(tuple(_sentence(parts, number) for number in order), {"template": count})
@@ -137,7 +135,7 @@ class File:
                 code="no-prompt-file",
             )
         found = _read(place)
-        # a prompt that comes again gives another image, from another seed
+        # a repeated prompt gives another image, from another seed
         again = {"file, again": count - len(found)} if count > len(found) else {}
         texts = tuple(found[at % len(found)] for at in range(count))
         return Prompts(texts, {"file": min(count, len(found)), **again})
@@ -173,9 +171,7 @@ def _of_json(place: Path, line: str) -> str:
 
 @dataclass(frozen=True)
 class LabelOnly:
-    """The name of the class and nothing else, with another seed for each image: what the words of a language model are
-    worth is seen against this.
-    """
+    """The bare name of the class, with another seed for each image: a baseline for the prompts of a language model."""
 
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
         return Prompts((spoken(name),) * count, {"label_only": count})
