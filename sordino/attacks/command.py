@@ -133,8 +133,8 @@ def _show(found: Assault) -> None:
         console.print(table)
     for one in found.found:
         console.print(f"{one.attack}: {escape(one.why)}.")
-    for held in dict.fromkeys(promise for one in found.found for promise in one.promises):
-        console.print(f"Promised: {promised(held, found.simulated)}.")
+    for held in dict.fromkeys(promised(held, found.simulated) for one in found.found for held in one.promises):
+        console.print(f"Promised: {held}.")
     console.print(found.setting)
     if any(one.pictures for one in found.found):
         console.print("[bold]The result holds images of the training data.[/]")
