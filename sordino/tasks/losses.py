@@ -11,16 +11,17 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from sordino import user_code
 from sordino.errors import ConfigError
 
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LossFunction: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class Loss(ABC):
@@ -85,7 +86,7 @@ class CrossEntropy(WrittenLoss):
     """Cross-entropy: minus the log-probability of the true class."""
 
     def __call__(self, output: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(output, label, reduction="none")
+        return torch.nn.functional.cross_entropy(output, label, reduction="none")
 
     def target(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(len(y), outputs, dtype=dtype).scatter(1, y[:, None], 1.0)
@@ -138,7 +139,7 @@ class Huber(Squared):
 
     def __call__(self, output: Tensor, label: Tensor) -> Tensor:
         wanted = self._scaled(label, output.dtype)
-        return F.huber_loss(output, wanted, reduction="none", delta=self._bend).sum(1)
+        return torch.nn.functional.huber_loss(output, wanted, reduction="none", delta=self._bend).sum(1)
 
     def slope(self, outputs: Tensor, target: Tensor) -> Tensor:
         return super().slope(outputs, target).clamp(-self._bend, self._bend)
@@ -173,7 +174,7 @@ class BinaryCrossEntropy(WrittenLoss):
 
     def __call__(self, output: Tensor, label: Tensor) -> Tensor:
         wanted = self.target(label, output.shape[1], output.dtype)
-        return F.binary_cross_entropy_with_logits(output, wanted, reduction="none").mean(1)
+        return torch.nn.functional.binary_cross_entropy_with_logits(output, wanted, reduction="none").mean(1)
 
     def target(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         return bits(y, outputs).to(dtype)

@@ -31,7 +31,7 @@ HEAVY = "torch", "pyarrow", "PIL", "grpc", "matplotlib", "tenseal", "dp_accounti
 COMMAND = """
 import sys
 from sordino.cli import main
-sys.argv = ["sordino", "privacy", "verify", sys.argv[1]]
+sys.argv = ["sordino", *sys.argv[1:]]
 try:
     main()
 except SystemExit as ended:
@@ -84,9 +84,16 @@ def test_what_trains_reads_or_serves_is_noticed(name: str) -> None:
 
 
 def test_the_command_loads_no_library_that_trains_or_draws(run: Path) -> None:
-    asked = [sys.executable, "-c", COMMAND, str(run)]
+    asked = [sys.executable, "-c", COMMAND, "privacy", "verify", str(run)]
     ended = subprocess.run(asked, check=True, capture_output=True, text=True)
     assert "The receipt holds" in ended.stdout
     loaded = set(ended.stdout.splitlines())
     assert "numpy" in loaded
     assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("words", [("report",), ("show",), ("privacy", "spent")])
+def test_verbs_that_only_look_load_no_torch(run: Path, words: tuple[str, ...]) -> None:
+    asked = [sys.executable, "-c", COMMAND, *words, str(run)]
+    ended = subprocess.run(asked, check=True, capture_output=True, text=True)
+    assert "torch" not in ended.stdout.splitlines()
