@@ -22,7 +22,10 @@ app = Verbs(help="Data and partitions: list, schema, partition, plot.", no_args_
 
 
 FEW = 3  # examples: a client that can hardly learn
-ROWS, COLUMNS = 40, 12  # what one screen holds: more clients are cut in the middle, more classes to the most frequent
+ROWS, COLUMNS = (
+    40,
+    12,
+)  # size of a screen: of more clients the middle is cut, of more classes the most frequent are shown
 
 What = Annotated[
     list[str] | None,
@@ -93,7 +96,7 @@ def schema(
 
         raise missing_extra("tabular", error) from None
 
-    how = config.validate({"data": {"source": "tabular", **given}}).data  # refuses what is no separator, for example
+    how = config.validate({"data": {"source": "tabular", **given}}).data  # refuses a wrong separator, for example
     written = Written(how.separator, how.decimal, how.encoding)
     text = draft(tables[0] if len(tables) == 1 else tables, label, group, key, written)
     if out is None:

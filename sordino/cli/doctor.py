@@ -31,7 +31,7 @@ from sordino.later import loading
 GB = 1e9
 STYLES = {"ok": "green", "slow": "yellow", "broken": "bold red"}
 SLOW_WRITE = 20.0  # ms: a local disk takes 0.1 to 10
-SPOKEN = "ε ∞ ·"  # what tables print
+SPOKEN = "ε ∞ ·"  # signs in tables
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class MachineFacts:
     cores: float  # that this process may use
     memory: float  # bytes that are free for it
     processor: str
-    bf16: bool  # has the processor instructions for it?
+    bf16: bool  # true where the processor has instructions for it
     accelerator: str
     place: str  # where runs/ would lie
     disk_free: float
     write_ms: float | None  # median of small durable writes; None where nothing can be written
     write_error: str
-    extras: Mapping[str, list[str]]  # of each extra: what is missing
+    extras: Mapping[str, list[str]]  # packages that are missing, by extra
     noise_error: str  # of the noise that protects people
     encoding: str
     terminal: bool

@@ -20,7 +20,7 @@ from sordino.errors import BackendUnavailable, ConfigError, RunError, SordinoErr
 
 PRINTERS = {"rich", "click", "typer"}  # the packages that all output goes through
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # of whichever click typer was built with
-CLOSED_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
+CLOSED_PIPE = 141  # exit code of a program that SIGPIPE ended
 
 
 def ended(do: Callable[[], None]) -> int:
@@ -57,7 +57,7 @@ def _status(do: Callable[[], None]) -> int:
     except (MemoryError, RecursionError) as error:
         return _tell(_too_large(error))
     except RuntimeError as error:
-        if "allocate memory" not in str(error):  # torch has no error of its own for it
+        if "allocate memory" not in str(error):  # torch raises the same error for everything
             raise
         return _tell(_too_large(error))
     except OSError as error:

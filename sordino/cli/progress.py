@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EVERY = 2.0  # seconds between plain lines
 SELDOM = 10.0  # between those that only say what is waited for
-WAITING = "sordino.waiting"  # what takes long before a round says so there
+WAITING = "sordino.waiting"  # logger of work that takes long before a round
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def _lines(console: Console, spending: LiveSpending, reached: ProgressSoFar) -> 
     first: tuple[float, int] | None = None
 
     def say(line: str) -> None:
-        with contextlib.suppress(OSError):  # a run does not end because nobody can read how far it is
+        with contextlib.suppress(OSError):  # a run goes on where its progress cannot be printed
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def watch(step: Step) -> None:

@@ -197,7 +197,7 @@ def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
         return []
     found = [("encrypted or masked", MODES[rows[-1].mode])]
     seconds = [row.cpu_seconds for row in rows if row.cpu_seconds is not None]
-    if len(seconds) == len(rows):  # how long everybody took is not shown of a run with real noise
+    if len(seconds) == len(rows):  # with real noise, clients' times are not shown
         found.append(("its CPU seconds a round", f"{sum(sum(cost.values()) for cost in seconds) / len(rows):.2g}"))
     if beyond := sum(row.saturated or 0 for row in rows):
         found.append(("values cut to the range", str(beyond)))

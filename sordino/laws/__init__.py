@@ -178,7 +178,7 @@ def _tried(law: Law, trial: Trial | PartTrial) -> tuple[str, str]:
         return broken.why, broken.fix
     except SordinoError as error:
         return "; ".join(part for part in (error.what, error.why) if part), error.fix
-    except (Exception, SystemExit) as error:  # somebody's program: whatever goes wrong in it is said with its place
+    except (Exception, SystemExit) as error:  # a user's program: any error in it is reported with its place
         frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == trial.file]
         where = f" (line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
         return (

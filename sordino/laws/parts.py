@@ -40,7 +40,7 @@ class PartTrial:
     made: Any  # a class or a function
     file: Path
     options: Mapping[str, object]
-    inputs: tuple[int, ...] = (1, 8, 8)  # of a model: one example as it sees it; the digits, unless somebody says it
+    inputs: tuple[int, ...] = (1, 8, 8)  # shape of an example for a model; the digits by default
 
     def built(self) -> Any:
         """Make the part anew, with the random generators in another state each time, as in another process."""

@@ -111,7 +111,7 @@ class Trial:
     name: str  # as in [algorithm] name
     made: Any
     file: Path
-    words: tuple[str, ...]  # what its user sets
+    words: tuple[str, ...]  # settings of its user
     place: Path  # for runs
 
     def experiment(self, *more: str) -> Experiment:

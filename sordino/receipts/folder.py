@@ -50,20 +50,20 @@ class RunFolder:
     experiment_file = _Named("experiment.toml")  # resolved
     environment_file = _Named("environment.json")  # which run this is, and where it ran
     agreement_file = _Named("agreement.json")  # public numbers
-    candidates_file = _Named("candidates.json")  # how the server's own images were made
-    handed_file = _Named("handed.safetensors")  # what every client was given before the training
+    candidates_file = _Named("candidates.json")  # recipe of the server's own images
+    handed_file = _Named("handed.safetensors")  # tensors sent to every client before the training
     metrics_file = _Named("metrics.jsonl")  # one object per round
     costs_file = _Named("costs.jsonl")  # seconds
     preparation_file = _Named("preparation.jsonl")  # one object per round of the phases before the training
     receipt_file = _Named("privacy.json")
     signature_file = _Named("privacy.sig")
     model_file = _Named("model.safetensors")
-    description_file = _Named("model.json")  # how the model is used
+    description_file = _Named("model.json")  # shape, scale and classes: all that using the model takes
     events_file = _Named("events.jsonl")  # between sites: one object for each thing that happened
     sites_file = _Named("sites.json")  # between sites: the newest that each has signed, which the server gives back
-    log_file = _Named("log.txt")  # what the user was told of a run and no table shows
-    attack_file = _Named("attack.json")  # what attackers reached, with images of the training data
-    audit_file = _Named("audit.json")  # what an audit of the trained run found
+    log_file = _Named("log.txt")  # remarks for the user that no table shows
+    attack_file = _Named("attack.json")  # results of attacks, with images of the training data
+    audit_file = _Named("audit.json")  # results of an audit of the trained run
     page_file = _Named("report.html")
     evaluators_page = _Named("evaluator-only.html")  # in the private folder
     lock_file = _Named(".lock")
@@ -107,7 +107,7 @@ class RunFolder:
         for cost in (*rows_of(self.costs_file, RoundCost), *rows_of(own.costs_file, RoundCost)):
             took.setdefault(cost.round, []).append(cost)
         rows, public = [], self.public_metrics()
-        # a site in a hidden cohort tells nobody for which rounds it was drawn
+        # a site in a hidden cohort keeps secret for which rounds it was drawn
         own_alone = [row for number, row in evaluated.items() if number not in {row.round for row in public}]
         for row in (*public, *own_alone):
             row = row.with_more(evaluated[row.round]) if row.round in evaluated else row
@@ -247,7 +247,7 @@ def rows_of(path: Path, kind: type[F]) -> list[F]:
     """Parse each line of a file; an empty list where the file is absent."""
     if not path.exists():
         return []
-    *lines, cut = _text(path).split("\n")  # what follows the last newline is the row that a kill cut short
+    *lines, cut = _text(path).split("\n")  # the text behind the last newline is a row that a kill cut short
     if cut.startswith("\0") and not lines:
         raise damaged(path, "it is full of zeros, as a power cut may leave a file", FROM_A_COPY)
     return [parsed(path, line, kind, FROM_A_COPY) for line in lines]

@@ -40,7 +40,7 @@ class BesideGuess(Fact):
     name: str
     unit: str = ""
     value: Number
-    baseline: Number  # of somebody who saw nothing
+    baseline: Number  # by a guess
     control: Number | None = None  # of the same attack on the same run without protection; None where there is no such
     low: Number | None = None  # of an interval around the value, at `level`
     high: Number | None = None
@@ -76,7 +76,7 @@ class AttackFinding(Fact):
     roc: Roc | None = None
     promises: tuple[Promised, ...] = ()  # that the run makes against this attacker
     heads: tuple[str, str] = ("guess", "without protection")  # of what stands beside each figure
-    whole: bool = False  # was the whole run played, in place of listening to one round?
+    whole: bool = False  # true where the whole run was played, in place of listening to one round
 
 
 class Assault(LeftInRun):

@@ -29,7 +29,7 @@ class PlayedCanaries(Fact):
     at_least: Epsilon  # where canaries are independent
     at_delta: float
     claimed_there: Epsilon
-    at_least_by_coins: Epsilon  # at the delta of the promise, whatever depends on what
+    at_least_by_coins: Epsilon  # at the guarantee's delta, under any dependence between canaries
 
     def refutes(self, claimed: float) -> bool:
         return self.at_least > self.claimed_there or self.at_least_by_coins > claimed
@@ -98,7 +98,7 @@ class TrainedAudit(LeftInRun):
     unprotected: tuple[str, ...]  # units and adversaries of whom infinity is claimed
     needs: dict[str, str] = NEEDS
     not_looked_at: tuple[str, ...]
-    wrong: float  # how likely a true promise is refuted
+    wrong: float  # probability that a true guarantee is refuted
     simulated: bool = True
     seed: int
 

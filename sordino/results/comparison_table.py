@@ -56,7 +56,7 @@ class Row(Fact):
     target: float
     metric: Metric
     measured: Mapping[str, Measured]
-    measured_by: str  # whose answers the scores are of
+    measured_by: str  # the models that were scored
     p_against_first: float | None
     candidates: str
     guarantees: tuple[Guarantee, ...]
@@ -94,7 +94,7 @@ class Method:
     runs: Sequence[Metrics]  # of each seed; what it prepared is a round 0
     promise: Sequence[Guarantee]  # each of the seed that promises least
     experiment: Experiment = Experiment()  # of the first seed, as it was run
-    ledgers: tuple[Notes, ...] = ()  # what each seed's ledger says
+    ledgers: tuple[Notes, ...] = ()  # releases in each seed's ledger
 
     @property
     def simulated(self) -> bool:

@@ -39,7 +39,7 @@ class Result:
     """Metrics and guarantees of a run: plain lists, data frames, the model, the page."""
 
     folder: Path
-    notes: list[str] = field(default_factory=list)  # what the user should know and no table shows
+    notes: list[str] = field(default_factory=list)  # remarks that no table shows
     interrupted: bool = False
     objects: Mapping[str, object] = field(default_factory=dict)  # of this session, that the run was begun with
 

@@ -34,7 +34,7 @@ from sordino.runs.simulation import simulated
 from sordino.types import HANDED, Formula
 
 AGAIN = ("public_split", "sklearn_digits", "procedural", "folder")  # sources whose candidates cost little to make again
-DEAR = ("openai_chat", "transformers")  # who wrote prompts and is not asked again
+DEAR = ("openai_chat", "transformers")  # writers of prompts that are not asked again
 CLASSES = 12  # whose images a page shows: of more, so many at even distances
 PICTURES = 7  # of each kind and class, at most
 ROOM = 600_000  # numbers in all pictures of a page together
@@ -81,11 +81,11 @@ class Gallery(Fact):
 
 
 class Preparation(Fact):
-    label: str  # what must be said beside every result
+    label: str  # remark to stand beside every result
     source: str  # of candidates
     simulated: bool
     unread: str  # why nothing is known of its phases
-    unknown: str  # why nobody says which candidates are wrong
+    unknown: str  # reason why wrong candidates are not marked
     rank: str
     classes: tuple[OfClass, ...]
     messages: tuple[Sent, ...]
