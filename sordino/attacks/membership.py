@@ -127,7 +127,7 @@ def roc(sides: TwoSides) -> tuple[tuple[float, float], ...]:
 
 
 class Separation(NamedTuple):
-    """How well scores separate members from others."""
+    """Separation of members from others by their scores."""
 
     auc: float
     low: float

@@ -38,8 +38,7 @@ SIMULATIONS = (
     "runs themselves protect nobody."
 )
 SHOWS_SCORES = (
-    f"{EVALUATOR}: not to be shared. Some of these runs protect somebody, and no epsilon covers the scores on this "
-    "page."
+    f"{EVALUATOR}: not to be shared. Some of these runs have real noise, and no epsilon covers the scores on this page."
 )
 UNSAID = ("name", "seed", "engine")  # settings that are no difference between methods
 

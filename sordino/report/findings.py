@@ -60,7 +60,7 @@ def _claimed(one: AuditedPromise) -> Html:
 
 
 def attacked(found: Assault) -> Html:
-    """What each attack reached, in figures and pictures."""
+    """Results of each attack, in figures and pictures."""
     untried = [f"{one.attack}: {one.why}" for one in found.found if not one.measured]
     return section(
         "What attackers reached",

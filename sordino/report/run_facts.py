@@ -95,7 +95,7 @@ SIMULATED = (
     "A simulation: the noise came from a seed. The numbers describe what the same run promises with real noise; this "
     "run itself protects nobody."
 )
-NO_NOISE = "This method draws no noise: nothing is promised to anybody."
+NO_NOISE = "This method draws no noise, so it promises nothing."
 
 
 def gather(folder: Path, evaluator: bool = False) -> RunFacts:

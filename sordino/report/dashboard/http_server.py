@@ -74,7 +74,7 @@ class Dashboard(ThreadingHTTPServer):
 
     @property
     def link(self) -> str:
-        """What a browser opens, without a token."""
+        """Address for a browser, without a token."""
         host = str(self.server_address[0])
         name = next(iter(sorted(self.names - {host})), host) if self.tls is not None else host
         return f"http{'s' if self.tls else ''}://{f'[{name}]' if ':' in name else name}:{self.port}/"
