@@ -89,8 +89,8 @@ HOSTILE = [
     one(
         "two kinds of claims at the whole delta each",
         "accounting/covering.py",
-        "summed = math.fsum(_alone(part, delta / len(parts), every).epsilon for part in parts)",
-        "summed = math.fsum(_alone(part, delta, every).epsilon for part in parts)",
+        "summed = math.fsum(_alone(part, delta / len(parts), check).epsilon for part in parts)",
+        "summed = math.fsum(_alone(part, delta, check).epsilon for part in parts)",
         f"{COVERING}::test_a_sample_that_cannot_be_stretched_is_summed",
     ),
     one(

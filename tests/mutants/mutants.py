@@ -307,8 +307,8 @@ PRIVACY = [
     one(
         "a published guarantee called proved",
         "privacy/uplink/rules.py",
-        'nothing, "nominal", (self.published,))',
-        'event, "proved", (self.published,))',
+        'noise.neighbours, NonPrivate(NOMINAL), "nominal", why)',
+        'noise.neighbours, event, "proved", why)',
         f"{PERSONAL_RUNS}::test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted[12]",
     ),
     one(

@@ -31,7 +31,7 @@ TOLD = [
     ),
     one(
         "a p-value between different ways of measuring",
-        "results/comparison.py",
+        "results/comparison_table.py",
         "alike = method.measured_by == first.measured_by",
         "alike = True",
         f"{MEASURED}::test_a_table_of_both_says_whose_answers_they_are_and_gives_no_p",
