@@ -82,11 +82,22 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if place in left_out() else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the users of branches that this copy lacks; of the cases of a test that is `one_fast` all but the first
+    are slow.
+    """
     from tests.helpers.branch_users import left_out
 
     if gone := left_out():
         items[:] = [item for item in items if gone.isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))]
+    begun: set[str] = set()
+    for item in items:
+        if item.get_closest_marker("one_fast") and not item.get_closest_marker("slow"):
+            name = item.nodeid.partition("[")[0]
+            if name in begun:
+                item.add_marker(pytest.mark.slow)
+            begun.add(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -43,6 +43,7 @@ def alike(name: str, executor: str = "auto") -> Experiment:
     return BY_NAME[name].experiment(engine={"executor": executor, "workers": 1, "precision": "fp32"})
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "name",
     [

@@ -144,6 +144,7 @@ def test_an_algorithm_that_fails_in_a_later_round_is_told_with_its_place(
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # and the run is there to be resumed
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kind", TOLD)
 def test_so_it_is_in_a_client_process_and_nobody_is_left_behind(
     kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_a_model_that_asks_to_end_the_program_does_not_end_it_well(name: str, tm
     told(refusal.value, name, "exits")
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("kind", "code"), [("is gone", "client-process-ended"), ("never ends", "deadline-passed")])
 @pytest.mark.parametrize("timeout", [None, 0.2])
 def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
@@ -186,6 +188,7 @@ def test_a_process_that_is_gone_or_never_answers_ends_the_run_in_words(
     assert "resume" in refusal.value.fix
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("executor", ["loop", "stack", "processes"])
 def test_a_client_that_is_not_finite_stops_the_run_with_its_name_everywhere(
     executor: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -240,6 +240,7 @@ def test_monotone_in_steps_rate_and_noise(name: str) -> None:
         assert values[0] < values[-1]
 
 
+@pytest.mark.slow
 def test_a_sampled_discrete_gaussian_is_known_at_whole_orders_alone() -> None:
     """There the moments of both laws agree; between two of them nothing is known, and nothing is counted as free."""
     for rate, z, rounds in ((0.1, 1.0, 50), (0.01, 0.7, 1000), (0.5, 4.0, 10)):
@@ -316,6 +317,7 @@ def test_two_steps_of_a_client_row_bound_replacing_an_example(z: float, delta: f
     assert claimed > 2 * epsilon_of(1 / z, delta)  # the broken twin that forgets the smaller delta
 
 
+@pytest.mark.slow
 def test_millions_of_releases_are_priced_at_once() -> None:
     """A loss distribution of ten million releases takes minutes; Renyi divergences are sums. No dearer by more than a
     tenth where both can be asked.

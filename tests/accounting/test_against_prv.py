@@ -58,6 +58,7 @@ def test_truth_and_tightness_against_prv(rows: list[dict[str, float]]) -> None:
     check_truth(partial(by, "pld"), rows)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "row", [FEW[0], *(pytest.param(row, marks=slow) for row in FEW[1:3])], ids=lambda row: row["rate"]
 )

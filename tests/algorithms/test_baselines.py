@@ -207,6 +207,7 @@ def naive_generator_loss(
     return total + torch.exp(-apart / n**2)
 
 
+@pytest.mark.slow
 def test_fedgens_server_steps_down_the_naive_loss() -> None:
     """Two heads with other counts: one step of Adam by the gradient of the loops."""
     _, made, generator = fedgen()

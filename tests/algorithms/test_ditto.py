@@ -83,6 +83,7 @@ def test_models_of_their_own_follow_the_recursion(pull: float) -> None:
         assert torch.allclose(own(run, k), v, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_pull_it_is_training_alone() -> None:
     run = quadratics(ditto(0.0)).play(60)
     for k in range(CLIENTS):

@@ -35,6 +35,7 @@ def blind(self: Brightness, views: list[UpdateView]) -> torch.Tensor:
     return torch.zeros(len(views))
 
 
+@pytest.mark.slow
 def test_the_judge_finds_nothing_where_an_attacker_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: an attack that looks at no upload has no power, and must not pass for a run that holds."""
     monkeypatch.setattr(Brightness, "score", blind)

@@ -187,6 +187,7 @@ def audited(words: list[str], trials: int, **more: Any) -> attacks.Audit:
     return audit(config.load({}, words), trials, **more)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", [*STAYS, *(pytest.param(name, marks=slow) for name in ALSO)])
 def test_a_sound_gate_stays_below_its_claim_and_its_twin_is_caught(name: str) -> None:
     words, trials = (STAYS | ALSO)[name]
@@ -202,6 +203,7 @@ def test_a_sound_gate_stays_below_its_claim_and_its_twin_is_caught(name: str) ->
     assert (twin.claimed, twin.unit, twin.neighbours) == (one.claimed, one.unit, one.neighbours)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("noise", "trials", "least"), [(0.5, 10_000, 0.1), (9.0, 10_000, 0.5), (50.0, 1_000, None)])
 def test_an_audit_says_which_missing_noise_it_would_notice(noise: float, trials: int, least: float | None) -> None:
     """The larger the noise, the less a few trials find; below what they find they prove nothing, and say so."""
@@ -220,6 +222,7 @@ def test_an_audit_says_which_missing_noise_it_would_notice(noise: float, trials:
         assert (twin.verdict, twin.power) == ("caught" if least is not None and lacks >= least else "escaped", "")
 
 
+@pytest.mark.slow
 def test_answers_at_random_lose_what_a_value_is_promised_and_rarer_ones_more() -> None:
     words = ["algorithm=ldp_fl", "local_epsilon=2.0", "label_epsilon=1.0"]
     value, image, example = audited(words, 20_000).subjects
@@ -327,6 +330,7 @@ def test_a_broken_gate_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert audited(words, 700).verdict == "VIOLATED"
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_an_audit_and_the_operating_system_does_not() -> None:
     words = STAYS["gaussian_gdp"][0]
     first, again, other = (audited(words, 2_000, seed=seed).to_json()["subjects"] for seed in (1, 1, 2))
@@ -389,6 +393,7 @@ def test_a_twin_lacks_some_of_its_noise(short: float) -> None:
     assert refused.value.code == "no-such-twin"
 
 
+@pytest.mark.slow
 def test_ten_percent_less_noise_is_caught_with_draws_enough() -> None:
     """Of a mu of 2: missed with probability below 1e-4; a hundredth of the draws does not show it."""
     words = ["algorithm=gaussian_gdp", "multiplier=0.5", "rounds=1", "privacy={delta=1e-5}"]

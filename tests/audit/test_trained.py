@@ -245,6 +245,7 @@ def test_a_preparation_that_lacks_something_is_refused_before_it_is_played() -> 
     assert refusal.value.code in ("no-extractor", "no-candidates")
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("where", "weak"),
     [

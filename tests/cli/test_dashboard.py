@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_it_comes_and_goes(folder: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     for more, answers in (([], True), (["--token-file", str(token)], True), (["--token-file", str(token)], False)):

@@ -49,6 +49,7 @@ def begun(folder: Path, *more: str, rounds: int = 100_000, **options: Any) -> wa
     return process
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=slow), pytest.param(signal.SIGHUP, marks=slow)]
 )
@@ -163,6 +164,7 @@ PRINTING = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
 def test_what_cannot_be_printed_is_said_and_is_no_success(words: tuple[str, ...], runs: Path, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full, open(tmp_path / "stderr", "wb") as stderr:

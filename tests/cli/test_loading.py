@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ def told(program: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_collected_while_modules_load_and_all_that_is_made_later_is(tmp_path: Path) -> None:
     program = """
 import gc, weakref
@@ -59,6 +61,7 @@ print(gc.isenabled(), gc.get_freeze_count())
     assert told(program, tmp_path) == "False 0\n"
 
 
+@pytest.mark.slow
 def test_a_run_with_exact_accounts_asks_no_other_accountant(tmp_path: Path) -> None:
     program = """
 import sys
@@ -73,6 +76,7 @@ print({"dp_accounting", "scipy.stats", "scipy.signal", "sklearn", "pandas", "mat
     assert told(program, tmp_path) == "set()\n"
 
 
+@pytest.mark.slow
 def test_a_verb_that_is_built_alone_is_the_one_of_the_whole_command() -> None:
     whole = get_command(app)
     assert isinstance(whole, TyperGroup)

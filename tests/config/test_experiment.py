@@ -256,6 +256,7 @@ WRONG: dict[str, Wrong] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_is_refused_in_words_and_leaves_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Said]

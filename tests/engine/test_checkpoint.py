@@ -150,6 +150,7 @@ def crashes(ask: Ask, directory: Path, each: int, seed: int, at_random: int) -> 
     return [f"{case}: {wrong}" for case in plan if (wrong := crash(ask, directory, *case)) is not None]
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_the_old_state_or_the_new(ask: Ask, tmp_path: Path) -> None:
     assert crashes(ask, tmp_path, each=1, seed=1, at_random=3) == []
     assert len(list(tmp_path.glob("*.tmp"))) <= 1

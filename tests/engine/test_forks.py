@@ -111,6 +111,7 @@ def test_an_answer_of_another_look_is_not_taken() -> None:
     helpers.close()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("seconds", [0.0, 0.1])
 def test_the_asker_counts_what_it_hands_on_and_not_its_waiting(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it gives away all units and waits for them."""
@@ -327,6 +328,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
     return cache(lambda way: traced(WAYS[way], tmp_path_factory.mktemp("alone") / "run", 1))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("way", WAYS)
 def test_forks_change_no_byte(
     way: str, alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -81,6 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("many", ALIKE.values(), ids=list(ALIKE))
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
 def test_a_stack_uploads_what_the_loop_uploads(name: str, many: int, calls: list[int]) -> None:

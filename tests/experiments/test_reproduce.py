@@ -159,6 +159,7 @@ def test_a_step_at_which_the_model_diverges_is_not_chosen(tmp_path: Path, runs: 
     assert [run.status for run in done.tuning] == ["none", "diverged"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = table(tmp_path, HEAD + ONE)
     row = one.sheet.row[0]
@@ -203,6 +204,7 @@ def test_a_dry_run_and_a_new_page_run_nothing(here: Path, asked: Asked, runs: li
     assert runs == []
 
 
+@pytest.mark.slow
 def test_one_row_is_run_and_then_compared_with_itself(
     here: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

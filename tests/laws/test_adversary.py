@@ -47,6 +47,7 @@ def real(case: Case, **more: Any) -> Experiment:
     return case.experiment(privacy=case.privacy | {"noise": "system"}, **more)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("case", EVERY)
 def test_nothing_that_is_left_tells_one_example_from_another(case: Case, tmp_path: Path) -> None:
     made = real(case)
@@ -81,6 +82,7 @@ def test_nothing_that_is_left_tells_one_client_from_another(case: Case, tmp_path
         assert raw(one, play(made, tmp_path / "again", stream=2), other) == []
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("case", OF_COINS)
 def test_nothing_that_is_left_tells_who_was_drawn(case: Case, tmp_path: Path) -> None:
     made = real(case)
@@ -113,6 +115,7 @@ def test_coins_from_the_seed_are_found_out(tmp_path: Path, monkeypatch: pytest.M
     assert guessed(made, tmp_path / "twin") == 1.0
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_draw_different_cohorts(tmp_path: Path) -> None:
     """60 fair coins agree by chance once in 2^60."""
     drawn: list[list[list[int]]] = []
@@ -195,6 +198,7 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert truth < 20
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("what", ["active", "device_flops", "bytes_up", "scores"])
 def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 8. How many were drawn, what they computed and sent; and how good the model is on the test data, client by
@@ -212,6 +216,7 @@ def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: p
     assert "metrics.jsonl" in tells_apart(one, told)
 
 
+@pytest.mark.slow
 def test_labels_of_clients_in_a_page_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 8. The picture of who holds what is made of exact counts."""
     from sordino.report import run_facts
@@ -256,6 +261,7 @@ outcome = { kind = "label", classes = ["0", "1"] }
 """
 
 
+@pytest.mark.slow
 def test_a_split_that_looks_at_outcomes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 9. One outcome is another: nobody else's rows move. Under the old split the others' sizes and uploads move
     with it."""
@@ -292,6 +298,7 @@ def test_a_split_that_looks_at_outcomes_is_found_out(tmp_path: Path, monkeypatch
     assert tells_apart(one, other) or len(others(one, other)) > 1
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_put_back_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its place, three times, by somebody who says that it has moved: one draw of each round. In the program as it
     was each restore draws again what was left of the run, and many draws would average the noise away.

@@ -99,6 +99,7 @@ def test_nothing_that_is_left_tells_whether_a_client_is_counted(case: Case, tmp_
     assert any(k == VICTIM and a != b for (_, k, a), (_, _, b) in zip(one.sent, other.sent, strict=True))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("case", tried(EXAMPLES))
 def test_nothing_that_is_left_tells_whether_an_example_is_counted(case: Case, tmp_path: Path) -> None:
     made = real(case)
@@ -142,6 +143,7 @@ def clinics(folder: Path, without: str = "") -> config.Experiment:
     return config.validate(table)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_gone_is_found_out_where_one_that_does_not_count_is_not(tmp_path: Path) -> None:
     """What `add_remove` would have promised: an agreement that lists eleven clinics is not one that lists twelve."""
     one = play(clinics(tmp_path), tmp_path / "one")
@@ -160,6 +162,7 @@ def loudness(seen: Seen) -> float:
     return float(np.square(np.concatenate(sent)).mean())
 
 
+@pytest.mark.slow
 def test_noise_that_is_scaled_by_the_rows_at_hand_is_found_out(tmp_path: Path) -> None:
     """Nothing but noise is sent (a multiplier of 10^6), and it is weighed by no number of rows. At 11 rows it is 12/11
     times as loud as at 12: the square moves by 19 %. Those of 15,010 coordinates have a deviation of 1.2 %, the ratio of

@@ -42,6 +42,7 @@ by_case = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_fast
 @by_case
 def test_clients_that_share_a_pass_train_the_same_model(case: Case, tmp_path: Path) -> None:
     alone = finished(case.experiment(), tmp_path / "loop")
@@ -64,6 +65,7 @@ def test_clients_of_one_shape_train_the_same_model_in_one_call(case: Case, tmp_p
     assert apart(tmp_path / "loop", tmp_path / "stack") < CLOSE
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=c.name, marks=[] if c.name in QUICK else [pytest.mark.slow]) for c in CASES]
 )
@@ -78,6 +80,7 @@ def test_clients_of_any_size_train_the_same_model_in_one_call(case: Case, tmp_pa
     assert apart(tmp_path / "loop", tmp_path / "stack") < CLOSE
 
 
+@pytest.mark.slow
 def test_the_law_catches_a_step_that_is_none_of_the_client_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever walks on where it has no batch goes further under momentum. A trial keeps such clients apart, and whoever
     does not believe it finds them moved."""

@@ -55,6 +55,7 @@ def shuffled(case: Case, folder: Path) -> Trace:
         return finished(case.experiment(), folder)
 
 
+@pytest.mark.one_fast
 @by_way
 def test_the_order_of_clients_changes_nothing(case: Case, base: Base, tmp_path: Path) -> None:
     assert differences(base.trace(case), shuffled(case, tmp_path / "run")) == []
@@ -78,6 +79,7 @@ def test_the_order_law_catches_shared_randomness(tmp_path: Path, monkeypatch: py
 
 
 # processes ------------------------------------------------------------------------------------------------------------
+@pytest.mark.one_fast
 @by_way
 def test_other_processes_say_the_same_bytes(
     case: Case, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +90,7 @@ def test_other_processes_say_the_same_bytes(
 
 
 # resume ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.one_fast
 @by_way
 def test_resumed_is_uninterrupted(case: Case, base: Base, tmp_path: Path) -> None:
     assert differences(base.trace(case), interrupted(case.experiment(), tmp_path / "run")) == []
@@ -104,6 +107,7 @@ class Hoarding(FedAvg):
         return Up(tree.scale(1 / Hoarding.calls, up.delta)), state
 
 
+@pytest.mark.slow
 def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(all_algorithms(), "hoarding", Hoarding)
     case = Case("hoarding", {"name": "hoarding"}, more={"engine": {"executor": "loop", "workers": 1}})
@@ -123,6 +127,7 @@ def test_the_resume_law_catches_hidden_state(tmp_path: Path, monkeypatch: pytest
 
 
 # seed -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.one_fast
 @by_way
 def test_another_seed_is_another_run(case: Case, base: Base, tmp_path: Path) -> None:
     other = finished(case.experiment(seed=1), tmp_path / "run")
@@ -131,6 +136,7 @@ def test_another_seed_is_another_run(case: Case, base: Base, tmp_path: Path) -> 
 
 
 # ledger ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.one_fast
 @by_name
 def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) -> None:
     setup, federation = opened(base.folder(case))
@@ -203,6 +209,7 @@ def test_every_noise_has_a_silent_twin() -> None:
 bounded = [case for case in CASES if case.name in ("whole_update", "central", "central_visible")]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("case", bounded, ids=lambda case: case.name)
 def test_an_upload_that_is_not_finite_counts_as_zero(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -63,6 +63,7 @@ def test_the_receipt_has_a_row_for_everybody_and_promises_only_what_events_prove
         assert all(rows[subject]["epsilon"] > budget for subject in finite)  # the printed budget was not what it cost
 
 
+@pytest.mark.one_fast
 @by_name
 def test_an_untouched_receipt_verifies(case: Case, base: Base) -> None:
     assert verify(base.folder(case)) == []

@@ -83,6 +83,7 @@ def strangers(one: Seen, other: Seen) -> set[int]:
     return {k for (t, k, mine), (_, _, theirs) in pairs if t == "/0" and mine != theirs}
 
 
+@pytest.mark.slow
 def test_a_scale_that_rows_decide_claims_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The age of one row moves the scale, and with it the upload of a client that does not hold it."""
 
@@ -143,6 +144,7 @@ def test_one_image_changes_no_model_of_declared_classes(change: Change, tmp_path
     assert len(strangers(one, other)) == 1
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("change", [OWL, COLOUR], ids=["class", "colour"])
 def test_classes_that_images_bring_along_claim_nothing(
     change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

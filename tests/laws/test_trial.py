@@ -92,6 +92,7 @@ DEAR = {"processes", "learns", "noisy", "resume", "order"}  # laws that run fede
 BASE = {"runs", "ledger", "receipt"}  # laws that share one
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("name", "whole"),
     [

@@ -139,6 +139,7 @@ def play(path: str | Path, rules: World, steps: list[Any]) -> list[str]:
     return differences
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("rule", ["all", pytest.param("any", marks=pytest.mark.slow)])
 @given(steps=STEPS)
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -215,6 +216,7 @@ TWINS: dict[str, tuple[Any, str, Any]] = {
 
 
 # the search for a sum that floats get wrong is long
+@pytest.mark.one_fast
 @pytest.mark.parametrize("twin", [pytest.param(t, marks=[pytest.mark.slow] * (t == "adds floats")) for t in TWINS])
 def test_a_broken_twin_is_caught(monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
     monkeypatch.setattr(*TWINS[twin])

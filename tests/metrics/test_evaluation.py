@@ -109,6 +109,7 @@ def test_plain_on_the_clients_is_the_shared_model(name: str, tmp_path: Path) -> 
         assert through.clients.to_json()[key] == pytest.approx(shared.clients.to_json()[key], rel=1e-12, abs=1e-15)
 
 
+@pytest.mark.slow
 def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
     own = run(tmp_path / "own")
     said = run(tmp_path / "said", evaluation={"models": ["global"], "personal": ["proto"]})
@@ -126,6 +127,7 @@ def test_what_is_not_asked_for_is_the_algorithms_own(tmp_path: Path) -> None:
     assert both[-1].accuracy == own[-1].accuracy
 
 
+@pytest.mark.slow
 def test_client_processes_score_what_the_loop_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "subprocess", warm.stand_in())
     asked = {"models": BOTH, "personal": THREE}

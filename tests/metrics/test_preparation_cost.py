@@ -33,6 +33,7 @@ def built(planned: PlannedPhase) -> Setup:
     return Whole(whole.experiment, whole.public, whole.agreed).phases[-1]
 
 
+@pytest.mark.slow
 def test_device_flops_are_the_closed_form(once: Path) -> None:
     """Three times a forward pass for an example that is learned from, one for an example that is looked at."""
     parts, served = simulated(config.load(once / "experiment.toml")), {}

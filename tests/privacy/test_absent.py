@@ -45,6 +45,7 @@ COHORTS = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", COHORTS)
 def test_central_noise_does_not_shrink_with_those_who_stay_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in the mean of a round whether all answer, one does, or nobody; and of the size that the plan says."""
@@ -71,6 +72,7 @@ def test_central_noise_does_not_shrink_with_those_who_stay_away(name: str, monke
         assert noise.tolist() == pytest.approx([expected[0]] * len(noise), rel=1e-9)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["hidden", "rates", "threshold"])
 def test_an_empty_hidden_round_costs_what_a_full_one_does(name: str) -> None:
     if name == "hidden":
@@ -95,6 +97,7 @@ def test_an_empty_hidden_round_costs_what_a_full_one_does(name: str) -> None:
     assert multiplier > 0
 
 
+@pytest.mark.slow
 def test_a_client_is_told_its_own_rate_and_no_others() -> None:
     """The claims of a round with personal rates: of every group at the rate at which its own coins were tossed."""
     parts = made({"name": "pdp_prox", "mechanism": "rates"}, MECHANISMS["rates"], GROUPS)

@@ -40,6 +40,7 @@ def test_what_was_reserved_may_be_read() -> None:
     read_batches(Work(None, 5, None), reads=5)
 
 
+@pytest.mark.slow
 def test_an_exhausted_hidden_cohort_reads_nothing_more() -> None:
     central = up([CLIP], [{"name": "noise", "neighbours": "zero_out"}])
     parts = simulated(config.validate({**QUADRATICS, **central, **budget(**QUICK), "cohort": POISSON, "rounds": 2}))
@@ -127,6 +128,7 @@ def _constant(value: ast.expr | None, default: str) -> str:
     return str(value.value)
 
 
+@pytest.mark.slow
 def test_every_refusal_is_in_the_table() -> None:
     tried = {code for code, _ in EXPERIMENTS.values()} | {call.code for call in CALLS.values()} | set(NOT_IN_A_TABLE)
     parts = {f"*{code[code.index('-') :]}" for code in tried if "-" in code} | {"*-*"}

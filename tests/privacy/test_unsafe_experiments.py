@@ -33,6 +33,7 @@ from tests.privacy.unsafe_parts import (
 DIGITS: Table = {"rounds": 2, "partition": {"scheme": "iid", "clients": 3}, "privacy": {"epsilon": 2.0}}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_unsafe_experiment_does_not_start(name: str, tmp_path: Path) -> None:
     code, changes = EXPERIMENTS[name]

@@ -133,6 +133,7 @@ def test_a_page_is_part_of_the_receipt_once_it_is_made(run: Path, cli: Callable[
     assert any("report.html" in line for line in verify(run))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("again", ["report", "resume"])
 @pytest.mark.parametrize("name", ["model.safetensors", "metrics.jsonl", "agreement.json"])
 def test_nothing_that_somebody_put_there_is_sealed_later(
@@ -202,6 +203,7 @@ def forged(runs: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place / "forged"
 
 
+@pytest.mark.slow
 def test_a_ledger_with_ten_times_the_noise_is_not_what_the_experiment_plans(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +331,7 @@ def test_the_user_who_may_see_it_sees_it_all(runs: Path, cli: Callable[..., Said
 # -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_ledger_are_one_number(tmp_path: Path, cli: Callable[..., Said]) -> None:
     """The sum of squares of all their multipliers, not the larger of two epsilons; and one key for the data of both."""
     ledger = str(tmp_path / "shared.sqlite")
@@ -380,6 +383,7 @@ VISIBLE = {
 }
 
 
+@pytest.mark.slow
 def test_sizes_that_are_nobodys_business_are_written_nowhere(tmp_path: Path) -> None:
     """privacy.public_sizes = false: what is left of two federations of other sizes is the same, and verifies."""
     told = []

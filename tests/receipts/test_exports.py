@@ -70,6 +70,7 @@ def export(
     return made
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_promise_stands_with_all_that_makes_it_one(kind: str, export: Callable[..., tuple[Said, str]]) -> None:
     for name in ("simulated", "real"):

@@ -34,6 +34,7 @@ def test_a_run_folder_belongs_to_one_run(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
     file = experiment_file(BY_NAME["fedavg"], tmp_path, rounds=3000)
     out = tmp_path / "run"
@@ -49,6 +50,7 @@ def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
         process.wait()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("missing", ["experiment.toml", "environment.json"])
 def test_what_is_no_run_folder_is_not_resumed(missing: str, tmp_path: Path) -> None:
     with pytest.raises(RunError) as refusal:
@@ -61,6 +63,7 @@ def test_what_is_no_run_folder_is_not_resumed(missing: str, tmp_path: Path) -> N
     assert refusal.value.code == "not-a-run"
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("format", [0, 2, 99, None, "1"])
 @pytest.mark.parametrize(
     ("name", "verbs"),
@@ -106,6 +109,7 @@ def test_a_key_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert refusal.value.code == "run-file-damaged"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     with killed_at("published", 2):
         start(BY_NAME["scaffold"].experiment(), tmp_path / "run")
@@ -146,6 +150,7 @@ def test_a_ledger_put_back_is_noticed(tmp_path: Path) -> None:
     assert refusal.value.code == "ledger-rolled-back"
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_and_stepped_over_on_request(tmp_path: Path) -> None:
     whole, cut = (run(None, "rounds=4", "partition.clients=4", out=tmp_path / name) for name in ("whole", "cut"))
     newest = cut.folder / "checkpoints" / "round-000004.ckpt"

@@ -41,6 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_an_attack_leaves_a_file_for_its_owner_and_a_section(run: Path, cli: Callable[..., Said]) -> None:
     before = page(gather(run))
     assert "What attackers reached" not in before
@@ -67,6 +68,7 @@ def test_a_replay_that_differs_is_no_replay(run: Path) -> None:
     assert refusal.value.code == "replay-differs"
 
 
+@pytest.mark.slow
 def test_a_replay_adds_up_as_the_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of a stack are added up together. Broken twin: one by one, which is rounded elsewhere."""
     given = {
@@ -97,6 +99,7 @@ def test_an_edited_file_is_refused(tmp_path: Path, name: str, reads: Callable[[P
     assert refusal.value.code == "run-file-damaged"
 
 
+@pytest.mark.slow
 def test_an_audit_leaves_a_file_and_a_section(run: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:
     assert "What an audit found" not in page(gather(run))
     said = cli("audit", run, "--trained", "--canaries", 40, "--json")

@@ -63,6 +63,7 @@ def test_a_comparison_of_runs_that_protect_somebody_is_stamped_too(tmp_path: Pat
     assert page.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_the_dashboard_calls_no_run_with_real_noise_simulated(run: Path) -> None:
     from sordino.report.dashboard.page import page
     from sordino.report.dashboard.watched import Watched

@@ -66,6 +66,7 @@ def text(request: pytest.FixtureRequest, facts: RunFacts, compared: Comparison) 
     return {"run": lambda: page(facts), "comparison": lambda: compared.report().read_text()}[request.param]()
 
 
+@pytest.mark.one_fast
 def test_a_page_needs_nothing_else(text: str) -> None:
     assert len(text.encode()) < 2_000_000
     assert not re.search(r"<[^>]*(src|href)\s*=\s*[\"'](?!data:)", text)
@@ -125,6 +126,7 @@ def test_the_nominal_curve_is_not_the_one_that_holds(facts: RunFacts) -> None:
     assert all(said < holds for (_, said), (_, holds) in zip(line.nominal, line.points, strict=True))
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_over_many_rounds_fit(folder: Path, facts: RunFacts) -> None:
     clients, rounds = 1000, 200
     many = {"metric": "accuracy", "mean": 0.5, "std": 0.1, "worst_tenth": 0.2, "each": [0.123456789] * clients}

@@ -60,6 +60,7 @@ def pixels(uri: str) -> Any:
 
 
 # whom it asked --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_who_declined_had_too_few_images_and_who_answered_had_enough(found: Preparation, parts: Simulation) -> None:
     labels, rows = np.asarray(parts.population.dataset.train.y), parts.population.shares[0]
     said = []
@@ -268,6 +269,7 @@ def test_a_run_that_stopped_on_the_way_is_shown_as_far_as_it_came(folder: Path, 
     assert {row.phase for row in facts.messages} == {"train", "training"}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_read_takes_nothing_else_away(
     folder: Path, tmp_path: Path, cli: Callable[..., Said]
 ) -> None:
@@ -294,6 +296,7 @@ def test_nothing_is_said_of_a_run_that_did_not_prepare(tmp_path: Path, cli: Call
     assert json.loads(cli("show", result.folder, "--json").out)["preparation"] == []
 
 
+@pytest.mark.slow
 def test_the_label_stands_beside_results(folder: Path, cli: Callable[..., Said]) -> None:
     result = sordino.open_run(folder)
     facts = gather(folder)

@@ -98,6 +98,7 @@ for written, own in [(0, 0), (40, 0), (0, 60), (40, 60)]:
 """
 
 
+@pytest.mark.slow
 def test_memory_that_a_fork_shares_is_counted_once() -> None:
     """Of the 100 MB that it is forked with it adds what it writes to, and what it takes for itself."""
     ended = subprocess.run([sys.executable, "-c", SHARING], cwd=ROOT, capture_output=True, check=True)

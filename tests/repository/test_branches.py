@@ -55,6 +55,7 @@ GONE = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("gone", GONE)
 def test_the_rest_imports_and_runs_without_a_branch(gone: tuple[str, ...], tmp_path: Path) -> None:
     place = without(tmp_path, *gone)
@@ -74,11 +75,13 @@ def test_the_rest_imports_and_runs_without_a_branch(gone: tuple[str, ...], tmp_p
         assert all(branch in refused.stderr for branch in gone)
 
 
+@pytest.mark.slow
 def test_the_trunk_imports_no_branch_and_attacks_alone_another_one() -> None:
     asked = {(room, name) for room, names in house.imports().items() for name in names if name in BRANCHES}
     assert asked == {("attacks", "audits")}
 
 
+@pytest.mark.slow
 def test_an_import_of_a_branch_is_noticed(tmp_path: Path) -> None:
     """The negative control: one line in a room of the trunk."""
     place = without(tmp_path, "secagg")
@@ -89,6 +92,7 @@ def test_an_import_of_a_branch_is_noticed(tmp_path: Path) -> None:
     assert "No module named 'sordino.secagg'" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_secure_sum_without_its_branch_is_refused(tmp_path: Path) -> None:
     """Never one in the clear."""
     place = without(tmp_path, "secagg")

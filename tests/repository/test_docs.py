@@ -62,6 +62,7 @@ def read(page: str, desk: Path, patient: bool = True) -> None:
     follow((ROOT / page).read_text(encoding="utf-8"), page, patient)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("page", ["docs/guide/own-algorithm.md", "docs/guide/exit-codes.md"])
 def test_a_page_does_what_it_says(page: str, desk: Path) -> None:
     """What is quick of it, at every change: the slow tier follows all of all pages."""

@@ -97,6 +97,7 @@ def files() -> list[Path]:
     return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+@pytest.mark.slow
 def test_no_file_reaches_an_unsafe_loader() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} {name}"

@@ -97,6 +97,7 @@ def askers(asks: Callable[[ast.AST], bool], package: Path = PACKAGE) -> set[str]
     }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_each_question_is_asked_in_one_place(question: str) -> None:
     asks, allowed = QUESTIONS[question]

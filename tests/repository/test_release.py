@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import sordino
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,7 @@ def test_what_a_release_holds_is_there_and_fits_together() -> None:
     assert all(name in notice for name in foreign)
 
 
+@pytest.mark.slow
 def test_what_is_imported_at_start_needs_nothing_that_only_linux_has() -> None:
     """As on Windows: no fcntl, resource, termios or pwd. What needs a lock says so."""
     program = (

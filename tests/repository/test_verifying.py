@@ -62,6 +62,7 @@ def strangers(files: Iterable[Path]) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_verifying_loads_what_declares_and_prices(run: Path) -> None:
     loaded = house_size.verified(run)
     assert house.PACKAGE / "accounting" / "accountants.py" in loaded
@@ -70,6 +71,7 @@ def test_verifying_loads_what_declares_and_prices(run: Path) -> None:
     assert sum(map(house_size.code_lines, loaded)) <= MOST
 
 
+@pytest.mark.slow
 def test_one_algorithm_is_loaded_by_its_name(run: Path) -> None:
     loaded = {file.stem for file in house_size.verified(run) if file.parent.name == "algorithms"}
     assert "client_noise" in loaded
@@ -83,6 +85,7 @@ def test_what_trains_reads_or_serves_is_noticed(name: str) -> None:
     assert strangers([house.PACKAGE / name]) == [name]
 
 
+@pytest.mark.slow
 def test_the_command_loads_no_library_that_trains_or_draws(run: Path) -> None:
     asked = [sys.executable, "-c", COMMAND, "privacy", "verify", str(run)]
     ended = subprocess.run(asked, check=True, capture_output=True, text=True)

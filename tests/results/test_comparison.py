@@ -114,6 +114,7 @@ def test_equal_seeds_mean_equal_starts() -> None:
     assert not torch.equal(one.setup.state("server").x["1.weight"], third.setup.state("server").x["1.weight"])
 
 
+@pytest.mark.slow
 def test_a_comparison_runs_stops_and_goes_on(tmp_path: Path) -> None:
     files = []
     for name in ("fedavg", "scaffold"):

@@ -43,6 +43,7 @@ def real(name: str, **privacy: Any) -> Experiment:
     return config.validate(table | MECHANISMS[name][1])
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", EVERY)
 def test_the_delta_of_a_receipt_is_the_one_that_was_granted(name: str, tmp_path: Path) -> None:
     unit, experiment = MECHANISMS[name][0], real(name)

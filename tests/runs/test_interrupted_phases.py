@@ -143,6 +143,7 @@ def test_killed_and_resumed_it_is_the_run_that_never_stopped(place: str, unstopp
     assert apart(unstopped, whole(tmp_path / "run")) == []
 
 
+@pytest.mark.slow
 def test_killed_everywhere_in_turn_it_is_the_run_that_never_stopped(unstopped: Whole, tmp_path: Path) -> None:
     """Every kind of moment of every phase, one after the other, each continuation killed again."""
     out = tmp_path / "run"
@@ -307,6 +308,7 @@ def test_ranks_say_the_same_bytes(unstopped: Whole, tmp_path: Path) -> None:
     assert len(list(out.glob("preparation/*/clients-*"))) == 4  # two ranks in each of two phases
 
 
+@pytest.mark.slow
 def test_one_rank_prepares_and_hands_out(one_rank: None, tmp_path: Path) -> None:
     handing = TINY | {"algorithm": {"name": "vhl", "per_class": 1, "width": 4}}
     loop = finished(config.validate(handing), tmp_path / "loop")

@@ -77,6 +77,7 @@ def test_a_library_s_own_network_and_loss_stay_proved() -> None:
         assert {row.status for row in rows if row.finite} == {"proved"}
 
 
+@pytest.mark.slow
 def test_who_verifies_needs_none_of_the_code(tmp_path: Path) -> None:
     """In another process, from which the file has gone: the condition follows from the name alone."""
     (tmp_path / "gone.py").write_text(CODE)
@@ -163,6 +164,7 @@ def test_a_stage_that_states_its_own_bound_is_conditional_in_all_books(name: str
     assert examine(tmp_path / "run", code=False).wrong == []
 
 
+@pytest.mark.slow
 def test_parts_of_the_library_state_nothing_of_somebodys_own() -> None:
     for case in BY_NAME.values():
         method = simulated(case.experiment()).setup.algorithm
@@ -187,6 +189,7 @@ class Remembering(torch.nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_the_adversary_sees_what_a_network_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One example of a client changes what another client sends. It is refused; as it was, it ran beside a number that
     was called proved."""

@@ -124,6 +124,7 @@ def test_a_draft_counts_the_rows_of_a_person(tmp_path: Path, visits: list[str], 
     assert 'patient = { kind = "key", rows = 4 }' in drafted
 
 
+@pytest.mark.slow
 def test_a_unit_of_patients_is_answered_with_the_way_to_get_it(cli: Callable[..., Said]) -> None:
     said = cli("privacy", "plan", "--unit", "patient", "--epsilon", 2)
     assert said.code == 2

@@ -256,6 +256,7 @@ def test_faults_never_take_noise_away(mechanism: str, faults: dict[str, float]) 
         assert faulty == 0 or faulty > sound * 0.85  # nobody answered a local round: nothing is released
 
 
+@pytest.mark.slow
 def test_one_step_does_not_feel_mu_and_no_mu_is_fedavg() -> None:
     def model(**algorithm: Any) -> torch.Tensor:
         parts = made(algorithm, {"name": "everyone"}, None, rounds=2, clip=None, uplink={"client": []}, privacy={})

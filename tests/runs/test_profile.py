@@ -34,6 +34,7 @@ def busy(seconds: float) -> None:
         pass
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kind", SLOW)
 def test_slow_work_is_found_under_its_name(
     kind: str, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Any

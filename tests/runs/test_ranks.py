@@ -81,6 +81,7 @@ def test_ranks_do_what_the_loop_does(name: str, more: dict[str, Any], count: int
         assert "other-ranks" in refused.stderr
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "more"), [("scaffold", {}), *SINGLE])
 def test_one_rank_is_the_loop(name: str, more: dict[str, Any], one_rank: None, tmp_path: Path) -> None:
     case = BY_NAME[name]
@@ -150,6 +151,7 @@ print([name for name in names if "gloo" in name])
 """
 
 
+@pytest.mark.one_fast
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of a process in /proc")
 @pytest.mark.parametrize("late", [False, True])
 def test_a_rank_that_has_left_keeps_no_thread(late: bool, one_rank: None) -> None:

@@ -85,6 +85,7 @@ def die_and_resume(case: Case, folder: Path, kills: int, seed: int, **changes: A
 
 
 # kill -9 --------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_killed_twice_it_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     case = BY_NAME["scaffold"]
     whole = finished(case.experiment(rounds=ROUNDS), tmp_path / "whole")
@@ -176,6 +177,7 @@ def test_an_interrupted_upload_stays_spent(tmp_path: Path) -> None:
 SYSTEM = BY_NAME["gaussian_gdp"].privacy | {"noise": "system"}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("point", POINTS)
 def test_no_round_is_drawn_twice_with_noise_of_the_system(point: str, tmp_path: Path) -> None:
     """The process dies anywhere in a round: what was drawn and not kept is lost, what was released stays, every

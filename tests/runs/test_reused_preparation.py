@@ -70,6 +70,7 @@ def left(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("variant", "privacy"),
     [("as_published", {}), pytest.param("rigorous_b", BUDGET, marks=pytest.mark.slow)],

@@ -73,6 +73,7 @@ def refused(folder: Path) -> str:
     return refusal.value.code
 
 
+@pytest.mark.slow
 def test_an_older_copy_that_is_put_back_releases_no_round_again(tmp_path: Path) -> None:
     """The inode of every file is what it was. It stops; as spent it goes on, and its rounds are lost and paid."""
     run, copy = tmp_path / "run", tmp_path / "copy"
@@ -122,6 +123,7 @@ MOMENTS: Mapping[str, Any] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("before", [False, True])
 def test_killed_anywhere_a_run_that_is_put_back_draws_nothing_again(moment: str, before: bool, tmp_path: Path) -> None:

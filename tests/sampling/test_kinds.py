@@ -231,6 +231,7 @@ def shuffled(rounds: int, clients: int, size: int) -> Drawn:
     return table
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("rounds", [10_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_the_poisson_sampler_is_what_its_event_says(rounds: int) -> None:
     cohort = PoissonSample(0.2)
@@ -247,6 +248,7 @@ def test_the_poisson_sampler_is_what_its_event_says(rounds: int) -> None:
 
 
 # 50, 3, 2 coins and 1 coin to a word
+@pytest.mark.one_fast
 @pytest.mark.parametrize("rate", [0.02, 0.62, *(pytest.param(q, marks=pytest.mark.slow) for q in (0.3, 0.97))])
 def test_the_law_holds_at_other_rates(rate: float) -> None:
     check_poisson(drawn(PoissonSample(rate), 10_000, 100), rate)
@@ -308,6 +310,7 @@ def test_gaps_are_geometric_however_long_the_blocks() -> None:
             assert (stats.chisquare(seen, mass * len(gaps)).pvalue > 1e-6) == holds
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("rounds", "beyond"), [(4_000, 20), pytest.param(20_000, 50, marks=pytest.mark.slow)])
 def test_other_samplers_are_rejected(rounds: int, beyond: int) -> None:
     fixed = poisson_scores(drawn(Random(20), rounds, 100), 0.2)

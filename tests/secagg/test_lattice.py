@@ -51,6 +51,7 @@ def times(public, message: Sealed, count: int) -> Sealed:
 
 
 # ---------------------------------------------------------------- sums
+@pytest.mark.one_fast
 @pytest.mark.parametrize("count", [1, 50, 256, 512])
 def test_bfv_sums_are_exact(count: int) -> None:
     key, distinct = secret("bfv"), min(count, 32)
@@ -141,6 +142,7 @@ def test_the_error_of_ckks_is_within_the_bound(sums: int) -> None:
     assert max(worst) > CKKS_ERROR / 20  # the bound says something: a twentieth of it would be broken
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("count", [2, 50, 512])
 def test_ckks_on_the_grid_of_24_bits(count: int) -> None:
     key, layout = secret("ckks"), Layout(headroom=9)

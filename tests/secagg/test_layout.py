@@ -76,6 +76,7 @@ def test_what_is_beyond_the_range_is_cut_and_counted() -> None:
     assert (ints[0], ints[3], beyond) == (-TOP, TOP, 2)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=20), st.integers(2, 32))
 def test_rounding_is_to_the_nearest_step(values: list[float], bits: int) -> None:
     layout = Layout(bits, 4)
@@ -118,6 +119,7 @@ def test_the_integer_is_the_one_that_is_written_down() -> None:
     assert [hex(number) for number in pack(np.array([1, -7, 0]), 3, layout)] == ["0x10901", "0x80801"]
 
 
+@pytest.mark.slow
 @given(contributions())
 def test_a_sum_of_integers_is_the_sums_of_the_values(case: tuple[Layout, int, np.ndarray]) -> None:
     layout, width, rows = case
@@ -147,6 +149,7 @@ def test_the_largest_slot_is_the_largest_sum_and_one_more_corrupts_its_neighbour
         unpack([number * 257], 257, 2, 3, LAYOUT)
 
 
+@pytest.mark.slow
 @given(contributions(), st.integers(-2, 2).filter(bool))
 def test_another_count_is_noticed(case: tuple[Layout, int, np.ndarray], shift: int) -> None:
     layout, width, rows = case

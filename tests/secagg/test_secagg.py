@@ -58,6 +58,7 @@ def sums_are_exact(trials: range) -> None:
         assert total.tolist() == clear(vectors, play.server.survivors, width)
 
 
+@pytest.mark.slow
 def test_the_sum_over_the_survivors_is_exact_whoever_drops_out_and_when() -> None:
     sums_are_exact(range(100))
 

@@ -27,6 +27,7 @@ from tests.laws.tried import AGAIN, tried_on
 
 
 # one case of every way that a run may go, with a preparation and a ledger that charges; the slow tier tries all
+@pytest.mark.one_fast
 @tried_on(BETWEEN_SITES, AGAIN - {"slaug_fl", "gaussian_gdp"})
 def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> None:
     start(case.experiment(), tmp_path / "loop")
@@ -45,6 +46,7 @@ def test_between_sites_every_round_has_a_checkpoint() -> None:
     assert settled(rare, rehearsal=True).engine.checkpoint_every == 1
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["gaussian_gdp", "scaffold", "fedprox"])
 def test_with_default_executors_it_is_the_same_model_to_rounding(name: str, tmp_path: Path) -> None:
     """A simulation computes several clients in one go, a site has its own alone: the same numbers are added in another
@@ -65,6 +67,7 @@ def test_with_default_executors_it_is_the_same_model_to_rounding(name: str, tmp_
     assert charges[0] == charges[1]
 
 
+@pytest.mark.slow
 def test_a_server_tells_what_came_before_round_one_without_any_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,7 @@ class Lonely(InProcess):
         return super().came(seconds)
 
 
+@pytest.mark.slow
 def test_with_a_smaller_minimum_a_round_that_waits_goes_on_where_it_stood(tmp_path: Path) -> None:
     """What the others have answered counts: nobody pays a round twice, and none is lost."""
     case, roads, stopped = BY_NAME["gaussian_gdp"], list[Lonely](), [Killed]

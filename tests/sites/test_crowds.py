@@ -20,6 +20,7 @@ FILES = 128  # that the server may open: a small machine's 1,024, sooner reached
 CROWD = 400
 
 
+@pytest.mark.slow
 def test_a_crowd_without_certificates_costs_no_round(tmp_path: Path) -> None:
     two = {"scheme": "dirichlet", "clients": 2, "alpha": 1.0}
     trial = Trial.of(BY_NAME["gaussian_gdp"], tmp_path, rounds=12, cohort={"name": "everyone"}, partition=two)

@@ -130,6 +130,7 @@ def written_down(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return seen
 
 
+@pytest.mark.slow
 def test_no_letter_from_a_site_holds_its_integers(played: Played) -> None:
     assert len(played.integers) == 5
     assert played.play.found_in_clear(played.integers) == 0
@@ -246,6 +247,7 @@ def test_a_restarted_site_sends_the_ciphertext_that_it_sent(played: Played, monk
     played.play.between.stop(FIVE[1])
 
 
+@pytest.mark.slow
 def test_without_enough_uploads_or_without_the_holder_nothing_is_opened(playing: Callable[[Experiment], Play]) -> None:
     play = playing(made("weigh", BFV, rounds=3))
     script = silent({(0, "round"): {FIVE[0]}, (1, "round"): set(FIVE[:2])})

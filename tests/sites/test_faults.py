@@ -131,6 +131,7 @@ def dying(moment: str, before: bool, times: int, step: int) -> Iterator[list[int
         yield deaths
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("before", [pytest.param(True, id="before", marks=SLOW), pytest.param(False, id="after")])
 @pytest.mark.parametrize("name", [STATEFUL, *(pytest.param(n, marks=SLOW) for n in (PRIVATE, PHASED))])
@@ -151,6 +152,7 @@ def test_a_site_that_dies_anywhere_and_comes_back_changes_nothing(
             assert mine.get(entry.op, {}) == own
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("point", ["reserved", "computed", "kept", "stored", "published"])
 @pytest.mark.parametrize("name", [PRIVATE, pytest.param(STATEFUL, marks=SLOW)])
 def test_a_server_that_dies_and_comes_back_changes_nothing(point: str, name: str, tmp_path: Path) -> None:
@@ -196,6 +198,7 @@ class Away(InProcess):
         return super().send(to, letter)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", [STATEFUL, PRIVATE, pytest.param("gaussian_gdp_adaptive", marks=SLOW)])
 def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_path: Path) -> None:
     """And everybody's receipt holds, though the experiment plans that nobody is away."""
@@ -226,6 +229,7 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_pa
         assert verify(between.place / site) == []
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("before", "after"), [("site-2", ""), ("", "site-2")])
 def test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for(
     before: str, after: str, tmp_path: Path
@@ -251,6 +255,7 @@ def test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for(
     assert verify(between.folder) == []
 
 
+@pytest.mark.slow
 def test_a_round_goes_on_with_who_comes_when_others_have_gone(tmp_path: Path) -> None:
     """One site is away when a round begins, another goes for good in the middle of it, and the first comes: there are
     enough, and none is waited for that cannot come. Everybody's books hold, and each pays for what it has answered.
@@ -351,6 +356,7 @@ class Dying(InProcess):
         return found
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("moment", ["half of the answers are there", "computed"])
 def test_a_round_of_real_noise_is_lost_only_after_all_answers_have_come(moment: str, tmp_path: Path) -> None:
     """Sites send what they have sent: until the server draws its own noise, nothing is drawn twice by going on."""

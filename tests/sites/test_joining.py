@@ -80,6 +80,7 @@ def refusal(joining: Joining, kind: type[SordinoError] = ConfigError) -> str:
     return caught.value.code
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_has_books_and_a_receipt_of_its_own(trial: Trial, tmp_path: Path) -> None:
     left = tried(asked(trial, tmp_path / "own"))
     assert left is not None
@@ -114,6 +115,7 @@ def test_who_declines_leaves_nothing(trial: Trial, tmp_path: Path) -> None:
     assert not (tmp_path / "own").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_above_the_sites_own_cap_is_declined(trial: Trial, tmp_path: Path) -> None:
     """Fifty plans, each above the cap of the site: none is accepted, and nothing is written."""
     cost = proposed(asked(trial, tmp_path)).epsilon
@@ -124,6 +126,7 @@ def test_a_plan_above_the_sites_own_cap_is_declined(trial: Trial, tmp_path: Path
     assert tried(asked(trial, tmp_path / "own", max_epsilon=cost)) is not None
 
 
+@pytest.mark.slow
 def test_where_nothing_is_promised_no_cap_is_kept(tmp_path: Path) -> None:
     plain = Trial.of(BY_NAME["fedavg"], tmp_path / "plain", rounds=1)
     sites = agreed.read(plain.place / "agreement.toml")
@@ -292,6 +295,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_state")
 def test_what_goes_on_between_sites_is_not_resumed_alone_and_a_copy_does_not_go_on(
     real_trial: Trial, tmp_path: Path

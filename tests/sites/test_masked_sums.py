@@ -58,6 +58,7 @@ PLAYED = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if i < 2 else pytest.mark.slow) for i, n in enumerate(PLAYED)]
 )
@@ -118,6 +119,7 @@ def test_a_site_sends_no_upload_in_clear(played: Played) -> None:
 
 
 # who drops out --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_whoever_is_silent_at_a_step_has_dropped_out_there(
     playing: Callable[[Experiment], Play], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +346,7 @@ def test_letters_that_are_lost_or_come_twice_change_nothing(tmp_path: Path) -> N
     assert [row["answered"] for row in rows(between.folder)] == [5, 5]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("point", ["reserved", "computed"])
 def test_server_and_sites_that_all_die_open_no_round_twice(point: str, tmp_path: Path) -> None:
     """Before any words have left the round is played anew; afterwards it is over, and what it cost stays spent."""

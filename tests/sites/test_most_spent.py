@@ -68,6 +68,7 @@ def asked_in_every_round(between: Federated, stalled: bool = False) -> Receipt:
         server.member.close()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("stalled", [False, True])
 def test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown(
@@ -110,6 +111,7 @@ def test_a_cap_is_for_every_adversary(tmp_path: Path) -> None:
     shown(local, max_epsilon=4.0).check()
 
 
+@pytest.mark.slow
 def test_what_rests_on_the_server_is_conditional_in_a_sites_books(tmp_path: Path) -> None:
     """Its noise and its coins. The server's own receipt speaks of a program that has added the noise."""
     for name, because in (("central_visible", {SERVER_NOISE}), ("central", {SERVER_NOISE, SERVER_COINS})):

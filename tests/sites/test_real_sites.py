@@ -32,6 +32,7 @@ def test_so_does_lc_fl_under_a_secure_sum(table: dict[str, Any], tmp_path: Path)
     same(Trial.of(BY_NAME["lc_fl"], tmp_path, **everyone, **table))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", NAMES)
 def test_real_sites_train_what_the_simulation_trains(name: str, tmp_path: Path) -> None:
     same(Trial.of(BY_NAME[name], tmp_path))

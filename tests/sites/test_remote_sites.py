@@ -305,6 +305,7 @@ class Silent(Leaving):
         return super().came(seconds)
 
 
+@pytest.mark.slow
 def test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline(once: Round) -> None:
     """Whoever was away when a round began was never asked in it, and the round waited for ever for those who had gone
     since. The control: before the deadline, and with enough answers, nobody else is asked.
@@ -322,6 +323,7 @@ def test_who_comes_when_others_are_gone_is_asked_beyond_the_deadline(once: Round
         assert asked == [("good",), ("bad",)][: 1 + (2 in who)]
 
 
+@pytest.mark.slow
 def test_who_has_refused_once_is_asked_again_when_others_are_gone(once: Round, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_sites, "AGAIN", 0.0)
     own, asked = once.letterhead("bad"), list[bytes]()

@@ -59,6 +59,7 @@ def restarted(server: Server, moved: bool = False) -> None:
     server.restart()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["gaussian_gdp", HIDDEN])
 def test_an_older_copy_of_a_site_answers_nothing_again(name: str, tmp_path: Path) -> None:
     """Also of a hidden cohort, whose ledger says nothing of the rounds that were answered."""
@@ -165,6 +166,7 @@ def begins(server: Server, head: bytes) -> str:
     return answer.code if isinstance(answer, Refused) else ""
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["gaussian_gdp", HIDDEN])
 def test_a_site_stops_where_it_is_behind_what_it_has_signed(name: str, tmp_path: Path) -> None:
     """On a machine that knows nothing of it: an older folder, and one that is new."""
@@ -220,6 +222,7 @@ def test_a_head_that_the_site_did_not_sign_is_refused(tmp_path: Path) -> None:
         each.member.close()
 
 
+@pytest.mark.slow
 def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
     """A run that was stopped after two rounds goes on; one site has come back with an older folder, on a machine that
     knows nothing of it. It takes no part, everybody is told, and the others go on.
@@ -248,6 +251,7 @@ def test_a_server_gives_back_what_it_was_signed(tmp_path: Path) -> None:
     assert verify(between.folder) == []
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("asked", [False, True], ids=["between two rounds", "while a round waits for it"])
 def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: Path) -> None:
     """A site is put back to where it stood after one round of two, with the state folder of its user, and is started

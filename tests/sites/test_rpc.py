@@ -164,6 +164,7 @@ def test_what_is_longer_than_may_be_is_not_taken_in(too_long: str, server: Rpc) 
 # who is there ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_waits_or_works_is_there_and_who_broke_off_is_not(server: Rpc) -> None:
     assert server.who == ["a", "b"]
     assert server.peers() == frozenset()

@@ -208,6 +208,7 @@ SAMPLE = [  # file, harm, verb, exit code, what is said
 ]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "harm", "verb", "code", "said"), SAMPLE)
 def test_a_damaged_run_is_told_in_a_line_with_what_to_do(
     name: str, harm: str, verb: str, code: int, said: str, whole: dict[str, Path], tmp_path: Path, cli: Cli,
@@ -222,6 +223,7 @@ def test_a_damaged_run_is_told_in_a_line_with_what_to_do(
     assert "Traceback" not in found.err
 
 
+@pytest.mark.slow
 def test_what_is_whole_is_no_damage(whole: dict[str, Path], tmp_path: Path, cli: Cli) -> None:
     """The negative control, before anything resumes the stopped one."""
     for kind, place in whole.items():

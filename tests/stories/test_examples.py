@@ -81,6 +81,7 @@ def test_own_algorithm(tmp_path: Path) -> None:
     assert "per example" in found["private"].promise
 
 
+@pytest.mark.slow
 def test_the_own_algorithm_is_fedprox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one of the library, and FedAvg where the pull is zero."""
     monkeypatch.chdir(EXAMPLES / "own_algorithm")

@@ -132,6 +132,7 @@ def evaluated(task: Given, rows: Any) -> Scores:
     return Evaluator(task, Examples(some, some.abs().long()), rows)({})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(-1, 25), st.integers(0, 1), st.floats(0, 9)), min_size=1, max_size=60), st.booleans()
@@ -354,6 +355,7 @@ def test_an_idle_client_takes_at_most_64_bytes(kind: str) -> None:
     assert len(crowd.federation.exposures) <= 200
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("kind", "clients"),
     [

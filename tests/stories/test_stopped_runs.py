@@ -41,6 +41,7 @@ def stopped(once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(once, tmp_path / "run"))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("verb", ["show", "list", "report"])
 def test_it_is_shown(verb: str, stopped: Path, cli: Cli) -> None:
     found = cli(verb, stopped.parent if verb == "list" else stopped)
@@ -49,6 +50,7 @@ def test_it_is_shown(verb: str, stopped: Path, cli: Cli) -> None:
     assert str(PLAYED) in told, told
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("signed", [False, True])
 def test_what_was_made_of_it_does_not_outlive_it(signed: bool, stopped: Path, cli: Cli, tmp_path: Path) -> None:
     """Nobody has tampered with anything, so the receipt holds: a page and a signature of the run as it was go."""
@@ -67,6 +69,7 @@ def test_what_was_made_of_it_does_not_outlive_it(signed: bool, stopped: Path, cl
     assert verify(stopped) == []
 
 
+@pytest.mark.slow
 def test_a_page_of_a_run_that_was_killed_goes_too(stopped: Path, cli: Cli) -> None:
     RunFolder(stopped).receipt_file.unlink()
     assert cli("report", stopped).code == 0
@@ -74,6 +77,7 @@ def test_a_page_of_a_run_that_was_killed_goes_too(stopped: Path, cli: Cli) -> No
     assert verify(stopped) == []
 
 
+@pytest.mark.slow
 def test_a_page_after_a_signature_takes_the_signature_with_it(stopped: Path, cli: Cli, tmp_path: Path) -> None:
     assert cli("identity", "new", tmp_path / "key").code == 0
     assert cli("privacy", "sign", stopped, "--key", tmp_path / "key").code == 0
@@ -82,6 +86,7 @@ def test_a_page_after_a_signature_takes_the_signature_with_it(stopped: Path, cli
     assert "there is no signature" in cli("privacy", "verify", stopped, "--key", tmp_path / "key.pub").err
 
 
+@pytest.mark.slow
 def test_an_old_page_that_is_kept_is_no_page_of_the_new_receipt(stopped: Path, cli: Cli) -> None:
     """The broken twin."""
     assert cli("report", stopped).code == 0

@@ -44,6 +44,7 @@ def found(seeds: range, folder: Path) -> list[str]:
     return ended
 
 
+@pytest.mark.slow
 def test_a_few_tables_are_refused_or_run(tmp_path: Path) -> None:
     ended = found(range(FAST), tmp_path)
     assert [one for one in ended if "Traceback" in one] == []

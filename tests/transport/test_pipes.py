@@ -110,6 +110,7 @@ def asked(parts: Simulation, t: int) -> tuple[Any, dict[int, Terms]]:
         }
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, quick_workers: None) -> None:
     parts, workers = executor(tmp_path / "run")
     with workers:
@@ -122,6 +123,7 @@ def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, qu
     assert "resume" in refusal.value.fix
 
 
+@pytest.mark.slow
 def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_workers: None) -> None:
     """A message of another round: the worker's wire refuses it, and the worker is still there afterwards."""
     parts, workers = executor(tmp_path / "run")
@@ -136,6 +138,7 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
         assert [k for k, _ in workers(0, down, only)] == [0]
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_server(tmp_path: Path) -> None:
     """SIGKILL leaves no time to say goodbye: the closed pipe is enough, and nobody complains."""
     file = tmp_path / "e.toml"

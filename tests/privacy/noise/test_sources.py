@@ -80,6 +80,7 @@ FIRST = {
 }  # fmt: skip
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("where", "law", "source"),
     [

@@ -81,6 +81,7 @@ def test_cells_are_disjoint_and_the_same_in_every_round() -> None:
     assert groups(read(READER, ONES, Still(0), steps=40, client=7) > 0) != each[0]
 
 
+@pytest.mark.slow
 def test_an_example_that_is_not_there_leaves_the_others_in_their_cells() -> None:
     """The number that they are dealt by is public. The twin deals by the rows at hand, and moves those behind it."""
     fewer, moved = Examples(ONES.x[:-1], ONES.y[:-1]), False

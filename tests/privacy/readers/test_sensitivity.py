@@ -127,12 +127,14 @@ FIRST_READERS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "count"), tiers(READERS, FIRST_READERS, 60, 150))
 def test_a_reader_moves_by_its_sensitivity_and_never_further(name: str, count: int) -> None:
     gate, relation = READERS[name]
     assert tight(reader_ratio(gate, neighbours(relation, count, seed=1)))
 
 
+@pytest.mark.slow
 def test_an_l1_clip_before_gaussian_noise_is_sound() -> None:
     gate = Gate(NoisyGradient(0.8, GaussianNoise(), clip_order=1))
     assert tight(reader_ratio(gate, neighbours("replace", 150, seed=2)))
@@ -188,6 +190,7 @@ def no_keys(rows: Tensor) -> Tensor:
     return torch.zeros(len(rows), dtype=torch.int64)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("how", "name"),
     [
@@ -203,11 +206,13 @@ def test_a_broken_clip_is_caught(how: Callable[[Tensor, float], Tensor], name: s
     assert not sound(reader_ratio(gate._replace(task=Twin(how)), neighbours(relation, 50, seed=1)))
 
 
+@pytest.mark.slow
 def test_noise_without_the_factor_two_is_caught() -> None:
     gate, _ = READERS["full-2-zero_out"]
     assert reader_ratio(gate, neighbours("replace", 150, seed=1)) == pytest.approx(2, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_denominator_that_follows_the_own_size_is_caught() -> None:
     gate, relation = READERS["full-2-zero_out"]
     assert not sound(reader_ratio(gate, neighbours(relation, 50, seed=1), own_size=True))
@@ -235,6 +240,7 @@ NETS: dict[str, tuple[Classification, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("order", [pytest.param(1, marks=slow), 2])
 @pytest.mark.parametrize("name", NETS)
 def test_layer_rules_keep_the_bound(name: str, order: int) -> None:
@@ -247,6 +253,7 @@ def test_layer_rules_keep_the_bound(name: str, order: int) -> None:
     assert ratio > 0.8  # random networks cannot reach every direction; `linear` above reaches 0.99
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", NETS)
 def test_layer_rules_keep_the_bound_in_single_precision(name: str) -> None:
     # sums of float32 are exact up to rounding, so one example's clipped gradient is measured alone, to a few units of

@@ -103,6 +103,7 @@ NO_NUMBERS = {"nan", "one nan", "inf", "minus inf"}
 CASES = [(u, s) for u in UPLINKS for s in SPOILED if s in NO_NUMBERS or u != "clipped and noised"]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("uplink", "spoiled"), CASES)
 def test_spoiled_values_count_as_zero_and_change_nothing_else(uplink: str, spoiled: str) -> None:
     parts = parts_of(UPLINKS[uplink])
@@ -230,6 +231,7 @@ def absent(parts: Simulation) -> Outcome:
     return one_round(federation, parts.setup.state("server"), 0, Doing(execute))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("uplink", ["central", "clipped"])
 @pytest.mark.parametrize("how", MALFORMED)
 def test_a_client_whose_message_is_none_is_an_absent_one_that_has_paid(how: str, uplink: str) -> None:
@@ -259,6 +261,7 @@ def test_what_was_no_message_is_part_of_what_the_server_saw() -> None:
         assert len(set(releases)) == (3 if seen else 1)
 
 
+@pytest.mark.slow
 def test_random_bytes_are_never_more_than_an_absent_client() -> None:
     parts, rng = parts_of(UPLINKS["clipped"]), random.Random(4)
     without = absent(parts)

@@ -94,6 +94,7 @@ def test_runs_tile_every_layer() -> None:
             assert found.longest == int(lengths.max()) == int(lengths[0])  # the longer ones first
 
 
+@pytest.mark.slow
 @given(st.integers(1, 80), st.integers(1, 10), st.integers(0, 99))
 def test_it_is_the_matrix(size: int, tenths: int, seed: int) -> None:
     kept, phi = tenths / 10, matrix_of_runs(size, tenths / 10)
@@ -192,6 +193,7 @@ def made(rounds: int = 3, **uplink: Any) -> Simulation:
     )
 
 
+@pytest.mark.slow
 def test_fewer_bytes_travel_and_all_of_them_are_counted(tmp_path: Path) -> None:
     def row(name: str, **uplink: Any) -> dict[str, Any]:
         start(made(**uplink).setup.experiment, tmp_path / name)
@@ -263,6 +265,7 @@ def test_shrinkage_explains_sparse_waves_better_than_the_least_norm() -> None:
     assert ista < 0.15 < 0.5 < least
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("kept", "cosine", "fourier"),
     [
@@ -315,6 +318,7 @@ def test_the_bound_of_sensing_holds(kind: Any) -> None:
 TENTHS = [(2, 5), (3, 3), (1, 10)]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("least", "most"), TENTHS)
 @pytest.mark.parametrize("kind", ["block_sum", "gaussian", "bernoulli"])
 def test_the_bound_holds_at_every_rate_that_may_come_with_a_model(kind: Any, least: int, most: int) -> None:

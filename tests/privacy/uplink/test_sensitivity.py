@@ -125,6 +125,7 @@ def local_ratio(uplink: Uplink, count: int, dtype: torch.dtype = DOUBLE, relatio
 FIRST_LOCAL = {"gaussian, weighed first", "gaussian, zero_out", "laplace", "laplace, l2 clip"}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "count"), tiers(LOCAL, FIRST_LOCAL, 150, 400))
 def test_an_upload_moves_by_its_sensitivity_and_never_further(name: str, count: int) -> None:
     ratio = local_ratio(LOCAL[name], count)

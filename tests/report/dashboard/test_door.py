@@ -178,6 +178,7 @@ def test_another_address_wants_a_certificate_and_a_token(host: str, simulated: P
         check(own, run, False, False)
 
 
+@pytest.mark.slow
 def test_what_only_the_evaluator_may_see_wants_a_token_on_this_machine_too(hidden: Path, simulated: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         Dashboard(Watched(hidden, evaluator=True), "127.0.0.1:0")
@@ -213,6 +214,7 @@ def test_with_a_certificate_it_speaks_tls_and_knows_its_names(tmp_path: Path, se
 # a run that goes on ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_new_round_comes_down_the_stream_and_nothing_is_touched(
     served: Served, simulated: Path, live: Callable[[Path], Path]
 ) -> None:

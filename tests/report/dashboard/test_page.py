@@ -92,6 +92,7 @@ def as_if_others_were_drawn(folder: Path, place: Path) -> Path:
     return other
 
 
+@pytest.mark.slow
 def test_who_was_drawn_changes_nothing_that_others_see(hidden: Path, tmp_path: Path) -> None:
     other = as_if_others_were_drawn(hidden, tmp_path / "run")
     assert any(event.event == "answered" for event in events(RunFolder(hidden)))
@@ -132,6 +133,7 @@ new MutationObserver(() => setTimeout(tell, 500)).observe(document.getElementByI
 """
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_live_run_in_a_browser(
     theme: str, simulated: Path, live: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +170,7 @@ def test_a_live_run_in_a_browser(
     assert all(name.startswith(server.link) for name in last["asked"])
 
 
+@pytest.mark.slow
 def test_a_page_that_asks_somebody_else_is_noticed(
     simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

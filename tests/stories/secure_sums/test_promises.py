@@ -172,6 +172,7 @@ ALL_OF: dict[str, tuple[Table, Any, Any]] = {  # tables, what the server is prom
 FEW = ("nothing, authority", "server, bfv", "clients, secagg")
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FEW else [pytest.mark.slow]) for n in ALL_OF])
 def test_the_receipt_says_it_and_verify_agrees(name: str, tmp_path: Path, cli: Any) -> None:
     tables, server, others = ALL_OF[name]

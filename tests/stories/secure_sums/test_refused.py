@@ -221,6 +221,7 @@ def test_what_is_no_number_names_its_client_and_its_place() -> None:
         assert refusal.value.code == "non-finite-update"
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("stage", ["secagg", {**TEST_KEY, "mode": "probe"}], ids=["secagg", "paillier"])
 def test_a_round_with_such_an_upload_leaves_the_model(
     stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +246,7 @@ def test_a_round_with_such_an_upload_leaves_the_model(
     assert len(rows(tmp_path / "run")) == 1
 
 
+@pytest.mark.slow
 def test_values_beyond_the_range_are_counted_or_refused(tmp_path: Path) -> None:
     narrow = {"name": "quantise", "range": 1e-3}
     start(made("weigh", narrow, "secagg"), tmp_path / "run")

@@ -99,6 +99,7 @@ QUICK = [("fedavg", "secagg"), ("fedavg", "ckks"), ("scaffold", "bfv"), ("fedpro
 CARRIED = [(a, c) for a in ("fedavg", "scaffold", "fedprox") for c in ("secagg", "paillier, probe", "bfv", "ckks")]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("algorithm", "carrier"),
     [pytest.param(*pair, marks=[] if pair in QUICK else [pytest.mark.slow]) for pair in CARRIED],
@@ -115,6 +116,7 @@ def test_round_by_round_it_is_the_plain_algorithm_within_the_bound(algorithm: st
     assert beyond(ours, plain, inexact) <= 1
 
 
+@pytest.mark.slow
 def test_the_bound_catches_rounding_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: half of the sums of five values rounded down are off by more than five halves."""
     monkeypatch.setattr(Layout, "encode", lambda self, x, who=-1: (np.floor(x * self.scale).astype(np.int64), 0))
@@ -139,6 +141,7 @@ def test_every_exact_carrier_trains_the_same_bits(algorithm: str, tmp_path: Path
     assert not equal(model(tmp_path / "clear"), model(tmp_path / "coarse"))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", [pytest.param("paillier_fl", marks=pytest.mark.slow), "lattice_fl", "secagg_fl"])
 def test_the_presets_are_fedavg(name: str) -> None:
     given: Table = {"name": name, "local_steps": 1}
@@ -167,6 +170,7 @@ def federations(draw: st.DrawFn) -> tuple[dict[int, Any], dict[int, int], Layout
     return raw, dict(enumerate(draw(st.lists(st.integers(1, 999), min_size=people, max_size=people)))), layout
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("stage", [Aggregated(), Encrypted("bfv")], ids=["secagg", "bfv"])
 @settings(deadline=None, derandomize=True, max_examples=10)
 @given(federation=federations())
@@ -186,6 +190,7 @@ def test_any_sum_decodes_within_the_bound(
 EIGHT: Table = {"partition": {"scheme": "iid", "clients": 8}, "rounds": 4}
 
 
+@pytest.mark.slow
 def test_the_sum_over_those_who_stay_is_the_sum_of_their_integers() -> None:
     """Lost and late clients and slow ones: the mean is that of the survivors' integers bit for bit, as many as they
     are.
@@ -217,6 +222,7 @@ def test_nobody_can_tell_from_the_sum_who_else_began_the_round() -> None:
     assert not equal(few.mean, sums.mean(raw, sizes).mean)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "late", [pytest.param(False, id="lost"), pytest.param(True, id="late", marks=pytest.mark.slow)]
 )
@@ -242,6 +248,7 @@ def test_below_the_threshold_the_round_is_broken_off(algorithm: str, stage: Any,
     assert opened_ >= 1
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "server",
     [
@@ -275,6 +282,7 @@ def test_what_a_broken_round_has_reserved_stays_spent(server: bool, tmp_path: Pa
         assert equal(before.x, outcome.server.x) == ("aborted" in outcome.secure)
 
 
+@pytest.mark.slow
 def test_a_cohort_of_one_or_nobody_is_broken_off() -> None:
     """Coins may send nobody, or somebody alone: whose upload is not opened."""
     cohort = {"name": "poisson", "rate": 0.2}
@@ -305,6 +313,7 @@ def test_client_processes_do_what_the_loop_does(tables: Table, tmp_path: Path, q
     assert equal(model(tmp_path / "loop"), model(tmp_path / "apart"))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "tables",
     [SHARES, *(pytest.param(t, marks=pytest.mark.slow) for t in (PROBED, WEIGHED))],
@@ -334,6 +343,7 @@ def test_ranks_do_what_the_loop_does(tables: Table, tmp_path: Path) -> None:
     assert verify(tmp_path / "ranks") == []
 
 
+@pytest.mark.slow
 def test_one_rank_opens_the_sum(one_rank: None, tmp_path: Path) -> None:
     loop = finished(made(**SHARES), tmp_path / "loop")
     rank = finished(made(**SHARES, engine={"executor": "ranks"}), tmp_path / "rank")

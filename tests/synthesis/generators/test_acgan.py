@@ -97,6 +97,7 @@ def test_training_is_a_function_of_its_key() -> None:
     assert [row["epoch"] for row in one.log] == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_best_state_is_kept() -> None:
     x, y = corners(6)
     shown: list[Tensor] = []
@@ -115,6 +116,7 @@ def test_the_best_state_is_kept() -> None:
     assert not torch.equal(shown[0], shown[1])
 
 
+@pytest.mark.slow
 def test_several_generators_learn_their_own_classes() -> None:
     x, y = corners(6, 4)
     shape, seen = GeneratorShape("small", 4, 8, 16, 1, split=2), []

@@ -73,6 +73,7 @@ def test_each_class_is_seen_through_its_own_extractor_once() -> None:
     assert abs(float(discrepancy(x, y, swapped).detach()) - by_hand) > 0.01 * by_hand
 
 
+@pytest.mark.slow
 def test_only_the_generator_learns() -> None:
     before = [{k: v.clone() for k, v in e.state_dict().items()} for e in (ONE, TWO)]
     global_state = torch.get_rng_state()
@@ -111,6 +112,7 @@ def test_labels_of_a_step() -> None:
     assert len(set(seen.tolist())) == 100  # missed by one class with probability 100 * 0.84^60 = 0.003; fixed key
 
 
+@pytest.mark.slow
 def test_diversity_weighs_what_it_should() -> None:
     def first(weight: float | None) -> dict[str, float]:
         return dict(train(SHAPE, targets(ONE), MatchingSettings(steps=1, batch=16, diversity=weight), KEY).log[0])
@@ -121,6 +123,7 @@ def test_diversity_weighs_what_it_should() -> None:
     assert auto["loss"] == pytest.approx(auto["discrepancy"] * (1 + 0.03 * auto["diversity"]))
 
 
+@pytest.mark.slow
 def test_it_stops_where_nothing_is_gained() -> None:
     stopped = train(SHAPE, targets(ONE), MatchingSettings(steps=60, batch=8, lr=0.0, plateau=5), KEY)
     assert [row["step"] for row in stopped.log][:1] == [5]

@@ -46,6 +46,7 @@ def test_published_sizes(shape: GeneratorShape, size: int) -> None:
     assert running
 
 
+@pytest.mark.slow
 def test_discriminators() -> None:
     full = discriminator(GeneratorShape("strong", 10, 110))
     assert sum(p.numel() for p in full.parameters()) == 1_663_867

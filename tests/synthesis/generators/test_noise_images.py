@@ -51,6 +51,7 @@ def test_a_function_of_the_key(source: Source) -> None:
     assert not torch.equal(one, noise_set(3, 4, 16, 1, keys.root(2), source, width=16)[0])
 
 
+@pytest.mark.slow
 def test_classes_differ_by_what_is_injected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_images, "FEW", noise_images.Latents(64, 0.0, 0.3))  # equal means of the latents
     assert accuracy(*noise_set(4, 100, 16, 1, KEY, width=32)) > 0.42
@@ -59,6 +60,7 @@ def test_classes_differ_by_what_is_injected(monkeypatch: pytest.MonkeyPatch) -> 
     assert accuracy(*noise_set(4, 100, 16, 1, KEY, width=32)) < 0.42
 
 
+@pytest.mark.slow
 def test_columns_of_the_layer_means_part() -> None:
     start = torch.randn(10, 7, generator=keys.generator(KEY))
     rows = spread_rows(10, 7, KEY)

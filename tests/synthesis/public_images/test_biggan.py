@@ -109,6 +109,7 @@ def test_noise_is_a_normal_cut_at_two_deviations() -> None:
     assert stats.kstest(drawn, stats.norm(scale=0.4).cdf).pvalue < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_sockets")
 def test_candidates_come_once_and_then_from_the_cache(
     folder: Path, wanted: Callable[..., Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +129,7 @@ def test_candidates_come_once_and_then_from_the_cache(
     assert (torch.get_rng_state() == state).all()  # nothing is drawn from the global generator
 
 
+@pytest.mark.slow
 def test_another_network_under_the_same_name_is_another_model(
     folder: Path, wanted: Callable[..., Wanted], tmp_path: Path
 ) -> None:
@@ -198,6 +200,7 @@ def with_a_strange_config(place: Path) -> None:
     (place / "config.json").write_text(json.dumps(SMALL | {"layers": [1, 2]}))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("broken", "code"),
     [

@@ -170,6 +170,7 @@ def test_phases_share_one_set(spy: list[Wanted]) -> None:
 # in a run -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_chat_server_of_this_machine_writes_the_prompts_of_a_run(
     server: Server, called: list[Any], cli: Cli, here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,6 +214,7 @@ BAD: dict[str, tuple[list[tuple[int, dict[str, str], bytes]], str, int, str]] = 
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("answers", "more", "exit", "code"), BAD.values(), ids=BAD.keys())
 def test_a_bad_chat_server_stops_a_run_before_it_begins(
     answers: list[Any], more: str, exit: int, code: str, server: Server, cli: Cli, here: Path
@@ -237,6 +239,7 @@ def refused(said: Said, exit: int, code: str, here: Path) -> None:
     assert [path.name for path in here.iterdir()] == ["slaug.toml"]
 
 
+@pytest.mark.slow
 def test_another_machine_is_asked_only_where_the_table_says_so(
     cli: Cli, here: Path, called: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,6 +261,7 @@ def test_another_machine_is_asked_only_where_the_table_says_so(
     assert (asked, called) == (["chat.example"], [])
 
 
+@pytest.mark.slow
 def test_a_run_says_once_how_its_candidates_were_made(cli: Cli, here: Path, called: list[Any]) -> None:
     assert cli("run", "slaug.toml", "--out", "run").code == 0
     place = here / "run" / "candidates.json"
@@ -272,6 +276,7 @@ def test_a_run_says_once_how_its_candidates_were_made(cli: Cli, here: Path, call
     assert not (here / "kept").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_needs_none_draws_none(spy: list[Wanted], cli: Cli, here: Path) -> None:
     words = ('candidates={source="spy"}', 'algorithm={name="fedavg"}', "--out", "run")
     assert cli("run", "slaug.toml", *words).code == 0

@@ -193,6 +193,7 @@ def nearest(train: Candidates, x: Array) -> Array:
     return found
 
 
+@pytest.mark.slow
 def test_drawn_digits_look_like_digits(wanted: Callable[..., Wanted]) -> None:
     """Who has seen drawn digits only knows handwritten ones. By chance 0.1; of 1,797 tries more than 0.15 are a matter
     of 1e-10.
@@ -302,6 +303,7 @@ def test_grey_and_colour_turn_into_each_other() -> None:
     assert (fit(flat, (7, 9, 1)) == 77).all()
 
 
+@pytest.mark.one_fast
 @pytest.mark.usefixtures("no_sockets")
 @pytest.mark.parametrize("prompts", [{"name": "template"}, {"name": "label_only"}, {"name": "file", "path": "prompts"}])
 def test_no_socket_is_opened(

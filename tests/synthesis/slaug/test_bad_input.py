@@ -156,6 +156,7 @@ WRONG: dict[str, Wrong] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_it_is_refused_in_words_and_nothing_is_left(wrong: Wrong, cli: Cli, here: Path) -> None:
     if wrong.before is not None:
@@ -222,6 +223,7 @@ def test_a_package_that_is_missing_is_named(
     assert not (here / "run").exists()
 
 
+@pytest.mark.slow
 def test_after_a_refusal_the_next_try_works_and_says_what_is_not_as_one_might_think(cli: Cli, here: Path) -> None:
     """More to keep than there is, and no validation images anywhere: all are kept, nobody has a prototype, and the run
     says so.

@@ -101,6 +101,7 @@ def test_prototypes_that_the_server_makes_are_those_that_devices_send(sent: Path
     assert saved == [4 * classes * (width + 1) - 4] * RUN["rounds"]
 
 
+@pytest.mark.slow
 def test_images_of_somebody_else_are_caught(sent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin draws the images of the device next door."""
     real = Served.update

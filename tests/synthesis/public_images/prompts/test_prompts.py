@@ -51,6 +51,7 @@ def test_what_is_no_list_gives_nothing(reply: str) -> None:
     assert parse(reply) == []
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(string.ascii_lowercase + ' "\\\n[]{}:', min_size=3, max_size=20), max_size=6),
     st.integers(0, 200),
@@ -74,6 +75,7 @@ def test_a_refusal_is_told_from_an_answer() -> None:
     assert not is_refusal('["I cannot believe it is a cat"]')
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_grammar_has_thousands_of_different_prompts_that_name_the_class(
     name: str, wanted: Callable[..., Wanted]
