@@ -13,6 +13,7 @@ from sordino import device, keys
 from sordino.config import Experiment, validate
 from sordino.engine.choose_executor import check_between_machines, device_of
 from sordino.errors import ConfigError
+from sordino.privacy.uplink.sensing import cosines, matrix
 from sordino.runs import run
 from tests.laws.cases import BY_NAME, CASES
 from tests.laws.test_executors import paid
@@ -99,6 +100,16 @@ def test_draws_are_the_same_everywhere() -> None:
 def test_what_belongs_on_the_processor_stays_there() -> None:
     with accelerator(), device.on(str(DEVICE)), device.on(device.CPU):
         assert torch.zeros(2).device.type == keys.uniform(5, 4).device.type == "cpu"
+
+
+def test_a_matrix_that_is_kept_lies_where_its_run_computes() -> None:
+    """After a run on the processor one of the same process computes elsewhere, and the other way round."""
+    here = matrix("gaussian", 3, 8, 0).phi, cosines(8)
+    with accelerator(), device.on(str(DEVICE)):
+        there = matrix("gaussian", 3, 8, 0).phi, cosines(8)
+    assert all(one.device == DEVICE for one in there)
+    assert [one.tolist() for one in there] == [one.tolist() for one in here]
+    assert matrix("gaussian", 3, 8, 0).phi.device.type == cosines(8).device.type == "cpu"
 
 
 def test_products_there_are_of_32_bits_and_repeatable() -> None:

@@ -17,7 +17,8 @@ import house  # noqa: E402
 import house_size  # noqa: E402
 
 ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "privacy", "receipts", "sampling"}
-# of other rooms: lazy matrices that types name, what a reader of episodes records for a GPU, what a task and a label declare, rows of metrics.jsonl
+# of other rooms: lazy matrices that types name, what a reader of episodes records for a GPU, what a task and a label
+# declare, rows of metrics.jsonl
 FILES = {
     "data/label_kinds.py",
     *(f"fast/{name}.py" for name in ("factored", "for_all", "graphs", "processor", "products")),

@@ -55,16 +55,25 @@ class Matrix:
         return float(torch.linalg.matrix_norm(self.phi, 2)) * (1 + 1e-9)
 
 
-@lru_cache(maxsize=1024)
 def matrix(kind: Kind, rows: int, columns: int, seed: int) -> Matrix:
+    """The matrix of these numbers, where this run computes."""
+    return _matrix(kind, rows, columns, seed, torch.get_default_device())
+
+
+@lru_cache(maxsize=1024)
+def _matrix(kind: Kind, rows: int, columns: int, seed: int, device: torch.device) -> Matrix:
     key = keys.fold(keys.root(seed), "sensing", kind, rows, columns)
     drawn = keys.normal(key, rows * columns)
     return Matrix(((drawn if kind == "gaussian" else drawn.sign()) / math.sqrt(rows)).view(rows, columns))
 
 
-@lru_cache(maxsize=8)
 def cosines(size: int) -> Tensor:
     """The orthonormal basis of the discrete cosine transform (DCT-II), one wave per column."""
+    return _cosines(size, torch.get_default_device())
+
+
+@lru_cache(maxsize=8)
+def _cosines(size: int, device: torch.device) -> Tensor:
     n = torch.arange(size, dtype=torch.float64)
     waves = torch.cos(math.pi / size * (n[:, None] + 0.5) * n[None, :]) * math.sqrt(2 / size)
     waves[:, 0] /= math.sqrt(2)
