@@ -1,8 +1,7 @@
 """The audit: what it claims to find is there, what holds is not refuted, and a broken gate is.
 
 The noise is seeded. A sound claim is refuted with probability 1e-4 per subject, over the choice of the seed; the twins,
-whose noise is 30% too small behind the same claim, were caught with every one of ten seeds at the numbers of trials in
-the tables; the slow tier draws 10^5 where that takes seconds.
+whose noise is 30% too small behind the same claim, were caught with every one of ten seeds; the slow tier draws 10^5.
 """
 
 from __future__ import annotations

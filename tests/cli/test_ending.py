@@ -1,5 +1,4 @@
-"""How a command ends: signals, output that cannot be written, a folder or a package that is not there, and words that
-mean something else."""
+"""Ends of a command: signals, output that cannot be written, missing folders and packages, words that mean something."""
 
 from __future__ import annotations
 

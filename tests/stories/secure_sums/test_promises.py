@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +85,8 @@ def test_what_each_adversary_is_promised(place: str, kind: str) -> None:
             assert ROSTER in ours[adversary].because
             continue
         if may_break:  # who sees a round broken off learns how many came
-            assert ours[adversary] == replace(
-                plain[adversary], status="conditional", because=(*plain[adversary].because, COUNTED)
-            )
+            because = (*plain[adversary].because, COUNTED)
+            assert ours[adversary] == plain[adversary].beside(status="conditional", because=because)
         else:
             assert ours[adversary] == plain[adversary]
     if place == "client":  # its own noise protects each upload, whoever reads it
