@@ -242,7 +242,7 @@ def test_no_row_is_below_any_of_its_releases() -> None:
     for chosen in itertools.combinations(pool, 2):
         for (unit, how), row in stated(*chosen).items():
             for release in chosen:
-                alone = cost([release], (unit, how), "server")  # type: ignore[arg-type]
+                alone = cost([release], about(unit, how))
                 least = bounded(alone.parts, DELTA, how).epsilon if alone.parts else math.inf  # type: ignore[arg-type]
                 assert row.epsilon >= least * (1 - 1e-9)
 

@@ -356,7 +356,7 @@ def test_python_verifies(result: Result, tmp_path: Path) -> None:
 def test_python_plans_audits_and_compares_tables(tmp_path: Path) -> None:
     small = {"rounds": 1, "data": {"train": 60, "test": 30}, "partition": SMALL["partition"]}
     planned = sordino.plan(small, "algorithm=gaussian_gdp", **{"privacy.epsilon": 2.0})
-    assert planned.rows[0].epsilon == pytest.approx(2.0)
+    assert planned.rows[0].promise.epsilon == pytest.approx(2.0)
     assert planned.rows[0].rounds == 1
     assert [row.rounds for row in sordino.plan(rounds=4).rows][:1] == [4]
     attacked = sordino.audit(small, "algorithm=gaussian_gdp", trials=200, **{"privacy.epsilon": 2.0})
