@@ -43,7 +43,7 @@ def standing(status: str, simulated: bool) -> str:
 
 
 class Subject(Fact):
-    """What a promise is about: a unit, the change of it that is hidden, and the adversary it is hidden from."""
+    """Subject of a promise: a unit, the change of it that is hidden, and the adversary it is hidden from."""
 
     unit: Unit = Field(
         description="The protected unit: a pixel, an image, an example, a cell of examples, a person with several "

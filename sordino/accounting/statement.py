@@ -165,8 +165,8 @@ def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, che
 
 
 def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float, rows: int) -> Guarantee:
-    """Of all examples of one person, whichever clients hold them: they change one after the other, and each costs at
-    most what the client that lost most has lost of one (Dwork and Roth 2014, theorem 2.2).
+    """The row for all examples of one person, whichever clients hold them: they change one after another, each at most
+    at the cost of one example at the client that lost most (Dwork and Roth 2014, theorem 2.2).
     """
     found: dict[float, Guarantee] = {}
 

@@ -38,7 +38,7 @@ def build(
     key: str = "name",
     own: type[T] | None = None,
 ) -> T:
-    """What a choosing table chooses, made with the rest of the table as arguments. `own`: what somebody's own class
+    """Build the choice of a table, with the rest of the table as arguments. `own`: the class that a user's own choice
     must be a subclass of.
     """
     rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
@@ -62,7 +62,7 @@ def build(
 
 
 def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T:
-    """The value that a class or function makes with a table as its arguments."""
+    """Call a class or function with a table as its arguments, checked by its signature."""
     fields = parameters(made)
     if table.keys() - fields.keys():
         from sordino.algorithms.preset import Preset

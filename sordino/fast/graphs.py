@@ -37,14 +37,14 @@ def pure(of: F) -> F:
 
 
 def owner_of(of: Any) -> Any:
-    """Whose recordings a `pure` function with its owner bound may have; None where there may be none."""
+    """The owner that is bound to a `pure` function and may keep its recordings; None where none may be made."""
     bound = isinstance(of, partial) and of.func in _PURE and len(of.args) == 1 and not of.keywords
     return of.args[0] if bound and getattr(of.args[0], "replays", False) else None
 
 
 def replayed(owner: Any, name: str, of: Callable[..., Gradients], params: Gradients, *rest: Any) -> Gradients:
-    """What `of` gives by the names of `params`. Where all of it lies on a GPU, tensors, from a recording after a few
-    calls. `name` tells the functions of one owner apart.
+    """Call `of(params, *rest)`, or play a recording of it: after a few calls, where all tensors lie on a GPU. `name`
+    tells the functions of one owner apart.
     """
     given = [*params.values(), *(one for one in rest if one is not None)]
     if owner is None or transforming() or not _recordable(given):

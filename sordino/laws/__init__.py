@@ -1,4 +1,4 @@
-"""Laws for parts of a user's own: an algorithm, a model, a loss and others are tried against them by `sordino check`.
+"""Laws for algorithms, models, losses and other parts of a user's own, which `sordino check` tries.
 
 A law is a function that raises `Broken` with a reason and a fix. The first ones read the class, the next call its
 methods one by one, the last run small federations. A law whose ground is broken is not tried.

@@ -1,1 +1,1 @@
-"""Results in Python: one run, comparisons, sweeps and predictions; and findings of attacks and audits as files."""
+"""Results in Python: runs, comparisons, sweeps, predictions, and files of attacks and audits."""

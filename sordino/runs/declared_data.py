@@ -34,7 +34,7 @@ Scaling = Literal["fixed", "channel", "pixel", "none"]
 
 @dataclass(frozen=True)
 class DeclaredData:
-    """What is declared of an experiment's data."""
+    """Declarations about an experiment's data: its settings and its schema."""
 
     experiment: Experiment
     given: TableSchema | None = None  # schema of a table that came without the file that the experiment names

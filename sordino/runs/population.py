@@ -86,12 +86,12 @@ class Population:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """What clients hold together."""
+        """The data set that is divided among clients."""
         return self.reserved.dataset
 
     @property
     def kept(self) -> ServerRows:
-        """What the server keeps for itself."""
+        """Examples that the server keeps for itself."""
         return ServerRows(self.dataset.test, self.reserved.probe, self.reserved.pool)
 
     # clients ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What inputs disclose before any noise: what rows decided, which a receipt must say, and what a site may announce."""
+"""Disclosures of inputs before any noise: decisions that rows made, which a receipt must say, and announcements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRUSTED = "{} is a program of the user's own, trusted not to keep or send what i
 
 @dataclass(frozen=True)
 class Disclosures:
-    """What rows decided before any noise, in sentences. Neighbours must agree on it, or nothing holds."""
+    """Decisions that rows made before any noise, in sentences. Neighbours must agree on them, or nothing holds."""
 
     source: DeclaredData
     loaded: Dataset
