@@ -3,8 +3,7 @@
 data -> shard -> local training -> example gate -> client gate -> wire -> sum -> server gate -> server update -> ledger
 
 Nothing is read before the ledger has reserved its price, nothing leaves a client before the ledger knows that noise is
-drawn, nothing is used before its
-digest is stored, and no round has two releases.
+drawn, nothing is used before its digest is stored, and no round has two releases.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sordino.accounting.events import Json
-from sordino.engine.executor import Clients
+from sordino.engine.executor import Answers, Clients
 from sordino.engine.server import Federation
+from sordino.planning.accounts import OpenRound
 from sordino.tree import Tree
 from sordino.types import Received
 
@@ -28,15 +28,16 @@ class Outcome(NamedTuple):
     bytes_up: int
     payload: int  # bytes of one upload that are numbers
     secure: Json  # what an encrypted or masked sum cost
+    stalled: bool = False  # has the model stopped moving beyond its noise?
     lost: bool = False  # its noise was drawn in an attempt that was cut short: it is not drawn again
 
 
-def _begun_behind(run: Federation, t: int, answers: Any) -> Iterator[Any]:
+def _begun_behind(run: Federation, now: OpenRound, answers: Answers) -> Iterator[Any]:
     """Clients that keep books and answers of their own send the same once more: until all has come, and the server
     draws its own noise, a round that is cut short can be played again.
     """
-    yield from answers
-    run.begin(t)
+    yield from answers.uploads
+    run.begin(now)
 
 
 Keep = Callable[[Outcome, bytes], None]
@@ -54,28 +55,28 @@ def one_round(
         keep(outcome, b"")
         return outcome
     execute.gather()  # between machines, until enough are there
-    cohort = run.draw(t, server, execute.away, execute.repeats)  # who: public order, or hidden coins
+    now = run.open(t)
+    cohort = run.draw(now, server, execute.away, execute.repeats)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)
-    prices = run.prices(crew.active, stalled)  # what this exposure costs each; the others abstain
+    prices = run.prices(now, crew.active, stalled)  # what this exposure costs each; the others abstain
     if others := run.reserved_for_others(t, prices):  # an attempt that was cut short could reach these
         crew = run.stragglers.split(others, t, run.key)
-        prices = run.prices(crew.active, stalled)
-    granted = run.reserve(t, prices)  # durable, before any data is read
+        prices = run.prices(now, crew.active, stalled)
+    now = run.reserve(now, prices)  # durable, before any data is read
 
     down = run.algorithm.broadcast(server)
     if not execute.repeats:
-        run.begin(t)  # durable, before anything leaves a client
-    terms = {k: run.terms(k, prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in granted}
-    answers = execute(t, down, terms)  # at the clients: local(), then uplink.encode()
+        run.begin(now)  # durable, before anything leaves a client
+    answers = execute(t, down, run.all_terms(now, crew))  # at the clients: local(), then uplink.encode()
     if execute.repeats:
-        answers = _begun_behind(run, t, answers)
+        answers = Answers(_begun_behind(run, now, answers))
 
-    received, mail = run.receive(t, answers, crew, down, prices, granted)  # sum, central noise, decode, divide
-    if not mail.secure.get("aborted"):  # a sum that was not opened changes nothing
+    received, came, digest, stalled = run.receive(now, answers, crew, down)  # sum, central noise, decode, divide
+    if not came.secure.get("aborted"):  # a sum that was not opened changes nothing
         server = run.algorithm.update(server, received, run.home)
-    traffic = run.inbox.bytes_down(t, down, granted), mail.size, mail.payload
-    outcome = Outcome(server, received, crew.active, mail.answered, *traffic, mail.secure)
-    keep(outcome, mail.digest)  # durable first: a crash from here on ends this release, and makes no other
-    run.store(t, mail.digest)  # from here on this release has one content
+    traffic = run.inbox.bytes_down(t, down, now.granted), came.size, came.payload
+    outcome = Outcome(server, received, crew.active, came.answered, *traffic, came.secure, stalled)
+    keep(outcome, digest)  # durable first: a crash from here on ends this release, and makes no other
+    run.store(t, digest)  # from here on this release has one content
     run.publish(t)
     return outcome

@@ -179,7 +179,7 @@ class AttackedRun:
     def clients(self) -> tuple[int, ...]:
         """The attacked clients: the participants of the round with most images."""
         rounds = self.rounds(bare=False)
-        here = rounds.federation.draw(rounds.t, rounds.server)
+        here = rounds.federation.draw(rounds.federation.open(rounds.t), rounds.server)
         return tuple(sorted(here, key=lambda k: (-len(raw(self.simulation)[k].y), k))[: self.asked.victims])
 
     @cached_property

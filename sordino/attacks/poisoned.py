@@ -7,7 +7,7 @@ would count as zeros, so they stay within it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import Estimates
 from sordino.audits.replay import BEGINNING, Change, PhaseStart, Replay
-from sordino.engine.executor import Clients
+from sordino.engine.executor import Answers, Clients
 from sordino.engine.site import Site
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import SLACK, private
@@ -75,9 +75,11 @@ class Lying(Clients):
     who: frozenset[int]
     told: Callable[[int, int, Tree, Tree, Mapping[int, Terms]], Tree]
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
-        for k, upload in self.inner.each(t, down, terms):
-            yield k, self.told(t, k, upload, down, terms) if k in self.who else upload
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(
+            (k, self.told(t, k, upload, down, terms) if k in self.who else upload)
+            for k, upload in self.inner.each(t, down, terms)
+        )
 
 
 def plainly(algorithm: AnyAlgorithm) -> AnyAlgorithm:

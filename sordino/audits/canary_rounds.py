@@ -19,7 +19,7 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.audits.canaries import Canaries
 from sordino.audits.noise_sources import Quiet, Weak
 from sordino.audits.replay import PhaseStart, Replay
-from sordino.engine.executor import Clients
+from sordino.engine.executor import Answers, Clients
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
@@ -42,7 +42,10 @@ class Overheard(Clients):
     low: dict[int, Tree] = field(default_factory=dict)
     high: dict[int, Tree] = field(default_factory=dict)
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(self._overheard(t, down, terms))
+
+    def _overheard(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
         self.down, self.terms, self.heard = down, terms, {}
         asked = {k: one for k, one in terms.items() if self.asked is None or k in self.asked}
         before = {k: self.inner.state(k) for k in asked}
@@ -175,7 +178,7 @@ class CanaryRounds(Replay):
             run.cohort.expected(run.population) * math.fsum(run.weights) / run.population,
             1.0,
             Quiet(Counter(0)),
-            False,
+            each=False,
             reach=lambda k: clients.terms[k].reach if k in clients.terms else 1.0,
         )
         return self._known(received.mean)

@@ -210,8 +210,6 @@ def experiment_of(
 def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
     """Claims of one exposure in one phase, each with its published number if nominal, and its worst-case neighbours."""
     federation = setup.federation(home, "", ":memory:", "audit")
-    if not setup.prepares:  # the cohort of a preparation depends on its results, and is not hidden
-        federation.draw(0)
     client, price = _target(setup)
     reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
     if isinstance(reader, records.Attacked):
@@ -223,7 +221,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
         for claim in _distinct(reader.claims(setup.algorithm.work, setup.public.sizes[client], multiplier)):
             yield claim, None, [records.answers(reader, claim.unit)] if isinstance(reader, Responses) else []
     # as the ledger would hold them, with the cohort's sampling
-    federation.reserve(0, {client: price})
+    federation.reserve(federation.open(0), {client: price})
     noted = [
         Claim.from_json(one)
         for entry in federation.entries()

@@ -142,10 +142,9 @@ class PlantedUplink(Uplink):
         expected: float,
         multiplier: Any,
         source: NoiseSource,
-        *others: Any,
         **more: Any,
     ) -> Received[Any]:
-        return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), *others, **more)
+        return super().receive(uploads, zero, weights, expected, multiplier, self.through(source), **more)
 
 
 def _louder(stages: tuple[Stage, ...], level: float) -> tuple[Stage, ...]:

@@ -18,7 +18,7 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import ChecksServer, Estimates, PublicTensors, first_state
 from sordino.algorithms.phases import FeatureMean, Phase
 from sordino.config import Experiment
-from sordino.engine.executor import Clients
+from sordino.engine.executor import Answers, Clients
 from sordino.engine.server import Federation
 from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
@@ -26,7 +26,7 @@ from sordino.errors import PrivacyError
 from sordino.ledger.ledger import MEMORY
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.privacy.uplink import Summed, Uplink
+from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Weigh
 from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome, one_round
@@ -102,10 +102,10 @@ class Overhearing(Clients):
     terms: Mapping[int, Terms] = field(default_factory=dict)
     answers: dict[int, Tree] = field(default_factory=dict)
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree] | Summed]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         self.down, self.terms, self.answers = down, terms, {}
         self.inner.hears = self.answers.__setitem__
-        yield from self.inner(t, down, terms)  # added up in the order of the run: the sum is then rounded as there
+        return self.inner(t, down, terms)  # added up in the order of the run: the sum is then rounded as there
 
 
 class Rounds(ABC):
@@ -223,7 +223,7 @@ class Replay(Rounds):
         outcome = one_round(
             self.federation, self.server, self.t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
         )
-        self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
+        self._stalled = outcome.stalled
         self.server, self.t = outcome.server, self.t + 1
         return outcome, digests[0]
 
@@ -254,11 +254,17 @@ class Bare(Rounds):
     def round(self) -> Heard:
         run, task, uplink, t = self.federation, self.simulation.setup.task, self.algorithm.uplink, self.t
         before, down, weights = self.model(), self.algorithm.broadcast(self.server), self._weights
-        terms = {k: Terms(largest=run.largest) for k in run.draw(t, self.server)}
+        terms = {k: Terms(largest=run.largest) for k in run.draw(run.open(t), self.server)}
         answers = dict(self.site.each(t, down, terms))
         expected = run.cohort.expected(len(weights)) * math.fsum(weights) / len(weights)
         received: Any = uplink.receive(
-            answers, self.algorithm.zero(task, down), weights, expected, None, Counter(0), self.algorithm.reads_each
+            answers,
+            self.algorithm.zero(task, down),
+            weights,
+            expected,
+            None,
+            Counter(0),
+            each=self.algorithm.reads_each,
         )
         self.server, self.t = self.algorithm.update(self.server, received, self.simulation.home), t + 1
         each, together = self._each(t, answers, down), Estimates.of(self.algorithm).change(received.mean)

@@ -1,13 +1,15 @@
-"""Who computes a round at the clients, wherever they are: in this process, in others, on other machines."""
+"""Clients of a round, wherever they are: in this process, in others, on other machines; and their answers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from sordino.accounting.events import Json
 from sordino.engine.channels import SumAtSites
 from sordino.privacy.uplink import Summed
 from sordino.tree import Tree
@@ -16,18 +18,32 @@ from sordino.types import Params, Terms
 Scores = dict[int, list[float]]  # of each client: the means of its metrics, way after way of model after model
 
 
+@dataclass(frozen=True)
+class Answers:
+    """Answers to one round, as they are computed or come in."""
+
+    uploads: Iterable[tuple[int, Tree] | Summed] = ()  # by rising client, trees or messages; some of them added up
+    sum: SumAtSites | None = None  # in place of uploads: a secure sum, played where the clients are
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Uploads of a round that came in time: from whom, and their size."""
+
+    answered: list[int]
+    size: int  # bytes of all uploads
+    payload: int  # of one upload, without its envelope
+    secure: Json = field(default_factory=dict)  # what an encrypted or masked sum cost
+
+
 class Clients(ABC):
-    """Whoever answers in a round: all that a round needs of the clients."""
+    """All that a round needs of its clients."""
 
     repeats = False  # asked for a round again, do they send what they have sent, and pay no second time?
 
     @abstractmethod
-    def __call__(
-        self, t: int, down: Tree, terms: Mapping[int, Terms]
-    ) -> Iterable[tuple[int, Tree] | Summed] | Summed | SumAtSites:
-        """Round t of every client named in `terms`: their answers in the order of their ids, as trees or as messages;
-        or some of them, or all, already added up; or a secure sum that is opened elsewhere.
-        """
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        """Round t of every client named in `terms`."""
 
     def gather(self) -> None:  # noqa: B027 (a default, not a hole)
         """Before a round: waits until enough clients can be reached. Those of one machine always can."""

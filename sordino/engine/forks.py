@@ -38,7 +38,7 @@ ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 WORDS = 1 << 10  # bytes that are enough to name a client or a tensor
 
 
-class Answers(NamedTuple):
+class UnitAnswers(NamedTuple):
     """What becomes of a unit."""
 
     clients: Sequence[int]
@@ -61,7 +61,7 @@ class Unit(NamedTuple):
     terms: Sequence[Told]
     states: Sequence[Tree]
     cost: float  # about how much work it is, beside others
-    compute: Callable[[], Answers]
+    compute: Callable[[], UnitAnswers]
 
 
 class Templates(NamedTuple):
@@ -154,7 +154,7 @@ class Own:
     cost: float = 0.0
     busy: float = 0.0  # seconds
 
-    def does(self, unit: Unit) -> Answers:
+    def does(self, unit: Unit) -> UnitAnswers:
         asked = time.perf_counter()
         answers = unit.compute()
         self.cost, self.busy = self.cost + unit.cost, self.busy + time.perf_counter() - asked
@@ -200,7 +200,7 @@ class Forks:
         templates: Templates,
         keep: bool = False,
         cost: float | None = None,
-    ) -> Iterator[tuple[int, Answers]]:
+    ) -> Iterator[tuple[int, UnitAnswers]]:
         """What becomes of each unit, with its number, in the order in which it is done. `keep`: may answers be looked
         at after the round? `cost`: of all units; None where nobody knows, and it is taken to be that of the round
         before.
@@ -225,7 +225,7 @@ class Forks:
 
     def _done(
         self, units: Iterable[Unit], templates: Templates, keep: bool, cost: float
-    ) -> Iterator[tuple[int, Answers]]:
+    ) -> Iterator[tuple[int, UnitAnswers]]:
         left = to_give = cost  # answers of so much are still to be handed on; so much is still to be given
         known = cost > 0
         for number, unit in enumerate(units):
@@ -273,7 +273,7 @@ class Forks:
             looking.register(read, select.POLLIN)
         return [owing[read] for read, _ in looking.poll(None if wait else 0)] if owing else []
 
-    def _answered(self, fork: Fork, templates: Templates, keep: bool) -> Iterator[tuple[int, Answers]]:
+    def _answered(self, fork: Fork, templates: Templates, keep: bool) -> Iterator[tuple[int, UnitAnswers]]:
         """One unit, or all that the fork owes where it died."""
         if (frame := fork.heard()) is None:  # what it owes is done here
             self._forks.remove(fork)
@@ -291,7 +291,7 @@ class Forks:
         uploads, states = frame.told["made"]
         yield (
             number,
-            Answers(
+            UnitAnswers(
                 unit.clients,
                 [tree.like(templates.upload, whole(one, of)) for one in uploads],
                 [tree.like(templates.state, whole(one, of)) for one in states],
@@ -331,7 +331,7 @@ class ForksWork:
             many = range(len(frame.told.get("clients", ())))
             yield frame, [tree.like(self._state, frame.tensors[i * size : (i + 1) * size]) for i in many]
 
-    def tell(self, number: int, answers: Answers, templates: Templates) -> None:
+    def tell(self, number: int, answers: UnitAnswers, templates: Templates) -> None:
         """The answers of a unit."""
         names, like = [name for name, _ in tree.named(templates.upload)], looks(templates.state)
         _, uploads, states = answers

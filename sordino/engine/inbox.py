@@ -1,26 +1,34 @@
-"""What a round's messages are and how long: the broadcast, what of it each client gets, and the uploads as they come
-in.
+"""Messages of a round and their lengths: the broadcast, the part of it that each client gets, and the uploads as they
+come in.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
-from sordino.engine.mail import Mail
+from sordino.engine.executor import Tally
 from sordino.engine.secure_sum import SecureSum
 from sordino.errors import NonFiniteModel, WireError
-from sordino.privacy.uplink import Summed
+from sordino.privacy.uplink import Summed, Uplink
 from sordino.sampling.stragglers import Crew
 from sordino.tree import Tree
 from sordino.types import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
@@ -45,60 +53,101 @@ class Inbox:
             return sum(wire.size(self.header(t, -1), wire.schema(own.per_client_message(down, k))) for k in clients)
         return len(clients) * (held or wire.size(self.header(t, -1), wire.schema(down)))
 
-    def open(
-        self, t: int, answers: Iterable[tuple[int, Tree] | Summed], crew: Crew, down: Tree, mail: Mail
-    ) -> Iterator[tuple[int, Tree] | Summed]:
-        """The uploads of those who were in time, noting on the way what came."""
-        shape, length = self._shape(t, down), self.length(t, down)
+    def open(self, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: Crew, down: Tree) -> Mail:
+        return Mail(self, t, uploads, crew, down)
+
+
+class Mail:
+    """Uploads of one round, let go as they are added. Once all were read, it knows what came."""
+
+    def __init__(
+        self, inbox: Inbox, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: Crew, down: Tree
+    ) -> None:
+        self._inbox, self._t, self._uploads, self._crew, self._down = inbox, t, uploads, crew, down
+        self._answered = list[int]()
+        self._size = 0
+        self._seen = list[int]()  # checksums of single uploads that the server sees
+
+    def __iter__(self) -> Iterator[tuple[int, Tree] | Summed]:
+        """The uploads of those who were in time."""
+        inbox, t, late = self._inbox, self._t, self._crew.late
+        length = wire.sizes(inbox.header(t, 0), self._schema)
         # where noise protects the sum, or nobody can read it, single uploads are not seen
-        each_is_seen = not self.algorithm.uplink.central and self.algorithm.uplink.secure is None
-        unbounded = self._unbounded(t, down)
-        for one in answers:
+        each_is_seen = not self._uplink.central and self._uplink.secure is None
+        unbounded = self._unbounded
+        for one in self._uploads:
             if isinstance(one, Summed):
-                mail.size += sum(map(length, one.who))
-                mail.answered += one.who
+                self._size += sum(map(length, one.who))
+                self._answered += one.who
                 yield one
                 continue
             k, answer = one
-            if k in crew.lost:
+            if k in self._crew.lost:
                 continue
             upload = answer
             if isinstance(answer, bytes | memoryview):
                 try:
-                    _, upload = wire.decode(answer, self.header(t, k), shape)
+                    _, upload = wire.decode(answer, inbox.header(t, k), self._shape)
                 except WireError as error:  # a bad client is an absent one; what it was granted stays spent
                     why = f"{error.what} ({error.code})"
-                    self.remarks.append(f"round {t + 1}: client {self.called(k)} counts as absent: {why}")
+                    inbox.remarks.append(f"round {t + 1}: client {inbox.called(k)} counts as absent: {why}")
                     if each_is_seen:
-                        mail.note(torch.frombuffer(bytearray(answer or b"\0"), dtype=torch.uint8))
+                        self._note(torch.frombuffer(bytearray(answer or b"\0"), dtype=torch.uint8))
                     continue
-            if unbounded and k not in crew.late and not tree.finite(upload):
-                raise _not_finite(t, self.called(k))
-            mail.size += length(k)
-            if k not in crew.late:
-                mail.answered.append(k)
+            if unbounded and k not in late and not tree.finite(upload):
+                raise _not_finite(t, inbox.called(k))
+            self._size += length(k)
+            if k not in late:
+                self._answered.append(k)
                 yield k, upload
             elif each_is_seen:
-                mail.note(upload)
+                self._note(upload)
 
-    def _unbounded(self, t: int, down: Tree) -> bool:
+    @property
+    def tally(self) -> Tally:
+        # units of clients come in an order of their own
+        return Tally(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
+
+    def digest(self, mean: Tree) -> bytes:
+        """Digest of all that the round lets the server see. Who was in time is in the mean, which tells any two
+        releases apart; who was late was seen all the same.
+        """
+        digest = hashlib.sha256(json.dumps(self._seen).encode())
+        for leaf in tree.leaves(mean):
+            digest.update(_buffer(leaf))
+        return digest.digest()
+
+    def _note(self, upload: Tree) -> None:
+        self._seen += [zlib.crc32(_buffer(leaf)) for leaf in tree.leaves(upload)]
+
+    @property
+    def _unbounded(self) -> bool:
         """May a single upload make the sum whatever it likes? An algorithm that reads each upload, and a robust sum,
         judge for themselves.
         """
-        if self.algorithm.reads_each or self.algorithm.uplink.robust:
+        if self._inbox.algorithm.reads_each or self._uplink.robust:
             return False
-        return self.algorithm.uplink.at(t, down).unbounded(tree.size(self.algorithm.zero(self.task, down)))
+        return self._uplink.unbounded(tree.size(self._zero))
 
-    def length(self, t: int, down: Tree) -> Callable[[int], int]:
-        """How long the upload of each client is, as a message."""
-        return wire.sizes(self.header(t, 0), wire.schema(self._shape(t, down)))
+    @cached_property
+    def _uplink(self) -> Uplink:
+        return self._inbox.algorithm.uplink.at(self._t, self._down)
 
-    def payload(self, t: int, down: Tree) -> int:
-        """Bytes of one upload without its envelope."""
-        return wire.payload_bytes(wire.schema(self._shape(t, down)))
+    @cached_property
+    def _zero(self) -> Tree:
+        return self._inbox.algorithm.zero(self._inbox.task, self._down)
 
-    def _shape(self, t: int, down: Tree) -> Any:
-        return self.algorithm.uplink.at(t, down).shape(self.algorithm.zero(self.task, down))
+    @cached_property
+    def _shape(self) -> Tree:
+        return self._uplink.shape(self._zero)
+
+    @cached_property
+    def _schema(self) -> wire.Schema:
+        return wire.schema(self._shape)
+
+
+def _buffer(leaf: Tensor) -> Any:
+    return leaf.contiguous().cpu().numpy().reshape(-1).view(np.uint8)
 
 
 def _not_finite(t: int, client: str) -> NonFiniteModel:

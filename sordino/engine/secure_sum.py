@@ -12,8 +12,9 @@ from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.device import here
 from sordino.engine.channels import SumAtSites, channel
-from sordino.engine.mail import Mail
+from sordino.engine.executor import Tally
 from sordino.errors import RangeSaturation, UnsoundGuarantee
+from sordino.planning.accounts import OpenRound
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import private
@@ -33,22 +34,20 @@ class SecureSum:
 
     def __call__(
         self,
-        t: int,
-        uploads: Iterable[tuple[int, Tree]] | SumAtSites,
-        cohort: Sequence[int],
+        now: OpenRound,
+        uploads: Iterable[Any] | SumAtSites,
         weights: Sequence[float],
         uplink: Uplink,
         zero: Tree,
-        multiplier: float | None,
         source: NoiseSource,
-        mail: Mail,
-    ) -> Summed:
-        """The sum, or nothing of anybody where the protocol was broken off; `weights` are those of all clients, `mail`
-        hears what it cost.
+    ) -> tuple[Summed, Tally]:
+        """The sum, and what it cost; the sum of nobody where the protocol was broken off. `weights` are those of all
+        clients.
         """
+        cohort = now.granted
         like, bound, noise = uplink.shape(zero), uplink.bound(tree.size(zero)), uplink.noise()
         own = None
-        if noise is not None and (used := noise.multiplier or multiplier) is not None:
+        if noise is not None and (used := noise.multiplier or now.central) is not None:
             if isinstance(noise, NoiseShare):
                 check_room(self._grid.layout, len(cohort), noise.room(bound, used))
             elif private(uplink.server) and isinstance(self._secure, Encrypted):
@@ -60,7 +59,7 @@ class SecureSum:
         if isinstance(uploads, SumAtSites):
             found = uploads.open(own)
         else:
-            found = self._channel.sum(t, ((k, flat(x)) for k, x in uploads), cohort, tree.size(like), own)
+            found = self._channel.sum(now.t, ((k, flat(x)) for k, x in uploads), cohort, tree.size(like), own)
         values = max(1, len(found.who) * tree.size(like))
         cut = (
             0 if uplink.shared or found.saturated is None else found.saturated
@@ -73,8 +72,7 @@ class SecureSum:
                 fix="set a larger range in the quantise stage, or clip the uploads",
                 code="range-saturation",
             )
-        mail.answered, mail.size, mail.payload = found.who, found.bytes_up, found.payload
-        mail.secure = {
+        cost = {
             "mode": self._secure.mode,
             "saturated": None if found.saturated is None else cut,
             "cpu_seconds": {part: round(value, 5) for part, value in found.seconds.items()},
@@ -83,7 +81,8 @@ class SecureSum:
         if isinstance(self._secure, Encrypted) and self._secure.keys == "shared":
             self.broadcast = found.payload
         noised = own is not None or bool(found.aborted)
-        return Summed(tree.unflat(here(torch.from_numpy(found.total)), like), found.who, noised)
+        total = Summed(tree.unflat(here(torch.from_numpy(found.total)), like), found.who, noised)
+        return total, Tally(sorted(found.who), found.bytes_up, found.payload, cost)
 
 
 def check_one_broadcast(tells_each: bool) -> None:

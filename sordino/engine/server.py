@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from sordino import tree
 from sordino.algorithms.optional import Estimates, Home
 from sordino.budget.noise_level import in_mean, of_reader, of_uplink
 from sordino.budget.plan import Price
 from sordino.budget.schedules import Adaptive
-from sordino.engine.channels import SumAtSites
-from sordino.engine.inbox import Inbox
-from sordino.engine.mail import Mail
+from sordino.engine.executor import Answers, Tally
+from sordino.engine.inbox import Inbox, Mail
 from sordino.engine.secure_sum import SecureSum
-from sordino.planning.accounts import Accounts
+from sordino.planning.accounts import Accounts, OpenRound
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
 from sordino.privacy.uplink.robust import fewest
@@ -29,23 +28,36 @@ from sordino.types import NoiseSource, Received, Terms
 STALL = 1.1  # a mean update within a tenth of its expected noise norm carries no visible signal
 
 
+class Release(NamedTuple):
+    """One round's release, and the messages that it was made from."""
+
+    received: Received[Tree]
+    came: Tally
+    digest: bytes  # of all that it lets the server see
+    stalled: bool  # has the model stopped moving beyond its noise? From released values and public scales alone
+
+
 @dataclass(kw_only=True)
 class Federation(Accounts):
     home: Home  # the server's own data
-    _noise_norm: float = 0.0
-    _coordinates: int = 0
 
     # the sum ----------------------------------------------------------------------------------------------------------
 
     def source(self, t: int) -> NoiseSource:
         return for_round(self.policy.noise, self.key, t)
 
+    def all_terms(self, now: OpenRound, crew: Crew) -> dict[int, Terms]:
+        """Terms of all who take part."""
+        terms = {k: self.terms(k, now.prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in now.granted}
+        if self.algorithm.uplink.shared:  # shares of one noise are all alike
+            return {k: replace(each, multiplier=now.central) for k, each in terms.items()}
+        return terms
+
     def terms(self, client: int, price: Price | None, epochs: int | None = None, part: float | None = None) -> Terms:
-        """What one client is told of its round."""
+        """Terms of a round for one client: what it may read, and the noise that it pays for."""
         return Terms(
             largest=self.largest,
-            # shares of one noise are all alike
-            multiplier=self._central if self.algorithm.uplink.shared else None if price is None else price.multiplier,
+            multiplier=None if price is None else price.multiplier,
             epochs=epochs,
             part=part,
             reach=self._reach(price),
@@ -57,82 +69,68 @@ class Federation(Accounts):
         personal = self.algorithm.uplink.personal and price is not None
         return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
 
-    def receive(
-        self,
-        t: int,
-        answers: Iterable[tuple[int, Tree] | Summed] | Summed | SumAtSites,
-        crew: Crew,
-        down: Tree,
-        prices: Mapping[int, Price | None],
-        granted: Sequence[int] = (),
-    ) -> tuple[Received[Tree], Mail]:
-        mail, zero = Mail(), self.algorithm.zero(self.home.task, down)
-        uploads: Tree = answers
-        if isinstance(answers, Summed):
-            length = self.inbox.length(t, down)
-            mail.answered, mail.size = answers.who, sum(map(length, answers.who))
-        elif not isinstance(answers, SumAtSites):
-            uploads = self.inbox.open(t, answers, crew, down, mail)
-        mail.payload = self.inbox.payload(t, down)
-        self._coordinates, uplink = tree.size(zero), self.algorithm.uplink.at(t, down)
-        source = self.source(t).child("server")
+    def receive(self, now: OpenRound, answers: Answers, crew: Crew, down: Tree) -> Release:
+        """The release of a round: the sum of the uploads, noised, decoded and divided."""
+        t, zero, source = now.t, self.algorithm.zero(self.home.task, down), self.source(now.t).child("server")
+        uplink, coordinates = self.algorithm.uplink.at(t, down), tree.size(zero)
+        mail = self.inbox.open(t, answers.uploads, crew, down)
+        uploads: Mail | Summed = mail
+        came = None
         if self.secure_sum is not None:
-            uploads = self.secure_sum(t, uploads, granted, self.weights, uplink, zero, self._central, source, mail)
+            uploads, came = self.secure_sum(now, answers.sum or mail, self.weights, uplink, zero, source)
+        by_client = self.plan.offer is not None and self.plan.offer.subject.unit == "client"
         received: Received[Tree] = uplink.receive(
             uploads,
             zero,
             self.weights,
-            self._denominator,
-            self._central,
+            self._denominator(now),
+            now.central,
             source,
-            self.algorithm.reads_each,
-            self._weight,
-            lambda client: self._reach(prices.get(client)),
-            lambda who: self._std(prices, who) if self.plan.offer and self.plan.offer.subject.unit == "client" else 0.0,
+            each=self.algorithm.reads_each,
+            weight=self._weight,
+            reach=lambda client: self._reach(now.prices.get(client)),
+            std=lambda who: self._std(now, who, coordinates) if by_client else 0.0,
         )
-        mail.answered.sort()  # units of clients come in an order of their own
-        if len(mail.answered) < (least := fewest(uplink.robust)):
-            came = len(mail.answered)
+        came = came or mail.tally
+        if (many := len(came.answered)) < (least := fewest(uplink.robust)):
             self.inbox.remarks.append(
-                f"round {t + 1}: {came} uploads came, the robust sum needs {least}: nothing changes"
+                f"round {t + 1}: {many} uploads came, the robust sum needs {least}: nothing changes"
             )
-        mail.seal(received.mean)
-        if self._adaptive:
-            self._noise_norm = self._std(prices, mail.answered) * math.sqrt(self._coordinates)
-        return received, mail
-
-    def stalled(self, received: Received[Tree]) -> bool:
-        """Has the model stopped moving beyond its noise? Reads released values and public scales only."""
-        return self._adaptive and float(tree.norm(received.mean)) <= STALL * self._noise_norm
+        stalled = self._adaptive and float(tree.norm(received.mean)) <= STALL * (
+            self._std(now, came.answered, coordinates) * math.sqrt(coordinates)
+        )
+        return Release(received, came, mail.digest(received.mean), stalled)
 
     @property
     def _adaptive(self) -> bool:
         return self.plan.budget is not None and isinstance(self.plan.budget.schedule, Adaptive)
 
-    def _std(self, prices: Mapping[int, Price | None], answered: Iterable[int]) -> float:
+    def _std(self, now: OpenRound, answered: Sequence[int], coordinates: int) -> float:
         """Deviation of the noise in one coordinate of the mean upload, from the multipliers alone."""
         if self.plan.offer is None:
             return 0.0
         if self.plan.offer.subject.unit == "client" and self.algorithm.uplink.central:
             # one noise, over the public denominator, whoever answered
-            return 0.0 if self._central is None else self._noise_std(self._central, 0) / self._denominator
-        found = [(k, price.multiplier) for k in answered if (price := prices[k])]
-        return in_mean([self._noise_std(z, self.sizes[k]) for k, z in found], [self.weights[k] for k, _ in found])
+            if now.central is None:
+                return 0.0
+            return self._noise_std(now.central, 0, coordinates) / self._denominator(now)
+        found = [(k, price.multiplier) for k in answered if (price := now.prices[k])]
+        stds = [self._noise_std(z, self.sizes[k], coordinates) for k, z in found]
+        return in_mean(stds, [self.weights[k] for k, _ in found])
 
-    def _noise_std(self, multiplier: float, size: int) -> float:
-        """Of one coordinate of what is noised: one upload, or their sum."""
+    def _noise_std(self, multiplier: float, size: int, coordinates: int) -> float:
+        """Deviation of the noise in one coordinate of what is noised: one upload, or their sum."""
         assert self.plan.offer is not None
         if self.plan.offer.subject.unit != "client":
             read = of_reader(self.algorithm.read, self.algorithm.work, multiplier, size)
             step = Estimates.of(self.algorithm).step_size  # of a method that does not say, nothing is known
             return float(step * read.std) if read and step is not None else 0.0
-        return of_uplink(self.algorithm.uplink, multiplier, self._coordinates).std
+        return of_uplink(self.algorithm.uplink, multiplier, coordinates).std
 
-    @property
-    def _denominator(self) -> float:
-        """The public one: the weight that a cohort of the expected size would have."""
-        if self._rates is not None:
-            return math.fsum(rate * weight for rate, weight in zip(self._rates.tolist(), self.weights, strict=True))
+    def _denominator(self, now: OpenRound) -> float:
+        """Public denominator: the weight that a cohort of the expected size would have."""
+        if now.rates is not None:
+            return math.fsum(rate * weight for rate, weight in zip(now.rates.tolist(), self.weights, strict=True))
         return self.cohort.expected(self.population) * self._weight / self.population
 
     @cached_property

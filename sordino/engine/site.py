@@ -20,8 +20,8 @@ from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
 from sordino.engine.common_memory import Ends
-from sordino.engine.executor import Executor, Scores
-from sordino.engine.forks import Answers, Forks, ForksWork, Templates, Unit
+from sordino.engine.executor import Answers, Executor, Scores
+from sordino.engine.forks import Forks, ForksWork, Templates, Unit, UnitAnswers
 from sordino.engine.shards import PreparedShards
 from sordino.engine.stack import (
     WINDOW,
@@ -77,22 +77,19 @@ class Site(Executor):
     _bears: Differences | None = field(default=None, repr=False)  # of clients in one call; None: not tried yet
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
-    def __call__(
-        self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False
-    ) -> Iterator[tuple[int, Tree] | Summed]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         """One round of every client named in `terms`, each by itself or unit by unit. Nothing needs to be packed in one
-        process. `apart`: `down` is what one client is told.
+        process.
         """
         if not self.adds:
-            yield from self.each(t, down, terms, apart)
-            return
-        yield from self._by_unit(self._found(RoundHere(self, t, down, apart, adds=True), terms))
+            return Answers(self.each(t, down, terms))
+        return Answers(self._by_unit(self._found(RoundHere(self, t, down, apart=False, adds=True), terms)))
 
     def each(self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Tree]]:
         """One round of every client named in `terms`, in their order."""
         yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
 
-    def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Answers]]:
+    def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, UnitAnswers]]:
         """What becomes of each unit, with its number, in the order in which it is done."""
         _ = self.first_state  # made before anybody is at work: it takes the network
         begun = time.perf_counter()
@@ -101,7 +98,7 @@ class Site(Executor):
         if not self._pace and (took := time.perf_counter() - begun) > LONG:
             self._pace = took / max(1, now.rows)
 
-    def _by_client(self, found: Iterable[tuple[int, Answers]], order: Sequence[int]) -> Iterator[tuple[int, Tree]]:
+    def _by_client(self, found: Iterable[tuple[int, UnitAnswers]], order: Sequence[int]) -> Iterator[tuple[int, Tree]]:
         early: dict[int, tuple[Tree, Tree]] = {}  # answers that came before their turn
         waited = iter(order)
         turn = next(waited, None)
@@ -112,8 +109,8 @@ class Site(Executor):
                 yield turn, upload
                 turn = next(waited, None)
 
-    def _by_unit(self, found: Iterable[tuple[int, Answers]]) -> Iterator[tuple[int, Tree] | Summed]:
-        early: dict[int, Answers] = {}  # units that came before their turn
+    def _by_unit(self, found: Iterable[tuple[int, UnitAnswers]]) -> Iterator[tuple[int, Tree] | Summed]:
+        early: dict[int, UnitAnswers] = {}  # units that came before their turn
         turn = 0
         for number, answers in found:
             early[number] = answers
@@ -129,7 +126,7 @@ class Site(Executor):
 
     def _trained(
         self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]
-    ) -> Iterator[tuple[int, Answers]]:
+    ) -> Iterator[tuple[int, UnitAnswers]]:
         """The answers of all units with their numbers, whoever computes them."""
         alone = now.apart or now.adds != self.adds  # a fork answers as the site does
         if alone or not self._pace or self.forks is None or not self.forks.begin(self._serve, self._pace):
@@ -346,7 +343,7 @@ class RoundHere:
         grant = replace(grant, public=site.public(k, grant.size))
         return Member(k, own, state, grant, keys.word(keys.fold(self._key, "client", k)))
 
-    def work(self, task: Task, unit: list[Member]) -> Answers:
+    def work(self, task: Task, unit: list[Member]) -> UnitAnswers:
         clients, states = [one.client for one in unit], []
 
         def uploads() -> Iterator[tuple[int, Tree]]:
@@ -358,14 +355,14 @@ class RoundHere:
                 yield one.client, encoded
 
         if not self.adds or len(unit) == 1:
-            return Answers(clients, [upload for _, upload in uploads()], states)
+            return UnitAnswers(clients, [upload for _, upload in uploads()], states)
         held = list(uploads()) if self._uplink.unbounded(tree.size(self._zero)) else None
         reach = {one.client: one.grant.reach for one in unit}
         total = self._uplink.sum(held or uploads(), self._zero, reach=reach.__getitem__).total
         # a sum that is finite has finite summands, so that nobody has to be looked at; else, whose it is will be told
         if held and not tree.finite(total) and not all(tree.finite(upload) for _, upload in held):
-            return Answers(clients, [upload for _, upload in held], states)
-        return Answers(clients, [total], states)
+            return UnitAnswers(clients, [upload for _, upload in held], states)
+        return UnitAnswers(clients, [total], states)
 
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
         """A unit that another process may do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +14,7 @@ import torch
 from sordino import config, tree
 from sordino.accounting.events import Json
 from sordino.engine import checkpoint
-from sordino.engine.executor import Clients
+from sordino.engine.executor import Answers, Clients
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.laws.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
@@ -63,10 +63,10 @@ class InTurn(Clients):
     def __init__(self, site: Site, mix: int) -> None:
         self._site, self._mix = site, mix
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Tree]]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         served = sorted(terms, key=lambda k: (k * 7 + t) % 5, reverse=True) if self._mix else sorted(terms)
         answers = {k: answer for one in served for k, answer in self._site.each(t, down, {one: terms[one]})}
-        yield from sorted(answers.items())
+        return Answers(sorted(answers.items()))
 
 
 def processes(trial: Trial) -> None:

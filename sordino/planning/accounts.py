@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,18 @@ from sordino.types import Adversary, Claim, Reader
 KEEPS = "{} keeps nothing of the rows that it is shown"
 STATES = "what {} states of its bound, its noise and its cost is true"
 Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """One round in the books: `open` makes it, `reserve` gives it back with what was paid."""
+
+    t: int
+    rates: NDArray[np.float64] | None  # of its coins, where budgets are personal
+    prices: Mapping[int, Price | None] = field(default_factory=dict)  # of all who were asked
+    granted: Sequence[int] = ()  # the clients that could pay, and may take part
+    central: float | None = None  # multiplier of its central noise
+    draws: bool = False  # does it draw noise that is drawn once only?
 
 
 class LedgerRequest(NamedTuple):
@@ -67,9 +79,6 @@ class Accounts:
     exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
-    _central: float | None = None  # multiplier of this round's central noise
-    _draws: bool = False  # does this round draw noise that is drawn once only?
-    _rates: NDArray[np.float64] | None = None  # of this round's coins, where budgets are personal
 
     @property
     def population(self) -> int:
@@ -87,7 +96,11 @@ class Accounts:
     def op(self, t: int) -> str:
         return of_round(self.run, t)
 
-    def prices(self, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
+    def open(self, t: int) -> OpenRound:
+        """Round t before anybody is drawn. Its rates follow from what was spent until now."""
+        return OpenRound(t, self.plan.rates(t, self.spent))
+
+    def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
         """What this exposure costs each active client; a client missing from the result abstains."""
         if self.plan.pricing is None:
             return dict.fromkeys(active)
@@ -106,25 +119,24 @@ class Accounts:
         asked = self.exposures.get(self.payer(client), 0)
         return self.plan.pricing is None or asked < self.plan.exposures[client]
 
-    def rated(self, t: int) -> None:
-        """Sets the rates of this round's coins, where budgets are personal."""
-        self._rates = self.plan.rates(t, self.spent)
-
     def draw(
-        self, t: int, server: Tree = None, away: Callable[[int], bool] = lambda client: False, later: bool = False
+        self,
+        now: OpenRound,
+        server: Tree = None,
+        away: Callable[[int], bool] = lambda client: False,
+        later: bool = False,
     ) -> list[int]:
         """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
         preparation asks.
         """
         if isinstance(self.algorithm, RequestsClients):
             return sorted(self.algorithm.requested_clients(server))
-        self.rated(t)
         if isinstance(self.cohort, Tossed):
             # what nobody may know is not drawn from a seed that stands in the experiment
-            coins = Unseen() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", t))
-            return self.cohort.toss(self.population, coins, self._rates)
-        drawn = self.cohort.draw(t, self.population, self.key)
-        return drawn if self.policy.hidden else self._redrawn(t, drawn, away, later)
+            coins = Unseen() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", now.t))
+            return self.cohort.toss(self.population, coins, now.rates)
+        drawn = self.cohort.draw(now.t, self.population, self.key)
+        return drawn if self.policy.hidden else self._redrawn(now.t, drawn, away, later)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
         """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
@@ -149,37 +161,39 @@ class Accounts:
         before = self.ledger.entry(self.op(t))
         return [] if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
 
-    def reserve(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        """Durable before anything is read. Returns the clients that may take part."""
-        asked = self._asked(t, prices)
-        digest = self._digest(t, {} if self.plan.everyone_pays else prices)
-        granted = self.ledger.reserve(self.op(t), asked.charges, digest, self._note(asked.groups))
+    def reserve(self, now: OpenRound, prices: Mapping[int, Price | None]) -> OpenRound:
+        """The round, paid: durable before anything is read."""
+        asked = self._asked(now, prices)
+        digest = self._digest(now.t, {} if self.plan.everyone_pays else prices)
+        draws = any(draws_afresh(claim.event) for _, claims in asked.groups for claim in claims)
+        granted = self.ledger.reserve(
+            self.op(now.t), asked.charges, digest, note(asked.groups, self.policy.noise, self.config)
+        )
         if self.plan.everyone_pays and (len(granted) < len(asked.charges) or not asked.due):
-            raise _exhausted(t)  # who cannot pay would be missed
+            raise _exhausted(now.t)  # who cannot pay would be missed
         clients = self._paid(asked, granted)
-        if self.plan.everyone_pays:
-            self._central = next(price.multiplier for price in asked.due.values() if price)
-            return sorted(prices)  # its noise is released even where nobody was drawn
-        # one noise for all who paid: sized for the one who paid least, or the same in every round where each is bounded
-        # by what it paid
-        self._central = max((price.multiplier for k in clients if (price := prices[k])), default=None)
-        if self.algorithm.uplink.personal:
-            self._central = self.plan.quietest
-        return clients
+        central: float | None
+        if self.plan.everyone_pays:  # its noise is released even where nobody was drawn
+            clients, central = sorted(prices), next(price.multiplier for price in asked.due.values() if price)
+        elif self.algorithm.uplink.personal:  # the same in every round: each client is bounded by what it paid
+            central = self.plan.quietest
+        else:  # one noise for all who paid, sized for the one who paid least
+            central = max((price.multiplier for k in clients if (price := prices[k])), default=None)
+        return replace(now, prices=prices, granted=clients, central=central, draws=draws)
 
-    def _asked(self, t: int, prices: Mapping[int, Price | None]) -> LedgerRequest:
+    def _asked(self, now: OpenRound, prices: Mapping[int, Price | None]) -> LedgerRequest:
         """Of the ledger for one round. In a hidden cohort who was drawn must not show in who pays: everyone pays in
         every round, drawn or not."""
         if self.plan.one_price:
-            price = self._shared_price(t)
-            return LedgerRequest({EVERYONE: price.charge}, self._of_all(price), {self.payer(0): price})
+            price = self._shared_price(now.t)
+            return LedgerRequest({EVERYONE: price.charge}, self._of_all(now, price), {self.payer(0): price})
         if self.plan.everyone_pays:  # each its own price
-            each = {k: self.plan.price(k, t, self._spent(k)) for k in range(self.population)}
+            each = {k: self.plan.price(k, now.t, self._spent(k)) for k in range(self.population)}
             due = {k: price for k, price in each.items() if price is not None}
             charges = {str(k): price.charge for k, price in due.items() if any(price.charge)}
-            return LedgerRequest(charges, self._of_all(due[0]) if due else [], due)
+            return LedgerRequest(charges, self._of_all(now, due[0]) if due else [], due)
         charges = {str(k): price.charge for k, price in prices.items() if price is not None}
-        return LedgerRequest(charges, self._said(prices), prices)
+        return LedgerRequest(charges, self._said(now, prices), prices)
 
     def _paid(self, asked: LedgerRequest, granted: Collection[str]) -> list[int]:
         """Counts this round for all who could pay."""
@@ -191,17 +205,13 @@ class Accounts:
                 self._charge(k, price.charge)
         return clients
 
-    def _of_all(self, price: Price) -> Groups:
+    def _of_all(self, now: OpenRound, price: Price) -> Groups:
         """The claims of a round in which everybody may have taken part, each at its own rate."""
-        if self._rates is None:
-            return [("*", self._claims(0, price.multiplier))]
-        levels, which = np.unique(self._rates, return_inverse=True)
+        if now.rates is None:
+            return [("*", self._claims(now, 0, price.multiplier))]
+        levels, which = np.unique(now.rates, return_inverse=True)
         groups = [np.flatnonzero(which == i).tolist() for i in range(len(levels))]
-        return [(clients, self._claims(clients[0], price.multiplier)) for clients in groups]
-
-    def _note(self, groups: Groups) -> str:
-        self._draws = any(draws_afresh(claim.event) for _, claims in groups for claim in claims)
-        return note(groups, self.policy.noise, self.config)
+        return [(clients, self._claims(now, clients[0], price.multiplier)) for clients in groups]
 
     def _shared_price(self, t: int) -> Price:
         price = self.plan.price(0, t, self._spent(0), last=self.latest.get(0))
@@ -257,16 +267,16 @@ class Accounts:
         self.replay(t + 1)
         return named(note)
 
-    def begin(self, t: int) -> None:
+    def begin(self, now: OpenRound) -> None:
         """Durable before anything leaves a client, or before the server draws: from here on noise may have been
         drawn, and another process with the same books finds that out.
         """
         if self.policy.real:
-            first = self.ledger.drawn(self.op(t))
-            if self._draws and not first:
-                raise _elsewhere(t)
-            if self._draws:
-                self.witness(self.ledger, self.op(t))
+            first = self.ledger.drawn(self.op(now.t))
+            if now.draws and not first:
+                raise _elsewhere(now.t)
+            if now.draws:
+                self.witness(self.ledger, self.op(now.t))
 
     def store(self, t: int, release: bytes) -> None:
         """Fix the one content this release will ever have."""
@@ -281,19 +291,19 @@ class Accounts:
         }
         return hashlib.sha256(json.dumps([self.config, t, plan], sort_keys=True).encode()).digest()
 
-    def _said(self, prices: Mapping[int, Price | None]) -> Groups:
+    def _said(self, now: OpenRound, prices: Mapping[int, Price | None]) -> Groups:
         groups: dict[tuple[float | None, int], list[int]] = {}
         for k, price in sorted(prices.items()):
             multiplier = None if price is None else price.multiplier
             groups.setdefault((multiplier, self.algorithm.read.reads(self.algorithm.work, self.sizes[k])), []).append(k)
-        return [(clients, self._claims(clients[0], multiplier)) for (multiplier, _), clients in groups.items()]
+        return [(clients, self._claims(now, clients[0], multiplier)) for (multiplier, _), clients in groups.items()]
 
-    def _claims(self, client: int, multiplier: float | None) -> list[Claim]:
+    def _claims(self, now: OpenRound, client: int, multiplier: float | None) -> list[Claim]:
         read, uplink, size = self.algorithm.read, self.algorithm.uplink, self.sizes[client]
         reads = max(1, read.reads(self.algorithm.work, size))
         # one noise for all who are in a sum, or every client's share of it
         sums = math.ceil(self.cohort.expected(self.population)) if uplink.shared else 1
-        sent = uplink.claims(multiplier, self._amplifies(client))
+        sent = uplink.claims(multiplier, self._amplifies(now, client))
         if self.only is not None:  # a site's books believe the server nothing
             sent = list(map(uplink.trusted, sent))
         return [
@@ -314,15 +324,15 @@ class Accounts:
         inexact = self.policy.real and draws_afresh(claim.event)
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
-    def _amplifies(self, client: int) -> Callable[[Event, Adversary], Event]:
+    def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
         """What the sampler makes of an event, by adversary: a hidden coin at the client's own rate, or whatever the
         cohort says."""
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population
-        elif self._rates is None or not self.policy.hidden:
+        elif now.rates is None or not self.policy.hidden:
             return self.cohort.amplify
         else:
-            rate = float(self._rates[client])
+            rate = float(now.rates[client])
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     def skipping(self, clients: Sequence[int], most: int) -> Iterator[None]:
@@ -342,10 +352,10 @@ class Accounts:
         `missed`: exposures that a client may have missed.
         """
         told, who = parsed(entry.note), named(entry.note) if active is None else active
-        self.rated(t)
+        now = self.open(t)
         for _ in self.skipping(who, missed):
             for stalled in (False, True):  # what an adaptive schedule saw is not written down
-                asked = self._asked(t, self.prices(who, stalled))
+                asked = self._asked(now, self.prices(now, who, stalled))
                 charged = all(asked.charges.get(name) == charge for name, charge in entry.charges.items())
                 if charged and json.loads(note(asked.groups))["releases"] == told.releases:
                     self._paid(asked, entry.charges.keys())

@@ -188,7 +188,7 @@ def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
         return None
     if setup.policy.hidden:
         return []
-    active = again.stragglers.split(again.draw(t), t, again.key).active
+    active = again.stragglers.split(again.draw(again.open(t)), t, again.key).active
     return [k for k in active if k in again.members]
 
 

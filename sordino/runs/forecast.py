@@ -232,7 +232,7 @@ class Forecast:
         return self._rehearsal.federation
 
     @property
-    def rounds(self) -> list[list[int]]:
+    def rounds(self) -> list[Sequence[int]]:
         """Who will take part and pay, round by round."""
         return self._rehearsal.rounds
 
@@ -368,7 +368,7 @@ def _time(simulation: Simulation, run: Federation) -> Seconds:
 
 def _played(clients: Site, down: Tree, terms: Mapping[int, Terms]) -> None:
     """A round of these clients, of which nothing is kept."""
-    for _ in clients(0, down, terms):
+    for _ in clients(0, down, terms).uploads:
         pass
 
 

@@ -15,7 +15,7 @@ import torch
 
 from sordino import tree, user_code
 from sordino.algorithms.optional import ChecksServer
-from sordino.config import Experiment, Network, session
+from sordino.config import Network, session
 from sordino.engine import checkpoint
 from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
@@ -27,11 +27,10 @@ from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
 from sordino.runs import bundle, callbacks
-from sordino.runs import metric_files as metrics
 from sordino.runs.noise_level import drowning
-from sordino.runs.preparation import Prepared, prepare
+from sordino.runs.preparation import prepare
 from sordino.runs.reused_preparation import adopt
-from sordino.runs.rounds import PlayedPhase, Standing, row_of, stands
+from sordino.runs.rounds import PlayedPhase, RunInPlay
 from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup
 from sordino.runs.stop_signals import patience
@@ -80,15 +79,13 @@ def play(
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
     mine, environment = RunFolder(folder), RunFolder(folder).environment
-    run = environment.run
     with mine.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
-        ledger, real = mine.ledger, experiment.privacy.real
-        asked, silent = stack.enter_context(patience()), list[str]()
-        witness, missed = Witness.of(folder) if needed(setup) else None, set[str]()
+        silent, missed, witness = list[str](), set[str](), Witness.of(folder) if needed(setup) else None
         if witness is not None:
-            with half.federation(ledger, run).ledger as books:
+            with half.federation(mine.ledger, environment.run).ledger as books:
                 missed = witness.check(books, moved)
                 witness.begin(books)
+        run = RunInPlay(folder, environment.run, mine.ledger, witness, stack.enter_context(patience()))
 
         def prepared(phase: ServersHalf, rules: Federation, row: RoundRow) -> None:
             if row.active and not row.answered:
@@ -100,13 +97,10 @@ def play(
 
         try:
             if environment.prepared:
-                adopt(half, folder, run, ledger, Path(environment.prepared))
-            begun = prepare(half, folder, run, ledger, witness, asked, prepared)
+                adopt(half, folder, run.name, run.ledger, Path(environment.prepared))
+            begun = prepare(run, half, prepared)
         except KeyboardInterrupt:
-            begun = Prepared(None, None, done=False)
-        federation = half.federation(ledger, run)
-        federation.witness = witness or federation.witness
-        stack.callback(federation.ledger.close)
+            begun = None
         notes = [
             *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
             *drowning(setup),
@@ -115,61 +109,39 @@ def play(
             *([f"{len(missed)} {MISSED}"] if missed else []),
             *silent,
         ]
-        for phase in setup.preparation:
-            notes += ChecksServer.of(phase.algorithm).warnings(half.home)
+        for prior in setup.preparation:
+            notes += ChecksServer.of(prior.algorithm).warnings(half.home)
         warned = (*half.remarks, *notes)
-        evaluate, interrupted, told = half.evaluation(), False, callbacks.named(experiment.callbacks)
-        if not begun.done:
-            return _ended(half, folder, federation, None, notes, interrupted=True)
+        evaluate, told = half.evaluation(), callbacks.named(experiment.callbacks)
+        if begun is None:
+            with (federation := run.federation(half)).ledger:
+                return _ended(half, folder, federation, None, notes, interrupted=True)
         loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
-        at = Standing(begun.server, 0) if loaded is None else stands(federation, loaded, folder)
         known = None if loaded is None else Begun(folder, loaded)
-        execute = half.executor(folder, folder, run, known, begun.handed, stack)
-        written = {} if loaded is None else loaded.meta
-        rows = stack.enter_context(metrics.opened(mine.metrics_file, written, private=real, hidden=setup.policy.hidden))
-
-        def tell(t: int, outcome: Outcome) -> RoundRow:
-            row = row_of(setup, t + 1, outcome)
-            if _due(t + 1, experiment):
-                norm = float(tree.norm(next(iter(setup.algorithm.models(outcome.server).values()))))
-                row = row.with_more(evaluate(t, outcome.server, execute.score)).beside(model_norm=norm)
-            rows.write(row)
-            if outcome.secure:
-                note_cost(RoundCost(round=t + 1, cpu_seconds=outcome.secure["cpu_seconds"]))
-            return row
-
-        def note_cost(cost: RoundCost) -> None:
-            """Seconds tell how many there were to add."""
-            append_line((RunFolder(mine.private) if real else mine).costs_file, json.dumps(cost.to_json()))
-
-        played_by = PlayedPhase(setup, federation, execute, folder, rows, tell)
-
-        def more(at: Standing) -> bool:
-            nonlocal interrupted
-            return at.t < experiment.rounds and not (interrupted := asked())
-
-        def played(now: Standing, outcome: Outcome) -> None:
-            nonlocal at
-            before, at = at.server, now
-            if outcome.lost:
-                notes.append(f"round {now.t} {LOST}")
-            elif not outcome.answered and not federation.plan.everyone_pays:
-                notes.append(f"round {now.t}: nobody could take part, {_moved(setup, before, now.server)}")
-            if experiment.engine.network != Network():
-                note_cost(RoundCost(round=now.t, seconds=round(played_by.seconds, 3)))
-            for callback in told:
-                callback.on_round(callbacks.visible(played_by.row, setup.policy))
-            if watch is not None:
-                watch(Progress(now.t, experiment.rounds, played_by.row, folder, setup, federation, warned))
-
+        opened = run.opened(half, folder, begun.server, loaded, known, begun.handed, evaluate)
+        phase = stack.enter_context(opened)
         try:
-            played_by.play(at, more, played, crash)
+            before = phase.at.server
+            for outcome in phase.rounds(crash):
+                t, server, row = phase.at.t, phase.at.server, phase.row
+                if outcome.lost:
+                    notes.append(f"round {t} {LOST}")
+                elif not outcome.answered and not phase.federation.plan.everyone_pays:
+                    notes.append(f"round {t}: nobody could take part, {_moved(setup, before, server)}")
+                before = server
+                _note_costs(half, folder, phase, outcome)
+                for callback in told:
+                    callback.on_round(callbacks.visible(row, setup.policy))
+                if watch is not None:
+                    watch(Progress(t, experiment.rounds, row, folder, setup, phase.federation, warned))
+            interrupted = not phase.over
         except BudgetExhausted as error:
-            notes.append(f"stopped before round {at.t + 1}: {error.what}")
+            notes.append(f"stopped before round {phase.at.t + 1}: {error.what}")
+            interrupted = False
         except KeyboardInterrupt:
             interrupted = True
-        rows.sync()
-        ended = _ended(half, folder, federation, at.server, notes, interrupted)
+        phase.metrics.sync()
+        ended = _ended(half, folder, phase.federation, phase.at.server, notes, interrupted)
         if loaded is not None and loaded.step >= experiment.rounds:
             ended.notes.append("the run was finished before: nothing was run, and nothing was spent")
         for callback in told:
@@ -204,9 +176,18 @@ def _moved(setup: Setup, before: Tree, now: Tree) -> str:
     return "and what the server keeps of earlier rounds moved the model on"
 
 
-def _due(t: int, experiment: Experiment) -> bool:
-    """Is the model evaluated after round t?"""
-    return t % experiment.evaluation.every == 0 or t > experiment.rounds - max(1, experiment.evaluation.final)
+def _note_costs(half: ServersHalf, folder: Path, phase: PlayedPhase, outcome: Outcome) -> None:
+    """Seconds tell how many uploads there were to add, so that they lie where nobody else reads them."""
+    t, mine = phase.at.t, RunFolder(folder)
+    costs = []
+    if outcome.secure:
+        costs.append(RoundCost(round=t, cpu_seconds=outcome.secure["cpu_seconds"]))
+    if half.setup.experiment.engine.network != Network():
+        costs.append(RoundCost(round=t, seconds=round(phase.seconds, 3)))
+    for cost in costs:
+        append_line(
+            (RunFolder(mine.private) if half.setup.policy.real else mine).costs_file, json.dumps(cost.to_json())
+        )
 
 
 @contextlib.contextmanager

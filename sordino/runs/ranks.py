@@ -31,7 +31,7 @@ from sordino.device import CPU, here, on
 from sordino.engine import wire
 from sordino.engine.choose_executor import device_of
 from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, packed, parsed
-from sordino.engine.executor import Executor, Scores
+from sordino.engine.executor import Answers, Executor, Scores
 from sordino.engine.memory import keep_freed_memory
 from sordino.errors import RunError
 from sordino.privacy.uplink import Summed
@@ -136,7 +136,7 @@ class Share:
         """The sum of all ranks."""
         site, t, everyone = self.site, command.t, sorted(command.terms)
         mine, down, a = self._mine(command), self._broadcast(t, message), self.site.algorithm
-        uploads = site(t, down, mine)
+        uploads = site(t, down, mine).uploads
         total = a.uplink.at(t, down).sum(uploads, a.zero(site.task, down), reach=lambda k: mine[k].reach).total
         return Summed(self._team.sum(total), everyone)
 
@@ -189,13 +189,13 @@ class Ranks(Executor):
         if self._last:
             self._team.leave()
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed | Iterator[tuple[int, bytes]]:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         command, message = Round(t, dict(terms)), wire.encode(self._share.site.header(t, -1), down)
         if not self._share.sums:
-            return self._gathered(command, message)
+            return Answers(self._gathered(command, message))
         with self._whole():
             self._tell(command, message)
-            return self._share.summed(command, message)
+            return Answers([self._share.summed(command, message)])
 
     def _gathered(self, command: Round, message: bytes) -> Iterator[tuple[int, bytes]]:
         """Everybody's answers in the order of their ids. Nobody begins before the first one is wanted."""

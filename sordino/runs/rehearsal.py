@@ -31,16 +31,17 @@ class Rehearsal:
         return self.setup.federation(self.home, "", MEMORY, run, self.only)
 
     @cached_property
-    def rounds(self) -> list[list[int]]:
+    def rounds(self) -> list[Sequence[int]]:
         """Who will take part and pay, round by round. Reserving fills the books of `federation`."""
-        run, played = self.federation, []
+        run, played = self.federation, list[Sequence[int]]()
         for t in range(self.setup.experiment.rounds):
+            now = run.open(t)
             if self.only is None:
-                active: Sequence[int] = run.stragglers.split(run.draw(t), t, run.key).active
+                active: Sequence[int] = run.stragglers.split(run.draw(now), t, run.key).active
             else:  # whom a public seed draws is no limit: a server may ask others
                 active = [k for k in self.only if run.may_be_asked(k)]
-            run.rated(t)
-            played.append(run.reserve(t, run.prices(active, stalled=self.only is not None)))
+            prices = run.prices(now, active, stalled=self.only is not None)
+            played.append(run.reserve(now, prices).granted)
         return played
 
     @cached_property
@@ -62,6 +63,7 @@ class Rehearsal:
         for phase in self.setup.preparation:
             run = phase.federation(self.home, "", MEMORY, "plan", self.only)
             for t in range(phase.rounds):
-                run.reserve(t, run.prices(run.members, stalled=False))
+                now = run.open(t)
+                run.reserve(now, run.prices(now, run.members, stalled=False))
             notes += [entry.note for entry in run.ledger.entries()]
         return notes

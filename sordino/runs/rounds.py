@@ -1,5 +1,5 @@
-"""Rounds, one after another, from where a checkpoint stands: played, kept and told. A phase of the preparation and the
-training are played alike.
+"""Rounds, one after another, from where a checkpoint stands. The training, and the phases before it that are paid from
+the same ledger, are played alike.
 """
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,16 +16,21 @@ from typing import NamedTuple
 from sordino import tree
 from sordino.algorithms.optional import Estimates
 from sordino.engine import checkpoint
-from sordino.engine.executor import Clients, Executor
+from sordino.engine.executor import Answers, Clients, Executor
 from sordino.engine.server import Federation
-from sordino.errors import LedgerError, NonFiniteModel
-from sordino.metrics.rows import RoundRow, Secure
-from sordino.privacy.uplink import Summed
+from sordino.errors import LedgerError, NonFiniteModel, RunError
+from sordino.metrics.evaluation import Score
+from sordino.metrics.rows import RoundRow, Scores, Secure
+from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome, one_round
-from sordino.runs.metric_files import Rows
+from sordino.runs.metric_files import Rows, opened
+from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup
+from sordino.runs.witness import Witness
 from sordino.tree import Tree
-from sordino.types import Terms
+from sordino.types import Params, Terms
+
+Evaluate = Callable[[int, Tree, Score], Scores]
 
 
 class Standing(NamedTuple):
@@ -33,6 +39,47 @@ class Standing(NamedTuple):
     server: Tree
     t: int
     stalled: bool = False
+
+
+@dataclass(frozen=True)
+class RunInPlay:
+    """A run as all of its phases share it: one folder, one ledger, one record of releases."""
+
+    folder: Path
+    name: str
+    ledger: Path
+    witness: Witness | None
+    stopped: Callable[[], bool]  # does the user want it to stop?
+
+    def federation(self, half: ServersHalf) -> Federation:
+        made = half.federation(self.ledger, self.name)
+        made.witness = self.witness or made.witness
+        return made
+
+    @contextmanager
+    def opened(
+        self,
+        half: ServersHalf,
+        place: Path,
+        first: Tree,
+        loaded: checkpoint.Loaded | None,
+        begun: Begun | None,
+        handed: Params | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> Iterator[PlayedPhase]:
+        """A phase of it, from the server's state `first` or from its checkpoint on; `begun` are its clients' states."""
+        setup, mine = half.setup, RunFolder(self.folder)
+        with ExitStack() as stack:
+            federation = self.federation(half)
+            stack.callback(federation.ledger.close)
+            at = Standing(first, 0) if loaded is None else stands(federation, loaded, self.folder)
+            execute = half.executor(self.folder, place, self.name, begun, handed, stack)
+            file, hidden = (
+                (mine.preparation_file, False) if setup.prepares else (mine.metrics_file, setup.policy.hidden)
+            )
+            written = {} if begun is None else begun.loaded.meta
+            rows = stack.enter_context(opened(file, written, setup.policy.real, hidden))
+            yield PlayedPhase(setup, federation, execute, place, rows, at, self.stopped, evaluate)
 
 
 @dataclass
@@ -44,28 +91,26 @@ class PlayedPhase:
     execute: Executor
     place: Path  # of the run, or of this phase in it
     metrics: Rows
-    tell: Callable[[int, Outcome], RoundRow]  # writes the row of a round
-    row: RoundRow = field(init=False)  # of the last one
-    seconds: float = 0.0  # of the last one, by the clock
-    _stalled: bool = False
+    at: Standing
+    stopped: Callable[[], bool]
+    evaluate: Evaluate | None = None  # scores of the models after a round
+    row: RoundRow = field(init=False)  # of the last round
+    seconds: float = 0.0  # of the last round, by the clock
 
-    def play(
-        self,
-        at: Standing,
-        more: Callable[[Standing], bool],
-        watch: Callable[[Standing, Outcome], None],
-        crash: int | None = None,
-    ) -> Standing:
-        """Plays to the end, or for as long as `more` rounds are asked for. `crash` rehearses: the process is killed in
-        that round, once it is reserved.
+    @property
+    def over(self) -> bool:
+        return self.setup.over(self.at.server) if self.setup.prepares else self.at.t >= self.setup.rounds
+
+    def rounds(self, crash: int | None = None) -> Iterator[Outcome]:
+        """Every round that is left, until a stop. `crash` rehearses: the process is killed in that round, once it is
+        reserved.
         """
-        while more(at):
-            execute = PowerCut() if at.t + 1 == crash else self.execute
-            begin = time.monotonic()
-            outcome = one_round(self.federation, at.server, at.t, execute, at.stalled, self._keep(at.t))
-            at, self.seconds = Standing(outcome.server, at.t + 1, self._stalled), time.monotonic() - begin
-            watch(at, outcome)
-        return at
+        while not self.over and not self.stopped():
+            t, begin = self.at.t, time.monotonic()
+            execute = PowerCut() if t + 1 == crash else self.execute
+            outcome = one_round(self.federation, self.at.server, t, execute, self.at.stalled, self._keep(t))
+            self.at, self.seconds = Standing(outcome.server, t + 1, outcome.stalled), time.monotonic() - begin
+            yield outcome
 
     def _keep(self, t: int) -> Callable[[Outcome, bytes], None]:
         experiment = self.setup.experiment
@@ -83,17 +128,27 @@ class PlayedPhase:
                     fix=f"lower algorithm.lr; the last good model is in {self.place / 'checkpoints'}",
                     code="model-not-finite",
                 )
-            self.row = self.tell(t, outcome)
-            self._stalled = outcome.received is not None and self.federation.stalled(outcome.received)
+            self.row = self._row(t, outcome)
+            self.metrics.write(self.row)
             if (t + 1) % every == 0 or t + 1 == self.setup.rounds:
                 now: dict[str, checkpoint.JSON] = {
-                    "stalled": self._stalled,
+                    "stalled": outcome.stalled,
                     "ledger_head": self.federation.ledger.head(),
                     "release": release.hex(),
                 }
                 self._save(t + 1, outcome.server, now)
 
         return keep
+
+    def _row(self, t: int, outcome: Outcome) -> RoundRow:
+        row, given = row_of(self.setup, t + 1, outcome), self.setup.experiment.evaluation
+        if outcome.lost and self.setup.prepares:
+            raise _lost(self.setup.phase)
+        due = (t + 1) % given.every == 0 or t + 1 > self.setup.rounds - max(1, given.final)
+        if self.evaluate is None or not due:
+            return row
+        norm = float(tree.norm(next(iter(self.setup.algorithm.models(outcome.server).values()))))
+        return row.with_more(self.evaluate(t, outcome.server, self.execute.score)).beside(model_norm=norm)
 
     def _save(self, t: int, server: Tree, now: Mapping[str, checkpoint.JSON]) -> None:
         """Client states first, then the server's: a run stands where its server stands."""
@@ -133,10 +188,20 @@ def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> S
     return Standing(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
 
 
+def _lost(phase: str) -> RunError:
+    return RunError(
+        f"the preparation was cut off in its phase {phase}, after its noise was drawn",
+        why="what it released is not known, drawn again it would be a second release, and its part of the budget is "
+        "spent",
+        fix="begin a new run, with a budget of its own",
+        code="preparation-lost",
+    )
+
+
 class PowerCut(Clients):
     """Clients on a machine that loses power."""
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Summed:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("nobody survives this")
 

@@ -15,6 +15,7 @@ import numpy as np
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.engine.channels import Opened, SumAtSites, stopwatch
 from sordino.engine.commands import Begin, Command, Encrypt, OpenSum, Publish
+from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
 from sordino.privacy.uplink.layout import Ints
@@ -49,8 +50,8 @@ class EncryptedSites(RemoteSites):
         self.members = {**self.members, HOLDER: []}
         super().__post_init__()
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> SumAtSites:
-        return EncryptedSum(self, t, down, terms)
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(sum=EncryptedSum(self, t, down, terms))
 
     def gather(self) -> None:
         """Waits for the key holder first: without it no sum of this round would be opened."""

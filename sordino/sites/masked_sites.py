@@ -21,6 +21,7 @@ from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.engine.channels import Opened, SumAtSites
 from sordino.engine.commands import Command, Mask, Round
+from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import check_one_broadcast, words_of
 from sordino.errors import SecureError, SordinoError, WireError
 from sordino.privacy.uplink.layout import Ints
@@ -28,7 +29,7 @@ from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.answers import Answered, heard
 from sordino.transport.events import RunEvent
-from sordino.transport.sites import Answers
+from sordino.transport.sites import Replies
 from sordino.tree import Tree
 from sordino.types import Task, Terms
 
@@ -44,8 +45,8 @@ class MaskedSites(RemoteSites):
         super().__post_init__()
         check_one_broadcast(isinstance(self.algorithm, PerClientMessages))
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> SumAtSites:
-        return MaskedSum(self, t, down, terms)
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(sum=MaskedSum(self, t, down, terms))
 
 
 class MaskedSum(SumAtSites):
@@ -112,7 +113,7 @@ class MaskedSum(SumAtSites):
         }
         self._take(self._sites.exchange(letters))
 
-    def _take(self, answers: Answers) -> None:
+    def _take(self, answers: Replies) -> None:
         """Hands what came to the server's half; whoever sent nothing that counts is no longer there."""
         there: dict[str, list[int]] = {}
         for peer, letter in answers.items():
@@ -134,7 +135,7 @@ class MaskedSum(SumAtSites):
         self._sent[client] += len(message)
         self._server.receive(message)
 
-    def _enough(self, answers: Answers) -> bool:
+    def _enough(self, answers: Replies) -> bool:
         counts = (len(letter.bodies) for letter in answers.values())
         return self._sites.suffices(self._t, sum(counts), len(self._terms))
 

@@ -20,6 +20,7 @@ from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place, State, of_run
 from sordino.metrics.evaluation import check_shared
+from sordino.planning.accounts import OpenRound
 from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import Witness, needed
@@ -116,9 +117,8 @@ class Purse:
             if books.plan.everyone_pays:
                 books.replay()
                 for t in range(phase.rounds):
-                    books.rated(t)
                     if books.ledger.state(books.op(t)) is None:
-                        books.reserve(t, {})
+                        books.reserve(books.open(t), {})
 
     def admit(self, asked: Operation) -> None:
         """Lets things pass that cost nothing; refuses all else."""
@@ -201,9 +201,9 @@ class Purse:
         # asked more often than was accepted
         if not all(map(books.may_be_asked, who)):
             raise _too_often(min(books.plan.exposures[k] for k in who))
-        books.rated(t)
-        prices = self._prices(books, t, who, command.terms)
-        if not set(who) <= prices.keys() or not set(who) <= set(books.reserve(t, prices)):
+        now = books.open(t)
+        prices = self._prices(books, now, who, command.terms)
+        if not set(who) <= prices.keys() or not set(who) <= set(books.reserve(now, prices).granted):
             raise _too_often(t)
         if not books.plan.everyone_pays:
             books.ledger.drawn(books.op(t))
@@ -226,15 +226,15 @@ class Purse:
         return self._whole.phases[stage], self._books[stage]
 
     def _prices(
-        self, books: Federation, t: int, who: Sequence[int], terms: Mapping[int, Terms]
+        self, books: Federation, now: OpenRound, who: Sequence[int], terms: Mapping[int, Terms]
     ) -> Mapping[int, Price | None]:
         """What the plan says that this round costs, if it is asked for with the noise that is planned. Exposures that
         a client has missed are lost to it.
         """
-        for _ in books.skipping(who, 0 if books.plan.everyone_pays else t):
+        for _ in books.skipping(who, 0 if books.plan.everyone_pays else now.t):
             for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows
-                prices = books.prices(who, stalled)
-                if all(k not in prices or _same(_planned(books, k, prices[k]), terms[k]) for k in who):
+                prices = books.prices(now, who, stalled)
+                if all(k not in prices or _same(books.terms(k, prices[k]), terms[k]) for k in who):
                     return prices
         raise UnsoundGuarantee(
             f"{ASKS} less noise, another clip or another effort than planned",
@@ -277,11 +277,6 @@ def _too_often(planned: int) -> UnsoundGuarantee:
     )
 
 
-def _planned(books: Federation, client: int, price: Price | None) -> Terms:
-    """What this client should be told. Where many share one noise, it is at least as loud as what this one pays for."""
-    return replace(books.terms(client, price), multiplier=None if price is None else price.multiplier)
-
-
 def _as_paid(asked: Terms, price: Price | None) -> Terms:
     """What is asked, with as much noise as was paid for: the server's number may be smaller by a rounding."""
     if price is None or asked.multiplier is None or asked.multiplier >= price.multiplier:
@@ -290,7 +285,9 @@ def _as_paid(asked: Terms, price: Price | None) -> Terms:
 
 
 def _same(planned: Terms, asked: Terms) -> bool:
-    """Is this what is planned, or less work, or more noise?"""
+    """Is this what is planned, or less work, or more noise? Where many share one noise, it is at least as loud as what
+    this client pays for.
+    """
     if (asked.epochs is not None and asked.epochs < 1) or (asked.part is not None and not 0 < asked.part <= 1):
         return False
     if (planned.multiplier is None) != (asked.multiplier is None):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from sordino.engine.channels import SumAtSites
 from sordino.engine.commands import Begin, Command, End, Round, Score
+from sordino.engine.executor import Answers
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
@@ -96,7 +96,7 @@ class RemoteSites(Sites):
                     return
                 self._wait(min(until, time.monotonic() + SOON))
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]] | SumAtSites:
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         if self.secure is not None:
             raise UnsoundGuarantee(
                 "uploads of a secure sum would travel in clear",

@@ -17,9 +17,8 @@ from typing import Any, Self, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from sordino.engine import wire
-from sordino.engine.channels import SumAtSites
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
-from sordino.engine.executor import Executor, Scores
+from sordino.engine.executor import Answers, Executor, Scores
 from sordino.errors import SordinoError, WireError
 from sordino.transport.answers import Answered, Refused, heard
 from sordino.transport.carrier import Arrived, Carrier
@@ -28,7 +27,7 @@ from sordino.tree import Tree
 from sordino.types import Params, Terms
 
 _SCORES: TypeAdapter[Scores] = TypeAdapter(dict[int, list[float]])
-Answers: TypeAlias = Mapping[str, Letter]  # by site
+Replies: TypeAlias = Mapping[str, Letter]  # by site
 FOREVER = math.inf
 SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
 
@@ -85,8 +84,8 @@ class Sites(Executor):
         """Is its site out of reach, or does it owe an answer?"""
         return not self._free(self._site_of[client])
 
-    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]] | SumAtSites:
-        return self.collected(t, down, terms)
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(self.collected(t, down, terms))
 
     def collected(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]]:
         """The messages of a round, one client after another; of who is silent at the deadline there is none."""
@@ -128,7 +127,7 @@ class Sites(Executor):
     def restore(self, step: int, place: Path) -> None:
         self.ask(Restore(step, str(place)))
 
-    def ask(self, command: Command, message: bytes | None = None) -> Answers:
+    def ask(self, command: Command, message: bytes | None = None) -> Replies:
         """Asks every site that is there, and waits for the answers."""
         bodies = [] if message is None else [message]
         asked = [peer for peer in self.members if self._free(peer) and self._may_be_asked(peer, command)]
@@ -137,17 +136,17 @@ class Sites(Executor):
     def exchange(
         self,
         letters: Mapping[str, tuple[Command, Sequence[bytes]]],
-        enough: Callable[[Answers], bool] = lambda answers: True,
+        enough: Callable[[Replies], bool] = lambda answers: True,
         seconds: float = FOREVER,
         others: Callable[[], Mapping[str, tuple[Command, Sequence[bytes]]]] = dict,
-    ) -> Answers:
+    ) -> Replies:
         """Sends each of these sites its letter, and waits for the answers, no longer than so many seconds; beyond the
         deadline while they are not `enough`, and then of `others` too.
         """
         tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
         until = time.monotonic() + min(seconds, self._patience_of_all)
 
-        def came() -> Answers:
+        def came() -> Replies:
             found = {peer: self._came.get(ticket) for peer, ticket in tickets.items()}
             return {peer: letter for peer, letter in found.items() if isinstance(letter, Letter)}
 

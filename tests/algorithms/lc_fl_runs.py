@@ -64,7 +64,7 @@ class Rounds:
 
     def _execute(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         self.down.append(down)
-        self.up.append(dict(self.clients(t, down, terms)))
+        self.up.append(dict(self.clients.each(t, down, terms)))
         return iter(self.up[-1].items())
 
 

@@ -286,9 +286,10 @@ def test_participation_31_is_refused() -> None:
     federation = parts.federation(":memory:", "run")
     with federation.ledger as ledger:
         for t in range(30):
-            prices = federation.prices([3], stalled=False)
-            assert federation.reserve(t, prices) == [3]
-        assert federation.prices([3], stalled=False) == {}  # the plan has nothing left
+            now = federation.open(t)
+            prices = federation.prices(now, [3], stalled=False)
+            assert federation.reserve(now, prices).granted == [3]
+        assert federation.prices(federation.open(30), [3], stalled=False) == {}  # the plan has nothing left
         assert ledger.reserve("run/30", {"3": prices[3].charge}, b"x" * 32) == frozenset()  # type: ignore[union-attr]
         assert ledger.reserve("run/31", {"4": prices[3].charge}, b"y" * 32) == {"4"}  # type: ignore[union-attr]
 

@@ -77,7 +77,7 @@ class Watched:
 
     def _execute(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         self.down, self.uploads = down, {}
-        for k, upload in self.clients(t, down, terms):
+        for k, upload in self.clients.each(t, down, terms):
             self.uploads[k] = upload
             yield k, upload
 
@@ -188,7 +188,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
     fresh, uplink = run.parts.site("run"), run.parts.setup.algorithm.uplink
     alone: dict[int, Any] = {}
     for k in sorted(terms, reverse=True):
-        alone |= dict(fresh(0, run.down, {k: terms[k]}))
+        alone |= dict(fresh.each(0, run.down, {k: terms[k]}))
     for k, upload in run.uploads.items():
         assert all(torch.equal(a, b) for a, b in zip(tree.leaves(upload), tree.leaves(alone[k]), strict=True))
     zero = run.parts.setup.algorithm.zero(run.parts.setup.task, run.down)
@@ -197,7 +197,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
         for given in (alone, dict(sorted(alone.items())))
     ]
     assert all(torch.equal(a, b) for a, b in zip(*map(tree.leaves, means), strict=True))
-    other = fresh(1, run.down, dict([next(iter(terms.items()))]))  # control: another round
+    other = fresh.each(1, run.down, dict([next(iter(terms.items()))]))  # control: another round
     (k, upload), *_ = other
     assert not torch.equal(tree.leaves(upload)[0], tree.leaves(run.uploads[k])[0])
 
@@ -210,13 +210,13 @@ def test_all_methods_see_the_same_clients_and_start_from_the_same_model() -> Non
         parts = simulated(made(table))
         federation = parts.federation(":memory:", "run")
         with federation.ledger:
-            seen.add(tuple(tuple(federation.draw(t)) for t in range(20)))
+            seen.add(tuple(tuple(federation.draw(federation.open(t))) for t in range(20)))
         models.append(tree.flat(next(iter(parts.setup.algorithm.models(parts.setup.state("server")).values()))))
     assert len(seen) == 1
     assert all(torch.equal(models[0], model) for model in models)
     other = simulated(made({"name": "fedavg"}, seed=1)).federation(":memory:", "run")
     with other.ledger:
-        assert tuple(tuple(other.draw(t)) for t in range(20)) not in seen
+        assert tuple(tuple(other.draw(other.open(t))) for t in range(20)) not in seen
 
 
 # receipts -------------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_the_sum_of_units_is_the_sum_of_single_uploads(
     terms = {k: Terms(largest=setup.public.largest, multiplier=1.0) for k in range(3, 23)}
     uplink, zero = setup.algorithm.uplink.at(0, down), setup.algorithm.zero(setup.task, down)
     alone = uplink.sum(site.each(0, down, terms), zero)
-    units = list(site(0, down, terms))
+    units = list(site(0, down, terms).uploads)
     assert any(isinstance(one, Summed) and len(one.who) > 1 for one in units)
     together = uplink.sum(units, zero)
     assert sorted(together.who) == alone.who == list(terms)
@@ -90,7 +90,7 @@ def test_a_unit_that_leaves_somebody_out_would_be_found(tmp_path: Path, monkeypa
     uplink = parts.setup.algorithm.uplink.at(0, down)
     expected = tree.flat(uplink.sum(site.each(0, down, terms), zero).total)
     monkeypatch.setattr(Uplink, "sum", short)
-    units = list(site(0, down, terms))
+    units = list(site(0, down, terms).uploads)
     monkeypatch.undo()
     found = tree.flat(uplink.sum(units, zero).total)
     assert float((found - expected).norm()) > 1e-3 * float(expected.norm())
@@ -106,7 +106,7 @@ def test_who_breaks_the_promise_of_a_clip_counts_for_nothing_in_a_unit(
     terms = {k: Terms(largest=setup.public.largest, reach=0.1) for k in range(22)}
 
     def norm() -> float:
-        units = list(site(0, down, terms))
+        units = list(site(0, down, terms).uploads)
         assert any(isinstance(one, Summed) for one in units)
         return float(
             tree.norm(setup.algorithm.uplink.at(0, down).sum(units, setup.algorithm.zero(setup.task, down)).total)
@@ -143,7 +143,7 @@ def test_single_uploads_of_a_site_that_adds_are_not_asked_of_helpers_who_add(tmp
         assert isinstance(site, Site)
         assert site.forks is not None
         site._pace = 1.0  # help is worth it from now on
-        units = list(site(0, down, terms))
+        units = list(site(0, down, terms).uploads)
         assert site.forks.pace.all  # and was asked for
         each = dict(site.each(0, down, terms))
     alone = dict(placed(made(PLAIN, engine={"workers": 1}), tmp_path).each(0, down, terms))
@@ -176,7 +176,7 @@ def test_all_clients_of_a_round_are_held_only_where_they_are_put_in_order(
         site._pace = 1.0
         monkeypatch.setattr(RoundHere, "member", noted)
         monkeypatch.setattr(RoundHere, "work", done)
-        for _ in site(0, down, {k: Terms(largest=parts.setup.public.largest) for k in range(20)}):
+        for _ in site(0, down, {k: Terms(largest=parts.setup.public.largest) for k in range(20)}).uploads:
             pass
         assert site.forks.pace.all
     assert events.count("held") == 20

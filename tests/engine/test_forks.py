@@ -18,7 +18,7 @@ import torch
 from sordino import tree
 from sordino.engine import common_memory, forks, site
 from sordino.engine.common_memory import Ends, Spoken, apart, whole
-from sordino.engine.forks import Answers, Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit
+from sordino.engine.forks import Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit, UnitAnswers
 from sordino.fast.factored import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
 from sordino.types import NoiseSource
@@ -36,9 +36,9 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-def answer(k: int) -> Answers:
+def answer(k: int) -> UnitAnswers:
     time.sleep(SECONDS)
-    return Answers([k], [{"w": torch.full((3, 2), float(k))}], [()])
+    return UnitAnswers([k], [{"w": torch.full((3, 2), float(k))}], [()])
 
 
 def serve(ends: Ends) -> None:
@@ -50,7 +50,7 @@ def serve(ends: Ends) -> None:
 
 def asked_of(
     many: int, serve: Callable[[Ends], None] = serve, units: int = 12
-) -> tuple[Forks, Iterator[tuple[int, Answers]], list[int]]:
+) -> tuple[Forks, Iterator[tuple[int, UnitAnswers]], list[int]]:
     """Forks at work, their answers, and the units that the asker did itself."""
     helpers, mine = Forks(many), list[int]()
     helpers.begin(serve, SECONDS)
@@ -58,7 +58,7 @@ def asked_of(
 
 
 def unit(k: int, mine: list[int] | None = None) -> Unit:
-    def compute() -> Answers:
+    def compute() -> UnitAnswers:
         if mine is not None:
             mine.append(k)
         return answer(k)
@@ -66,7 +66,7 @@ def unit(k: int, mine: list[int] | None = None) -> Unit:
     return Unit([k], [{}], [()], 1.0, compute)
 
 
-def numbers(found: Iterator[tuple[int, Answers]]) -> list[float]:
+def numbers(found: Iterator[tuple[int, UnitAnswers]]) -> list[float]:
     """What came, of units that say the same by the order of their numbers and by their clients."""
     came = sorted((number, answers.clients[0], float(answers.uploads[0]["w"][2, 1])) for number, answers in found)
     assert all(client == value for _, client, value in came)
@@ -104,7 +104,7 @@ def test_an_answer_of_another_look_is_not_taken() -> None:
         asked = ForksWork(ends, ())
         for (told, _), _ in asked:
             if told["do"] == "unit":
-                asked.tell(told["number"], Answers([0], [{"v": torch.zeros(3, 2)}], [()]), TEMPLATES)
+                asked.tell(told["number"], UnitAnswers([0], [{"v": torch.zeros(3, 2)}], [()]), TEMPLATES)
 
     helpers, found, mine = asked_of(2, serve=other)
     assert (numbers(found), len(mine)) == (list(range(12)), 12)

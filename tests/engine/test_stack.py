@@ -54,7 +54,7 @@ def trained(parts: Simulation, rounds: int = 3) -> list[Tensor]:
         cohort = [(4 * t + i) % len(parts.setup.public.sizes) for i in range(4)]
         terms = {k: replace(effort(k), largest=parts.setup.public.largest) for k in cohort}
         down = parts.setup.algorithm.broadcast(server)
-        uploads = [tree.map(dense, up) for _, up in who(t, down, terms)]
+        uploads = [tree.map(dense, up) for _, up in who(t, down, terms).uploads]
         found += [tree.flat(up) for up in uploads]
         server = server._replace(x=tree.axpy(0.25, uploads[0][0], server.x))
     return found

@@ -137,7 +137,7 @@ def test_how_often_somebody_took_part_divides_only_where_it_decides(
         server, who = parts.setup.state("server"), parts.site("run")
         down = parts.setup.algorithm.broadcast(server)
         terms = [{k: Terms(largest=parts.setup.public.largest) for k in cohort} for cohort in OFTEN]
-        ups = [tree.flat(tree.map(dense, up)) for t, each in enumerate(terms) for _, up in who(t, down, each)]
+        ups = [tree.flat(tree.map(dense, up)) for t, each in enumerate(terms) for _, up in who(t, down, each).uploads]
         found.append((ups, [int(who.state(k).participations) for k in range(7)]))
     assert calls == sizes
     assert apart(found[0][0], found[1][0]) < CLOSE

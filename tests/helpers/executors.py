@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sordino.engine.executor import Clients
-from sordino.privacy.uplink import Summed
+from sordino.engine.executor import Answers, Clients
 from sordino.types import Terms
 
-Answers = Callable[[int, Any, Mapping[int, Terms]], Iterable[tuple[int, Any]] | Summed]
+Says = Callable[[int, Any, Mapping[int, Terms]], Iterable[tuple[int, Any]]]
 
 
 class Doing(Clients):
     """Clients that answer as a function says."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Says) -> None:
         self._answers = answers
 
-    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterable[tuple[int, Any]] | Summed:
-        return self._answers(t, down, terms)
+    def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(self._answers(t, down, terms))
+
+
+def answers_of(uploads: Says) -> Callable[..., Answers]:
+    """A round whose answers are the uploads that this function yields: in place of `Site.__call__`."""
+    return lambda *asked: Answers(uploads(*asked))

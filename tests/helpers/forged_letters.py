@@ -10,6 +10,7 @@ from typing import Any
 
 from sordino.engine import wire
 from sordino.engine.commands import Begin, Command, Round, Score
+from sordino.sampling.stragglers import Crew
 from sordino.sites.membership import Membership
 from sordino.transport.answers import heard
 from sordino.transport.message import Letterhead, peek
@@ -42,12 +43,11 @@ class Server:
         books = self.phase.federation(self.member.purse.training.home, "", ":memory:", "rehearsal")
         with books.ledger:
             for before in range(t):
-                books.rated(before)
-                books.reserve(before, books.prices([self.own], stalled))
-            books.rated(t)
-            prices = books.prices([self.own], stalled)
-            books.reserve(t, prices)
-            return Round(t, {self.own: books.terms(self.own, prices[self.own])})
+                now = books.open(before)
+                books.reserve(now, books.prices(now, [self.own], stalled))
+            now = books.open(t)
+            now = books.reserve(now, books.prices(now, [self.own], stalled))
+            return Round(t, books.all_terms(now, Crew([self.own], frozenset(), {})))
 
     def says(
         self,

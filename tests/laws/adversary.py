@@ -42,6 +42,7 @@ from sordino.runs.simulation import Simulation, simulated
 from sordino.runs.trackers import TRACKERS, tracked
 from sordino.sampling import draws
 from sordino.types import Terms
+from tests.helpers.executors import answers_of
 from tests.laws.traces import Killed, die_after, put_back
 
 VICTIM = 1  # the client whose data, or whose coin, differs
@@ -150,14 +151,14 @@ def play(
     experiment = experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": 1})})
 
     def called(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
-        for client, upload in whole(self, t, down, terms):
+        for client, upload in whole(self, t, down, terms).uploads:
             # what is late or secret on the way is not seen, but this is what would be
             leaves = [leaf.contiguous().numpy().tobytes() for leaf in tree.leaves(upload)]
             sent.append((f"{self.header(t, 0).run.partition('.')[2]}/{t}", client, leaves))
             yield client, upload
 
     with same_noise(stream), other_data(change), other_coins(flipped), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "__call__", called)
+        patch.setattr(Site, "__call__", answers_of(called))
         patch.setitem(TRACKERS, "follower", lambda: follower)
         ended = tracked(lambda watch: start(experiment, folder, watch), ["follower"])
         finite = {(r.unit, r.adversary) for r in ended.receipt.guarantees if r.finite}
@@ -229,13 +230,13 @@ def draws_of_each_round(experiment: Experiment, folder: Path, times: int) -> lis
     whole = Site.__call__
 
     def called(self: Site, t: int, *given: Any) -> Iterator[tuple[int, Any]]:
-        for client, upload in whole(self, t, *given):
+        for client, upload in whole(self, t, *given).uploads:
             if client == 0:
                 sent.setdefault(t, set()).add(b"".join(leaf.numpy().tobytes() for leaf in tree.leaves(upload)))
             yield client, upload
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "__call__", called)
+        patch.setattr(Site, "__call__", answers_of(called))
         with pytest.raises(Killed):
             start(experiment, folder, die_after(1))
         copy = shutil.copytree(folder, folder.with_name(f"{folder.name}, as it was"))

@@ -20,6 +20,7 @@ from sordino import config, tree
 from sordino.engine.site import Site
 from sordino.runs.simulation import simulated
 from sordino.types import Examples, Terms
+from tests.helpers.executors import answers_of
 from tests.laws.adversary import VICTIM, Seen, play, raw, tells_apart
 from tests.laws.cases import CASES, Case
 from tests.laws.test_adversary import real
@@ -48,11 +49,11 @@ def client_not_counted() -> Iterator[None]:
     whole = Site.__call__
 
     def called(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
-        for client, upload in whole(self, t, down, terms):  # type: ignore[misc]
+        for client, upload in whole(self, t, down, terms).uploads:  # type: ignore[misc]
             yield client, tree.zeros_like(upload) if client == VICTIM else upload
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "__call__", called)
+        patch.setattr(Site, "__call__", answers_of(called))
         yield
 
 
@@ -81,11 +82,11 @@ def example_not_counted(own_number: bool = False) -> Iterator[None]:
     def called(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         held, agreed = self.shards, self.sizes
         self.shards, self.sizes = Fewer(held), None if own_number else agreed
-        yield from whole(self, t, down, terms)  # type: ignore[misc]
+        yield from whole(self, t, down, terms).uploads  # type: ignore[misc]
         self.shards, self.sizes = held, agreed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "__call__", called)
+        patch.setattr(Site, "__call__", answers_of(called))
         yield
 
 

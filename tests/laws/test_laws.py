@@ -32,6 +32,7 @@ from sordino.receipts.receipt import opened
 from sordino.runs.run import resume, start
 from sordino.transport import pipes
 from sordino.types import Grant, Shard, Task, Terms
+from tests.helpers.executors import answers_of
 from tests.laws import warm
 from tests.laws.cases import BY_NAME, CASES, CLIENTS, ROUNDS, Case
 from tests.laws.traces import Trace, differences, finished, interrupted, killed_at, parts_of, started
@@ -47,11 +48,11 @@ def shuffled(case: Case, folder: Path) -> Trace:
 
     def backwards(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         order = sorted(terms, key=lambda k: (k * 7 + t) % 5, reverse=True)
-        served = dict(answer for k in order for answer in whole(self, t, down, {k: terms[k]}))
+        served = dict(answer for k in order for answer in whole(self, t, down, {k: terms[k]}).uploads)
         yield from sorted(served.items())  # the server adds them up in the order of their ids
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "__call__", backwards)
+        patch.setattr(Site, "__call__", answers_of(backwards))
         return finished(case.experiment(), folder)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Base:
             served: dict[int, list[int]] = {}
             whole = Site.__call__
 
-            def counted(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
+            def counted(self: Site, t: int, down: Any, terms: Mapping[int, Terms]) -> Any:
                 served[t] = sorted(terms)
                 return whole(self, t, down, terms)
 

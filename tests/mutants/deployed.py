@@ -60,8 +60,8 @@ DEPLOYED = [
     one(
         "the server draws its noise, and nobody writes down that it may have",
         "round.py",
-        "    yield from answers\n    run.begin(t)",
-        "    yield from answers",
+        "    yield from answers.uploads\n    run.begin(now)",
+        "    yield from answers.uploads",
         f"{FAULTS}::test_a_round_of_real_noise_is_lost_only_after_all_answers_have_come",
     ),
     one(

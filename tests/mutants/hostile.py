@@ -126,7 +126,7 @@ HOSTILE = [
     one(
         "a round leaves before it is noted",
         "planning/accounts.py",
-        "        self.witness(self.ledger, self.op(t))",
+        "        self.witness(self.ledger, self.op(now.t))",
         "        pass",
         f"{WITNESS}::test_an_older_copy_that_is_put_back_releases_no_round_again",
     ),
@@ -163,7 +163,7 @@ HOSTILE = [
         "planning/accounts.py",
         (
             ('        if not any(draws_afresh(from_json(claim["event"])) for claim in claims):', "        if True:"),
-            ("            if self._draws and not first:", "            if False:"),
+            ("            if now.draws and not first:", "            if False:"),
         ),
         (f"{RESUME}::test_kills_do_not_average_the_noise_away",),
     ),
@@ -294,8 +294,8 @@ HOSTILE = [
     one(
         "claims of a group at its smallest rate",
         "planning/accounts.py",
-        "(clients, self._claims(clients[0], price.multiplier)) for clients in groups",
-        "(clients, self._claims(int(np.argmin(self._rates)), price.multiplier)) for clients in groups",
+        "(clients, self._claims(now, clients[0], price.multiplier)) for clients in groups",
+        "(clients, self._claims(now, int(np.argmin(now.rates)), price.multiplier)) for clients in groups",
         f"{ABSENT}::test_a_client_is_told_its_own_rate_and_no_others",
     ),
     one(

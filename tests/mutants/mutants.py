@@ -279,15 +279,15 @@ PRIVACY = [
     one(
         "central noise for the one who paid most",
         "planning/accounts.py",
-        "self._central = max(",
-        "self._central = min(",
+        "central = max(",
+        "central = min(",
         f"{BAD}::test_central_noise_is_as_large_as_every_clients_claim_says",
     ),
     one(
         "central noise under personal clips halved",
         "planning/accounts.py",
-        "self._central = self.plan.quietest",
-        "self._central = self.plan.quietest / 2",
+        "central = self.plan.quietest",
+        "central = self.plan.quietest / 2",
         f"{PERSONAL_RUNS}::test_personal_bounds_are_in_the_ratio_of_what_budgets_buy",
     ),
     one(
@@ -330,10 +330,10 @@ PRIVACY = [
         "release before reserve",
         "round.py",
         (
-            ("granted = run.reserve(t, prices)", "granted = sorted(prices)"),
+            ("now = run.reserve(now, prices)", "now = OpenRound(t, now.rates, prices, sorted(prices))"),
             (
-                "    run.store(t, mail.digest)",
-                "    run.reserve(t, prices)\n    run.store(t, mail.digest)",
+                "    run.store(t, digest)",
+                "    run.reserve(now, prices)\n    run.store(t, digest)",
             ),
         ),
         (f"{BAD}::test_spoiled_values_count_as_zero_and_change_nothing_else",),
@@ -342,16 +342,16 @@ PRIVACY = [
         "stored before it is kept",
         "round.py",
         (
-            ("    keep(outcome, mail.digest)", "    run.store(t, mail.digest)"),
-            ("    run.store(t, mail.digest)  # from", "    keep(outcome, mail.digest)  # from"),
+            ("    keep(outcome, digest)", "    run.store(t, digest)"),
+            ("    run.store(t, digest)  # from", "    keep(outcome, digest)  # from"),
         ),
         ("tests/runs/test_resume.py::test_no_round_is_drawn_twice_with_noise_of_the_system[stored]",),
     ),
     one(
         "an exhausted client still averaged",
-        "round.py",
-        "for k in granted}",
-        "for k in prices}",
+        "engine/server.py",
+        "for k in now.granted}",
+        "for k in now.prices}",
         f"{BAD}::test_a_client_that_cannot_pay_is_not_asked",
     ),
     one(

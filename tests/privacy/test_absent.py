@@ -57,12 +57,17 @@ def test_central_noise_does_not_shrink_with_those_who_stay_away(name: str, monke
         server = parts.setup.state("server")
 
         def some(t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
-            whole = [answer for answer in clients(t, down, terms) if answer[0] < answering]
+            whole = [answer for answer in clients.each(t, down, terms) if answer[0] < answering]
             yield from whole
 
         with federation.ledger:
             received = one_round(federation, server, 0, Doing(some)).received
-            expected.append(federation._noise_std(federation._central, 0) / federation._denominator)  # type: ignore[arg-type]
+        again = parts.federation(":memory:", "run")
+        with again.ledger:
+            now = again.open(0)
+            now = again.reserve(now, again.prices(now, again.draw(now, server), False))
+            std = again._noise_std(now.central, 0, tree.size(received.mean))  # type: ignore[arg-type]
+            expected.append(std / again._denominator(now))
         return tree.flat(received.mean).double()
 
     expected: list[float] = []
@@ -81,12 +86,13 @@ def test_an_empty_hidden_round_costs_what_a_full_one_does(name: str) -> None:
         parts = made({"name": "pdp_prox", "mechanism": name}, MECHANISMS[name], GROUPS)
     paid = []
     for drawn in ([], [0, 1, 2]):
-        federation, server = parts.federation(":memory:", "run"), parts.setup.state("server")
+        federation = parts.federation(":memory:", "run")
         with federation.ledger as ledger:
-            federation.draw(0, server)
-            assert federation.reserve(0, federation.prices(drawn, False)) == drawn
+            now = federation.open(0)
+            now = federation.reserve(now, federation.prices(now, drawn, False))
+            assert now.granted == drawn
             (entry,) = ledger.entries()
-            paid.append((dict(entry.charges), entry.note, dict(federation.spent), federation._central))
+            paid.append((dict(entry.charges), entry.note, dict(federation.spent), now.central))
     empty, full = paid
     assert empty == full
     charges, _, spent, multiplier = empty
@@ -103,11 +109,11 @@ def test_a_client_is_told_its_own_rate_and_no_others() -> None:
     parts = made({"name": "pdp_prox", "mechanism": "rates"}, MECHANISMS["rates"], GROUPS)
     federation = parts.federation(":memory:", "run")
     with federation.ledger as ledger:
-        federation.draw(0, parts.setup.state("server"))
-        rates = federation._rates
+        now = federation.open(0)
+        rates = now.rates
         assert rates is not None
         assert len(np.unique(rates)) == 3
-        federation.reserve(0, {})
+        federation.reserve(now, {})
         (entry,) = ledger.entries()
     told: dict[int, set[float]] = {}
     for group in parsed(entry.note).releases:

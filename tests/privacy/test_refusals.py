@@ -49,7 +49,7 @@ def test_an_exhausted_hidden_cohort_reads_nothing_more() -> None:
 
     def execute(t: int, message: bytes, terms: Mapping[int, Terms]) -> Any:
         read.append(t)
-        return clients(t, message, terms)
+        return clients.each(t, message, terms)
 
     for t in (0, 1):
         server = one_round(federation, server, t, Doing(execute)).server

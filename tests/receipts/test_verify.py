@@ -192,8 +192,8 @@ def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
     """
     said = Accounts._said
 
-    def fewer(self: Accounts, prices: Any) -> Any:
-        return [(clients[:1], claims) for clients, claims in said(self, prices)]
+    def fewer(self: Accounts, *asked: Any) -> Any:
+        return [(clients[:1], claims) for clients, claims in said(self, *asked)]
 
     with monkeypatch.context() as patch:
         patch.setattr(Accounts, "_said", fewer)

@@ -1,6 +1,4 @@
-"""Personal budgets in federations that are run: they hold, are used, survive faults and kills; what does not fit
-together does not start.
-"""
+"""Personal budgets in runs: they hold, are used, survive faults and kills; unfit combinations do not start."""
 
 from __future__ import annotations
 
@@ -114,11 +112,12 @@ def test_personal_bounds_are_in_the_ratio_of_what_budgets_buy() -> None:
     )
     federation = parts.federation(":memory:", "run")
     with federation.ledger:
-        prices = federation.prices([0, 1, 2, 3], stalled=False)
-        federation.reserve(0, prices)
+        now = federation.open(0)
+        prices = federation.prices(now, [0, 1, 2, 3], stalled=False)
+        now = federation.reserve(now, prices)
         reach = [federation.terms(k, prices[k]).reach for k in range(4)]
         assert reach == pytest.approx([0.15375, 0.28981, 0.54226, 1.0], abs=1e-5)
-        assert federation._central == pytest.approx(prices[3].multiplier)  # type: ignore[union-attr]
+        assert now.central == pytest.approx(prices[3].multiplier)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -144,7 +143,8 @@ def test_ten_thousand_rounds_take_nobody_over_its_cap() -> None:
     federation = parts.federation(":memory:", "run")
     with federation.ledger as ledger:
         for t in range(10_000):
-            federation.reserve(t, federation.prices(federation.draw(t), stalled=False))
+            now = federation.open(t)
+            federation.reserve(now, federation.prices(now, federation.draw(now), stalled=False))
         exhausted = 0
         for k in range(1000):
             gone, limit = ledger.spent(str(k))[0], parts.setup.plan.cap_of(k)
@@ -215,7 +215,7 @@ def test_nobody_answers_and_the_noise_comes_all_the_same() -> None:
         outcome = one_round(federation, server, 0, clients)
     assert outcome.answered == []
     moved = tree.flat(tree.sub(outcome.server.x, server.x))
-    z, q = parts.setup.plan.quietest, federation._rates
+    z, q = parts.setup.plan.quietest, federation.open(0).rates
     assert q is not None
     assert float(moved.double().std()) == pytest.approx(z * 0.5 / q.sum(), rel=0.15)  # 610 coordinates
     assert isinstance(federation.ledger, Ledger)

@@ -213,9 +213,9 @@ def draws_of_round_two(folder: Path, kills: int) -> list[bytes]:
             sent.append(tree.leaves(found)[0].contiguous().numpy().tobytes())
         return found
 
-    def dying(self: Federation, t: int, *rest: Any) -> Any:
-        found = receive(self, t, *rest)
-        if t == 2:
+    def dying(self: Federation, now: Any, *rest: Any) -> Any:
+        found = receive(self, now, *rest)
+        if now.t == 2:
             raise Killed
         return found
 
@@ -239,7 +239,7 @@ def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest
     assert len(set(draws_of_round_two(tmp_path / "run", 3))) == 1
 
     monkeypatch.setattr(Federation, "cut_off", lambda self, t: None)
-    monkeypatch.setattr(Federation, "begin", lambda self, t: self.ledger.drawn(self.op(t)))
+    monkeypatch.setattr(Federation, "begin", lambda self, now: self.ledger.drawn(self.op(now.t)))
     assert len(set(draws_of_round_two(tmp_path / "twin", 3))) == 4
 
 

@@ -123,7 +123,7 @@ def test_a_site_says_over_the_wire_what_it_says_in_the_same_process() -> None:
     told = {k: federation.terms(k, None) for k in range(4)}
     message = wire.encode(here.header(0, -1), down)
     answers = list(there.obey(parsed(packed(Round(0, told))), [message]))
-    direct = [wire.encode(here.header(0, k), upload) for k, upload in here(0, down, told)]
+    direct = [wire.encode(here.header(0, k), upload) for k, upload in here.each(0, down, told)]
     assert answers == direct
     again = list(simulation.site("run").obey(Round(0, told | {0: Terms(largest=2 * told[0].largest)}), [message]))
     assert [a == b for a, b in zip(again, direct, strict=True)] == [False, True, True, True]  # terms matter

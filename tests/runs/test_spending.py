@@ -30,7 +30,8 @@ def spend(parts: Simulation) -> tuple[Federation, list[list[int]]]:
     for t in range(parts.setup.experiment.rounds):
         drawn = federation.cohort.draw(t, federation.population, federation.key)
         crew = federation.stragglers.split(drawn, t, federation.key)
-        granted.append(federation.reserve(t, federation.prices(crew.active, False)))
+        now = federation.open(t)
+        granted.append([*federation.reserve(now, federation.prices(now, crew.active, False)).granted])
     return federation, granted
 
 
@@ -147,13 +148,13 @@ def multipliers_used(made: config.Experiment) -> Iterator[tuple[float, dict[int,
     noise, prices = [], []
     receive, reserve = Uplink.receive, Federation.reserve
 
-    def heard(self: Any, *arguments: Any) -> Any:
+    def heard(self: Any, *arguments: Any, **named: Any) -> Any:
         noise.append(arguments[4])
-        return receive(self, *arguments)
+        return receive(self, *arguments, **named)
 
-    def asked(self: Any, t: int, price: Any) -> Any:
+    def asked(self: Any, now: Any, price: Any) -> Any:
         prices.append(dict(price))
-        return reserve(self, t, price)
+        return reserve(self, now, price)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Uplink, "receive", heard)

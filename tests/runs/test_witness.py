@@ -24,6 +24,7 @@ from sordino.runs import witness
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from sordino.runs.witness import MISSING, UNWRITABLE, place_of
+from tests.helpers.executors import answers_of
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import Killed, die_after, put_back
 
@@ -49,13 +50,13 @@ def watching() -> Iterator[Mapping[int, set[bytes]]]:
     whole = Site.__call__
 
     def called(self: Site, t: int, *rest: Any) -> Iterator[Any]:
-        for client, upload in whole(self, t, *rest):
+        for client, upload in whole(self, t, *rest).uploads:
             if client == 0:
                 sent[t].add(b"".join(leaf.numpy().tobytes() for leaf in tree.leaves(upload)))
             yield client, upload
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Site, "__call__", called)
+        patch.setattr(Site, "__call__", answers_of(called))
         yield sent
 
 

@@ -22,6 +22,7 @@ from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.sampling.stragglers import Stragglers
 from sordino.types import Terms
+from tests.helpers.executors import answers_of
 
 KEY = keys.root(2)
 TEN = list(range(20, 30))
@@ -151,11 +152,11 @@ def test_partial_work_is_that_many_epochs(tmp_path: Any, monkeypatch: pytest.Mon
     def watched(self: Any, t: int, down: Any, terms: Mapping[int, Terms]) -> Any:
         for k, one in sorted(terms.items()):
             count[0] = 0
-            yield from whole(self, t, down, {k: one})
+            yield from whole(self, t, down, {k: one}).uploads
             steps[t, k], granted[t, k] = count[0], one.epochs
 
     monkeypatch.setattr(FedAvg, "direction", counted)
-    monkeypatch.setattr(Site, "__call__", watched)
+    monkeypatch.setattr(Site, "__call__", answers_of(watched))
     made = federation(
         {"name": "fedavg", "local_epochs": 4, "batch_size": 50}, stragglers={"share": 0.5, "policy": "keep"}
     )

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino import tree
 from sordino.engine import wire
 from sordino.engine.commands import Begin
-from sordino.engine.mail import Mail
 from sordino.engine.server import Federation
 from sordino.runs.simulation import Simulation, simulated
 from sordino.sampling.stragglers import Crew
@@ -48,7 +47,7 @@ class Round:
         self.site, self.down = self.simulation.site("run"), setup.algorithm.broadcast(setup.state("server"))
         self.terms = {k: self.federation.terms(k, None) for k in range(3)}
         self.header = setup.header("run")
-        self.bodies = {k: wire.encode(self.header(0, k), up) for k, up in self.site(0, self.down, self.terms)}
+        self.bodies = {k: wire.encode(self.header(0, k), up) for k, up in self.site.each(0, self.down, self.terms)}
 
     def letterhead(self, name: str) -> Letterhead:
         return Letterhead(name, "run", DIGEST, DIGEST, KEYS[name], KNOWN)
@@ -68,8 +67,8 @@ class Round:
         sites = self.sites(InProcess({"good": self.good, "bad": bad}), Patience(timeout=5.0))
         sites.gather()
         crew = Crew([0, 1, 2], frozenset(), {})
-        answers = sites(0, self.down, self.terms)
-        return list(self.federation.inbox.open(0, answers, crew, self.down, Mail()))
+        answers = sites(0, self.down, self.terms).uploads
+        return list(self.federation.inbox.open(0, answers, crew, self.down))
 
 
 @pytest.fixture(scope="module")

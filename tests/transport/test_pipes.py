@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from sordino.engine import checkpoint, wire
 from sordino.engine.commands import Keep
+from sordino.engine.executor import Answers
 from sordino.engine.site import Site
 from sordino.engine.wire import Header
 from sordino.errors import OwnCodeError, RunError
@@ -115,10 +116,10 @@ def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path, qu
     parts, workers = executor(tmp_path / "run")
     with workers:
         down, terms = asked(parts, 0)
-        assert [k for k, _ in workers(0, down, terms)] == [0, 1, 2, 3, 4]
+        assert [k for k, _ in workers(0, down, terms).uploads] == [0, 1, 2, 3, 4]
         processes_of(workers)[1].kill()
         with pytest.raises(RunError) as refusal:
-            list(workers(1, down, terms))
+            list(workers(1, down, terms).uploads)
     assert refusal.value.code == "client-process-ended"
     assert "resume" in refusal.value.fix
 
@@ -132,10 +133,10 @@ def test_what_a_worker_refuses_is_told_in_its_words(tmp_path: Path, quick_worker
         only, header = {0: terms[0]}, workers.header
         workers.header = lambda t: header(0)
         with pytest.raises(RunError, match="round 0 came where round 3 was expected") as refusal:
-            list(workers(3, down, only))
+            list(workers(3, down, only).uploads)
         workers.header = header
         assert refusal.value.code == "client-refused"
-        assert [k for k, _ in workers(0, down, only)] == [0]
+        assert [k for k, _ in workers(0, down, only).uploads] == [0]
 
 
 @pytest.mark.slow
@@ -229,13 +230,13 @@ def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: P
     call = Site.__call__
 
     def answered(self: Site, t: int, down: Any, terms: Mapping[int, Terms], *, damaged: bool) -> Any:
-        answers = {k: wire.encode(self.header(t, k), upload) for k, upload in call(self, t, down, terms)}
+        answers = {k: wire.encode(self.header(t, k), upload) for k, upload in call(self, t, down, terms).uploads}
         if t == 2:
             first = min(answers)
             whole = answers.pop(first)
             if damaged:
                 answers[first] = whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]
-        return sorted(answers.items())
+        return Answers(sorted(answers.items()))
 
     ended = {}
     for damaged in (True, False):
@@ -266,7 +267,7 @@ def test_what_one_client_is_told_goes_to_it_alone() -> None:
 
         own = Letterhead("", "run")
         sites = Sites(InProcess({"0": desk}), own, 0, {"0": range(3)}, lambda t: header, told, most=1)
-        list(sites(0, {"labels": labels}, {0: Terms(), 2: Terms()}))
+        list(sites(0, {"labels": labels}, {0: Terms(), 2: Terms()}).uploads)
         return [bytes(body) for letter in letters for body in Letterhead("0", "run").read(letter).bodies]
 
     own = sent(lambda down, k: {"labels": down["labels"][k : k + 1]})
@@ -323,7 +324,7 @@ def test_what_comes_late_is_thrown_away_unless_it_is_a_failure(quick_workers: No
     for late, error in ((answer, None), (refusal, OwnCodeError)):
         carrier = Slow({"0": lambda letter: b""})
         sites = Sites(carrier, own, 0, {"0": [0]}, lambda t: HEADER, None, Patience(timeout=0.02))
-        assert list(sites(0, {}, {0: Terms()})) == []
+        assert list(sites(0, {}, {0: Terms()}).uploads) == []
         assert sites.away(0)
         carrier.arrived = [late]
         if error is None:

@@ -115,6 +115,7 @@ class Uplink(Links):
         expected: float,
         multiplier: float | None,
         source: NoiseSource,
+        *,
         each: bool = True,
         weight: float | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from sordino import config, tree
 from sordino.accounting.notes import parsed
 from sordino.engine import checkpoint, wire
+from sordino.engine.executor import Answers
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import RunError
@@ -183,7 +184,7 @@ def test_clients_answer_in_the_order_of_their_ids() -> None:
     federation, clients = parts.federation(":memory:", "run"), parts.site("run")
     down = parts.setup.algorithm.broadcast(parts.setup.state("server"))
     terms = {k: federation.terms(k, None) for k in (4, 1, 5, 0)}
-    assert [k for k, _ in clients(0, down, terms)] == [0, 1, 4, 5]
+    assert [k for k, _ in clients.each(0, down, terms)] == [0, 1, 4, 5]
 
 
 # ---------------------------------------------------------------- messages that are none
@@ -286,9 +287,11 @@ def test_a_nan_through_an_open_uplink_stops_the_run_at_the_last_good_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Spoiling(Site):
-        def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
-            for k, upload in super().__call__(t, down, terms):
-                yield k, tree.scale(math.nan, upload) if t == 2 and k == BAD else upload
+        def __call__(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Answers:
+            return Answers(
+                (k, tree.scale(math.nan, upload) if t == 2 and k == BAD else upload)
+                for k, upload in self.each(t, down, terms)
+            )
 
     made = Simulation.site
 

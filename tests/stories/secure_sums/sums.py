@@ -13,9 +13,10 @@ import torch
 
 from sordino import config, tree
 from sordino.config import Experiment
-from sordino.engine.mail import Mail
+from sordino.engine.executor import Tally
 from sordino.engine.secure_sum import SecureSum
 from sordino.engine.server import Federation
+from sordino.planning.accounts import OpenRound
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.round import Outcome, one_round
@@ -80,7 +81,7 @@ class Watched:
 
     def _execute(self, t: int, down: Any, terms: Mapping[int, Terms]) -> Iterator[tuple[int, Any]]:
         self.terms, self.uploads = terms, {}
-        for k, upload in self.clients(t, down, terms):
+        for k, upload in self.clients.each(t, down, terms):
             self.uploads[k] = upload
             yield k, upload
 
@@ -107,7 +108,7 @@ class Sums:
 
     def __init__(self, uplink: Uplink) -> None:
         self.uplink, self._sum = uplink, SecureSum(uplink, "run")
-        self.mail = Mail()
+        self.came = Tally([], 0, 0)
 
     def encoded(self, raw: Mapping[int, Any], sizes: Mapping[int, int], multiplier: float | None) -> dict[int, Any]:
         largest = max(sizes.values())
@@ -127,8 +128,8 @@ class Sums:
         zero = tree.zeros_like(next(iter(raw.values())))
         weights = [self.uplink.weight(sizes[k], max(sizes.values())) for k in sorted(sizes)]
         cohort, sent = cohort or sorted(raw), self.encoded(raw, sizes, multiplier)
-        self.mail, source = Mail(), Counter(2)
-        summed = self._sum(0, iter(sent.items()), cohort, weights, self.uplink, zero, multiplier, source, self.mail)
+        now, source = OpenRound(0, None, granted=cohort, central=multiplier), Counter(2)
+        summed, self.came = self._sum(now, iter(sent.items()), weights, self.uplink, zero, source)
         return self.uplink.receive(summed, zero, weights, math.fsum(weights), multiplier, source)
 
 

@@ -13,8 +13,8 @@ import torch
 from sordino.accounting.claims import Claim
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, Poisson
 from sordino.config import gates
-from sordino.engine.mail import Mail
 from sordino.engine.secure_sum import SecureSum
+from sordino.planning.accounts import OpenRound
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
@@ -211,7 +211,7 @@ def variance(sums: Sums, survivors: int, began: int, multiplier: float) -> float
     """Of the noise in an opened sum of nothing, over that of one central noise of the same multiplier."""
     raw = {k: {"w": torch.zeros(D, dtype=torch.float64)} for k in range(survivors)}
     mean = sums.mean(raw, dict.fromkeys(range(began), 1), multiplier, list(range(began))).mean["w"]
-    assert sums.mail.answered == list(range(survivors))
+    assert sums.came.answered == list(range(survivors))
     whole = (
         multiplier * Layout().scale * 1.0 + multiplier * math.sqrt(D) / 2
     )  # steps: the norm of a client is s C + sqrt(d) / 2
@@ -257,7 +257,8 @@ def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
             {"w": torch.zeros(D, dtype=torch.float64)},
             iter(sums.encoded(raw, dict.fromkeys(raw, 1), None).items()),
         )
-        summed = SecureSum(uplink, "run")(0, given, [0, 1, 2], [1.0] * 3, uplink, zero, None, Counter(2), Mail())
+        now = OpenRound(0, None, granted=[0, 1, 2])
+        summed, _ = SecureSum(uplink, "run")(now, given, [1.0] * 3, uplink, zero, Counter(2))
         assert summed.noised
         assert float(summed.total["w"].abs().double().mean()) > 0
 
@@ -272,7 +273,7 @@ def test_all_shares_of_a_round_have_one_multiplier() -> None:
     watched = Watched(made(**tables))
     for _, outcome in watched.rounds(2):
         assert len(outcome.answered) == 4
-        assert {told.multiplier for told in watched.terms.values()} == {used := watched.federation._central}
+        (used,) = {told.multiplier for told in watched.terms.values()}
         plan = watched.federation.plan
         own = [price.multiplier for k in watched.terms if (price := plan.price(k, 0, (0,)))]
         assert used == pytest.approx(max(own), rel=1e-9)

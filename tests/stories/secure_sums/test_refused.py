@@ -268,7 +268,7 @@ def test_a_broken_round_is_not_judged_by_its_values() -> None:
     sums = Sums(Uplink((Quantise(Layout(reach=1e-3), strict=True), Aggregated(4))))
     raw = {k: {"w": torch.ones(9)} for k in range(3)}
     assert sums.mean(raw, dict.fromkeys(range(5), 1), cohort=list(range(5))).mean["w"].tolist() == [0.0] * 9
-    assert "aborted" in sums.mail.secure
+    assert "aborted" in sums.came.secure
 
 
 @pytest.mark.parametrize(

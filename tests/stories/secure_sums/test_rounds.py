@@ -218,7 +218,7 @@ def test_nobody_can_tell_from_the_sum_who_else_began_the_round() -> None:
     sums = Sums(Uplink((Weigh(), Aggregated())))
     few, all_began = sums.mean(survivors, sizes), sums.mean(survivors, sizes, cohort=list(raw))
     assert equal(few.mean, all_began.mean)
-    assert sums.mail.answered == sorted(survivors)
+    assert sums.came.answered == sorted(survivors)
     assert not equal(few.mean, sums.mean(raw, sizes).mean)
 
 
