@@ -91,7 +91,7 @@ def test_the_rounds_that_a_seed_draws_are_fewer_than_can_be_paid(tmp_path: Path)
     between = Federated(EXPERIMENTS["drawn by a public seed"], tmp_path)
     drawn = between.simulation.setup.federation(between.simulation.home, "", ":memory:", "drawn")
     with drawn.ledger:
-        seen = sum(0 in drawn.draw(t) for t in range(12))
+        seen = sum(0 in drawn.draw(drawn.open(t)) for t in range(12))
         assert seen < drawn.plan.exposures[0]
     assert asked_in_every_round(between).rounds > seen
 

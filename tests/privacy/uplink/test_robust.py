@@ -61,7 +61,7 @@ def mean(
     """What the server sees of these uploads, as one vector."""
     uplink = Uplink(client=client, server=tuple(stages))
     weights = weights or [1.0] * len(uploads)
-    seen = uplink.receive(dict(enumerate(uploads)), ZERO, weights, 1.0, None, Counter(0), False)
+    seen = uplink.receive(dict(enumerate(uploads)), ZERO, weights, 1.0, None, Counter(0), each=False)
     return tree.flat(seen.mean)
 
 
