@@ -14,7 +14,7 @@ import numpy as np
 
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.engine.channels import Opened, SumAtSites, stopwatch
-from sordino.engine.commands import Begin, Command, Encrypt, OpenSum, Publish
+from sordino.engine.commands import Command, Encrypt, OpenSum, Publish
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
@@ -74,9 +74,8 @@ class EncryptedSites(RemoteSites):
             super()._introduce(peer)
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        if peer == HOLDER:
-            return [(Begin(), ()), (Publish(), ())]
-        return [*super()._first_letters(peer), (Encrypt(), [self.key])]
+        first = super()._first_letters(peer)
+        return [first[0], (Publish(), ())] if peer == HOLDER else [*first, (Encrypt(), [self.key])]
 
     def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
         if self._out[ticket].peer == HOLDER and isinstance(found, Letter) and not self.key and found.bodies:

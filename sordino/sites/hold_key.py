@@ -45,6 +45,8 @@ def hold(asked: KeyHolding, stop: Callable[[], bool], say: Says, note: Callable[
     with RunFolder(folder).locked():  # two of them would open two sums of one round
         holder = KeyHolder(folder, whole, letterhead, note)
         note(f"tell every site, and not through the server: --key-digest {holder.digest}")
-        leave = Leave(lambda: holder.over, stop, say, holder.was_over)
+        leave = Leave(lambda: holder.over, lambda: stop() or bool(holder.head.behind), say, holder.was_over)
         attend_for(invitation, HOLDER, asked, holder.answer, leave, longest(whole, agreed))
+        if holder.head.behind is not None:
+            raise holder.head.behind
         return holder.was_over

@@ -208,11 +208,13 @@ def join(
         member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared, moved)
         if member.purse.lost:
             diary(RunEvent(event="lost", count=len(member.purse.lost)))
-        leave = Leave(lambda: member.over, lambda: stop() or bool(member.behind), diary.standing(say), member.was_over)
+        leave = Leave(
+            lambda: member.over, lambda: stop() or bool(member.head.behind), diary.standing(say), member.was_over
+        )
         try:
             attend_for(asked.invitation, asked.site, asked.asked, member.desk.answer, leave, TAKEN_IN)
-            if member.behind is not None:
-                raise member.behind
+            if member.head.behind is not None:
+                raise member.head.behind
             diary(RunEvent(event="over" if member.was_over else "stopped"))
             return Left(member.receipt(), member.was_over)
         finally:

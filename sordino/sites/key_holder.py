@@ -23,11 +23,13 @@ from sordino.engine.commands import Begin, End, OpenSum, Publish, understood
 from sordino.engine.secure_sum import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
+from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Whole
 from sordino.runs.witness import state
 from sordino.sites.encrypted_sites import HOLDER, INTEGERS
+from sordino.sites.purse import SignedHead
 from sordino.transport.answers import Accepted, Answer, Done, Refused, said
 from sordino.transport.message import Letter, Letterhead, digest_of
 
@@ -66,10 +68,35 @@ class KeyHolder:
             answer, bodies = self._answered(letter)
         except SordinoError as error:
             answer, bodies = Refused.of(error), []
-            self._decline(f"{error.what} {error.why}".strip())
+            if not self.head.puts_right(error):
+                self._decline(f"{error.what} {error.why}".strip())
         head = None if letter is None else letter.head
         to, stage = ("", 0) if head is None else (head.sender, head.stage)
-        return self.letterhead.write(to, stage, said(answer), bodies)
+        return self.letterhead.write(to, stage, said(answer), bodies, self.place)
+
+    @property
+    def place(self) -> str:
+        """Number of sums that were opened, and the digest of the newest; empty before the first one."""
+        return str(Place(len(self._opened), [*self._opened.values()][-1])) if self._opened else ""
+
+    @cached_property
+    def head(self) -> SignedHead:
+        return SignedHead(self.letterhead, lambda: self.place, self._check_returned)
+
+    def _check_returned(self, told: str) -> None:
+        """Refuses to go on without a sum that it has signed to have opened."""
+        if not told:
+            return
+        signed = Place.parse(told)
+        if signed.length > len(self._opened) or signed.head not in self._opened.values():
+            raise LedgerError(
+                f"this key holder has opened {signed.length} sums of this run, and its folder knows of "
+                f"{len(self._opened)}",
+                why="it signed that itself: this folder is an older copy, and would open a second sum of a round, of "
+                "which the difference can be a single upload",
+                fix="put the newest folder of the key holder back; if it is lost, no further sum of this run is opened",
+                code="key-holder-rolled-back",
+            )
 
     def _decline(self, why: str) -> None:
         """Its owner is told, too; the same again only once."""
@@ -82,10 +109,12 @@ class KeyHolder:
         if len(letter.bodies) != command.messages:
             raise WireError("another number of messages came", fix="ignore it", code="other-messages")
         if isinstance(command, Begin):
+            self.head.begin(letter.bodies)
             return Accepted([]), []
         if isinstance(command, Publish):
             return Done(), [self._secret.public.pack()]
         if isinstance(command, OpenSum):
+            self.head.require()
             return Done(), [self._sum(letter, command)]
         if isinstance(command, End):
             atomic_write(self._ended, b"")

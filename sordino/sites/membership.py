@@ -40,8 +40,8 @@ from sordino.runs.clients import clients_of
 from sordino.runs.setup import Setup, Whole
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.key_holder import pinned
-from sordino.sites.purse import Purse
-from sordino.transport.answers import BEGIN_FIRST, Accepted, Answer, Done
+from sordino.sites.purse import Purse, SignedHead
+from sordino.transport.answers import Accepted, Answer, Done
 from sordino.transport.desk import Desk, Operation, Porter
 from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
@@ -70,8 +70,6 @@ class Membership(Porter):
     declared: TableSchema | None = None  # of a table: what its columns hold
     moved: bool = False  # has this folder taken the place of the one that joined?
     over: bool = field(default=False, init=False)  # has the server said so?
-    behind: LedgerError | None = field(default=None, init=False)  # why this folder may not go on
-    _begun: bool = field(default=False, init=False)  # has the server shown this process what the site has signed?
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
 
     def __post_init__(self) -> None:
@@ -87,6 +85,10 @@ class Membership(Porter):
     def purse(self) -> Purse:
         dataset, clients = Agreement.read(self.folder).dataset, sorted(self.trained)
         return Purse(self.whole, clients, self._mine.own_ledger, dataset, self.run, self.shares_scores, self.moved)
+
+    @cached_property
+    def head(self) -> SignedHead:
+        return SignedHead(self.letterhead, lambda: self.purse.place, self.purse.check_returned)
 
     @cached_property
     def shelf(self) -> Shelf:
@@ -116,18 +118,12 @@ class Membership(Porter):
             self.purse.admit(asked)
 
     def pay(self, asked: Operation, command: Round) -> Round:
-        if not self._begun:
-            raise LedgerError(
-                "this site was started again, and has not been asked to begin",
-                why="its folder may have been put back, and only the server knows how far the site had come",
-                fix="ask it to begin, with the newest head that it has signed, and then for the round again",
-                code=BEGIN_FIRST,
-            )
+        self.head.require()
         return self.purse.pay(asked, command)
 
     def declined(self, error: SordinoError) -> None:
         """Its owner is told, too: a forged plan, a full disk."""
-        if error.code not in (FAILED, BEGIN_FIRST):  # which has been told in full, and which the server puts right
+        if error.code != FAILED and not self.head.puts_right(error):  # that one has been told in full
             self.note(RunEvent(event="declined", why=f"{error.what} {error.why}".strip()))
 
     def failed(self, error: SordinoError) -> SordinoError:
@@ -167,9 +163,7 @@ class Membership(Porter):
 
     def does(self, asked: Operation) -> Answer | None:
         if isinstance(asked.command, Begin):
-            if asked.messages:
-                self._check_returned(bytes(asked.messages[0]))
-            self._begun = True
+            self.head.begin(asked.messages)
             return Accepted(sorted(self.trained), self.shares_scores)
         if isinstance(asked.command, Hand):
             given = bytes(asked.messages[0])
@@ -185,13 +179,6 @@ class Membership(Porter):
             self.over = True
             return Done()
         return None
-
-    def _check_returned(self, signed: bytes) -> None:
-        try:
-            self.purse.check_returned(self.letterhead.own(signed).ledger)
-        except LedgerError as error:
-            self.behind = error  # nothing that it does from here on could be right
-            raise
 
     @property
     def place(self) -> str:

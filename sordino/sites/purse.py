@@ -8,7 +8,7 @@ that has forgotten what it spent, are refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sordino.budget.plan import Price
 from sordino.engine.commands import Begin, End, Hand, Round, Score
 from sordino.engine.server import Federation
 from sordino.engine.site import told
-from sordino.errors import LedgerError, PrivacyError, UnsoundGuarantee
+from sordino.errors import LedgerError, PrivacyError, SordinoError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place, State, of_run
 from sordino.metrics.evaluation import check_shared
@@ -24,8 +24,9 @@ from sordino.planning.accounts import OpenRound
 from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import Witness, needed
+from sordino.transport.answers import BEGIN_FIRST
 from sordino.transport.desk import Operation
-from sordino.transport.message import digest_of
+from sordino.transport.message import Letterhead, digest_of
 from sordino.types import Terms
 
 ROUNDING = 1e-6  # what is left of a budget is divided anew after every exposure, here and at the server
@@ -33,6 +34,43 @@ ASKS = "the server asks for"
 ANSWERED = (State.STORED, State.PUBLISHED)
 PLAN = "this site has accepted another plan"
 KEEP_TO = "the server must keep to the experiment and the agreement of the invitation"
+
+
+class SignedHead:
+    """The newest head that this side has signed, which the server keeps and has to show to each process before it asks
+    for anything that costs: the folder here may be an older copy.
+    """
+
+    def __init__(self, letterhead: Letterhead, place: Callable[[], str], check: Callable[[str], None]) -> None:
+        """`place`: what stands on letters now. `check` refuses to go on behind a place that was signed."""
+        self._letterhead, self._place, self._check = letterhead, place, check
+        self._shown, self._unshown = False, 0
+        self.behind: LedgerError | None = None  # why this folder may not go on
+
+    def begin(self, returned: Sequence[bytes | memoryview]) -> None:
+        """Takes the head that came back. A server that has none learns it from the answer, and has to come again."""
+        try:
+            for signed in returned:
+                self._check(self._letterhead.own(bytes(signed)).ledger)
+        except LedgerError as error:
+            self.behind = error  # nothing that is done from here on could be right
+            raise
+        self._shown = self._shown or bool(returned) or not self._place()
+        self._unshown += not self._shown
+
+    def require(self) -> None:
+        """Refuses what costs until the head was shown."""
+        if not self._shown or self.behind is not None:
+            raise LedgerError(
+                "this side was started again, and has not been asked to begin",
+                why="its folder may have been put back, and only the server knows how far it had come",
+                fix="ask it to begin, with the newest head that it has signed, and then for the same again",
+                code=BEGIN_FIRST,
+            )
+
+    def puts_right(self, error: SordinoError) -> bool:
+        """Is it a refusal that the server puts right by itself? Not one that never shows the head."""
+        return error.code == BEGIN_FIRST and self._unshown < 2
 
 
 class Purse:

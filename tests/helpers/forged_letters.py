@@ -30,9 +30,13 @@ class Server:
         self.says(Begin(), place=self.place)
 
     def restart(self) -> None:
-        """The site is started again, and asked to begin by a server that has kept nothing of it."""
+        """The site is started again, and asked to begin by a server that has kept nothing of it: it gives back what
+        the site says now.
+        """
         self.member = self.between.member(self.site)
         self.says(Begin(), place=self.place)
+        if peek(self.signed).ledger:
+            self.says(Begin(answered=True), place=self.place, messages=[self.signed])
 
     @property
     def own(self) -> int:
@@ -76,7 +80,7 @@ class Server:
         said = self.member.desk.answer(letter)
         if heading:
             return heard(peek(said).said), []
-        head, bodies, _ = letterhead.read(said)
+        head, bodies, self.signed = letterhead.read(said)
         return heard(head.said), [bytes(body) for body in bodies]
 
     @property

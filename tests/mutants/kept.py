@@ -6,6 +6,8 @@ from tests.mutants.mutant import one
 
 DAMAGED = "tests/stories/test_damaged_runs.py::test_a_damaged_run_is_told_in_a_line_with_what_to_do"
 SHARED = "tests/runs/test_shared_ledger.py"
+ENCRYPTED = "tests/sites/test_encrypted_sums.py"
+ROLLED = "tests/sites/test_rolled_back.py"
 
 KEPT = [
     one(
@@ -63,5 +65,26 @@ KEPT = [
         "if experiment.privacy.ledger or mine.ledger.exists():",
         "if mine.ledger.exists():",
         "tests/config/test_paths.py::test_where_there_is_no_ledger_none_is_made",
+    ),
+    one(
+        "a side that has signed begins with a server that shows it nothing",
+        "sites/purse.py",
+        "self._shown = self._shown or bool(returned) or not self._place()",
+        "self._shown = True",
+        f"{ROLLED}::test_a_site_that_has_signed_begins_with_no_server_that_shows_it_nothing",
+    ),
+    one(
+        "a key holder opens sums before it was shown what it has signed",
+        "sites/key_holder.py",
+        "            self.head.require()\n",
+        "",
+        f"{ENCRYPTED}::test_a_holder_that_was_started_again_opens_nothing_before_it_was_shown_what_it_has_signed",
+    ),
+    one(
+        "a key holder goes on from an older copy",
+        "sites/key_holder.py",
+        "if signed.length > len(self._opened) or signed.head not in self._opened.values():",
+        "if False:",
+        f"{ENCRYPTED}::test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart",
     ),
 ]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from sordino.config import Experiment
-from sordino.engine.commands import Begin, Encrypt, End, Hand, OpenSum, Publish, Round
+from sordino.engine.commands import Begin, Command, Encrypt, End, Hand, OpenSum, Publish, Round
 from sordino.engine.secure_sum import flat
 from sordino.errors import RunError, SordinoError
 from sordino.privacy.uplink.layout import Layout
@@ -35,6 +35,7 @@ from sordino.sites.invitation import invite
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.secure_sums import kind_of_sites
 from sordino.transport import desk
+from sordino.transport.answers import Refused, heard
 from sordino.transport.in_process import InProcess
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.scripted_letters import Play, code, silent
@@ -218,14 +219,70 @@ def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(
     forgets = holder_in(played.play, folder)
     letter = played.play.between.letterhead(SERVER).write(HOLDER, 0, asdict(OpenSum(0, 4)), [other])
     read = played.play.between.letterhead(SERVER).read
+    begun(played.play, forgets)
     assert code(read(forgets.answer(letter))) == "opened-before"
     again = read(played.play.first(HOLDER, OpenSum).answer)
     assert list(map(bytes, again.bodies)) == list(map(bytes, played.play.asks(HOLDER, OpenSum(0, 5), [total]).bodies))
     (folder / "opened.json").unlink()  # an older copy that was put back: the user's state folder knows
-    assert code(read(holder_in(played.play, folder).answer(letter))) == "opened-before"
+    begun(played.play, knows := holder_in(played.play, folder))
+    assert code(read(knows.answer(letter))) == "opened-before"
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    (folder / "opened.json").unlink(missing_ok=True)  # control: what it has forgotten it would open
-    assert read(holder_in(played.play, folder).answer(letter)).bodies
+    (folder / "opened.json").unlink(missing_ok=True)
+    old = holder_in(played.play, folder)  # only the server knows how far it had come
+    assert code(read(old.answer(letter))) == "begin-first"
+    assert begun(played.play, old, again.signed) == "key-holder-rolled-back"
+    assert old.head.behind is not None
+    assert code(read(old.answer(letter))) == "begin-first"
+    forgets = holder_in(played.play, folder)  # control: a server that hides what it was signed has it opened
+    begun(played.play, forgets)
+    assert read(forgets.answer(letter)).bodies
+
+
+def begun(play: Play, holder: KeyHolder, signed: bytes = b"") -> str:
+    """Begins with the holder: it is shown what it says now, or this head. The code of a refusal."""
+    letterhead = play.between.letterhead(SERVER)
+    first = letterhead.read(holder.answer(letterhead.write(HOLDER, 0, asdict(Begin()))))
+    again = letterhead.write(HOLDER, 0, asdict(Begin(answered=True)), [signed or first.signed])
+    answer = heard(letterhead.read(holder.answer(again)).head.said)
+    return answer.code if isinstance(answer, Refused) else ""
+
+
+def test_a_holder_that_was_started_again_opens_nothing_before_it_was_shown_what_it_has_signed(
+    played: Played, tmp_path: Path
+) -> None:
+    """And its owner is told where the server never shows it. The control: who has opened nothing has signed nothing."""
+    (total,) = played.play.bodies(played.play.first(HOLDER, OpenSum))
+    shutil.copytree(played.play.between.place / HOLDER, folder := tmp_path / "copy")
+    letterhead, told = played.play.between.letterhead(SERVER), list[str]()
+    begin, opens = (
+        letterhead.write(HOLDER, 0, asdict(command), bodies)
+        for command, bodies in ((Begin(), []), (OpenSum(0, 5), [total]))
+    )
+    holder = holder_in(played.play, folder)
+    holder.note = told.append
+    for many in (0, 1, 2):
+        assert code(letterhead.read(holder.answer(opens))) == "begin-first"
+        assert len(told) == (many == 2)
+        holder.answer(begin)
+    assert "has not been asked to begin" in told[0]
+    assert begun(played.play, holder) == ""
+    assert letterhead.read(holder.answer(opens)).bodies
+
+
+def test_a_holder_that_is_started_again_in_the_middle_of_a_run_goes_on(playing: Callable[[Experiment], Play]) -> None:
+    play = playing(made("weigh", BFV, rounds=2))
+    came = list[str]()
+
+    def meets(to: str, command: Command, letter: bytes) -> bytes:
+        if to == HOLDER:
+            came.append(command.do)
+        if isinstance(command, OpenSum) and command.t == 1 and came.count("open") == 2:
+            play.between.holder = holder_in(play, play.between.place / HOLDER)
+        return letter
+
+    play.meets = meets
+    assert [row["answered"] for row in play.play()] == [5, 5]
+    assert came[came.index("open") :][:5] == ["open", "open", "begin", "publish", "open"]
 
 
 def test_a_holder_that_was_told_the_end_knows_it_after_a_restart(played: Played, tmp_path: Path) -> None:

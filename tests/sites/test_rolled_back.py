@@ -187,9 +187,9 @@ def test_a_site_stops_where_it_is_behind_what_it_has_signed(name: str, tmp_path:
             put_back(copy, folder)
         restarted(server)
         assert begins(server, heads[0]) == ("site-rolled-back" if lost else "")
-        assert server.member.behind is None or lost
+        assert server.member.head.behind is None or lost
         assert begins(server, heads[2]) == "site-rolled-back"
-        assert server.member.behind is not None
+        assert server.member.head.behind is not None
         server.member.close()
 
 
@@ -208,6 +208,46 @@ def test_what_was_spent_again_on_this_machine_is_no_rollback(tmp_path: Path) -> 
     assert begins(server, newest) == ""
     assert begins(server, signed(server, 2)) == ""
     server.member.close()
+
+
+def test_a_site_that_has_signed_begins_with_no_server_that_shows_it_nothing(tmp_path: Path) -> None:
+    """And its owner is told. The control: a process that the server has shown it once goes on."""
+    server = Server(Federated(real(), tmp_path))
+    head = signed(server, 0)
+    assert server.says(Begin()) == (Accepted([0], False), [])
+    assert isinstance(answers(server, 1), bytes)
+    server.member.close()
+    server.member = server.between.member(server.site)
+    told = list[str]()
+    server.member.note = lambda event: told.append(event.event)
+    assert answers(server, 2) == "begin-first"
+    for many in (0, 1):
+        server.says(Begin())
+        assert answers(server, 2) == "begin-first"
+        assert told.count("declined") == many
+    assert begins(server, head) == ""
+    assert isinstance(answers(server, 2), bytes)
+    server.member.close()
+
+
+def test_a_server_that_has_lost_what_it_was_signed_is_told_again(tmp_path: Path) -> None:
+    """It stops after two rounds, its file of signed heads goes, and both sides are started again."""
+    between, publish = Federated(real(), tmp_path, patience=Patience(5.0, 5)), Federation.publish
+
+    def published(self: Federation, t: int) -> None:
+        publish(self, t)
+        if self.only is None and t == 1:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "publish", published)
+        with pytest.raises(Killed):
+            between.play()
+    RunFolder(RunFolder(between.folder).private).sites_file.unlink()
+    ended = between.play()
+    assert [row.answered for row in ended.metrics][-2:] == [5, 5]
+    assert {note[1:] for note in between.notes} == {" of 5 sites are there"}
+    assert verify(between.folder) == []
 
 
 def test_a_head_that_the_site_did_not_sign_is_refused(tmp_path: Path) -> None:
