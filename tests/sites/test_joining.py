@@ -368,7 +368,7 @@ def test_a_site_that_is_behind_what_it_has_signed_leaves(
 
     def attend(*given: Any) -> None:
         *_, answer, leave, _ = given
-        answer.__self__._porter.behind = LedgerError("it is behind", why="-", fix="-", code="site-rolled-back")
+        answer.__self__._porter.head.behind = LedgerError("it is behind", why="-", fix="-", code="site-rolled-back")
         left.append(leave())
 
     monkeypatch.setattr("sordino.sites.join.attend_for", attend)
