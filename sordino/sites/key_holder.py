@@ -157,16 +157,18 @@ class KeyHolder:
         """One sum a round: the difference of two would be the upload of somebody. Durable before it is opened, beside
         the key and in the user's state folder: an older copy of the one is put right by the other.
         """
-        if self._opened.setdefault(name, digest) != digest:
+        if self._opened.get(name, digest) != digest:
             raise LedgerError(
                 f"another sum of {name} was opened before",
                 why="the difference of two sums of one round can be a single upload",
                 fix="the server must go on with the next round",
                 code="opened-before",
             )
+        opened = {**self._opened, name: digest}
         for log in self._logs:
             log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_write(log, json.dumps(self._opened).encode(), private=True)
+            atomic_write(log, json.dumps(opened).encode(), private=True)
+        self._opened[name] = digest  # not before it is durable: `place` is signed, and must not be ahead of the folder
 
     @cached_property
     def _secret(self) -> Any:

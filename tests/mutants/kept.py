@@ -87,4 +87,11 @@ KEPT = [
         "if False:",
         f"{ENCRYPTED}::test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart",
     ),
+    one(
+        "a key holder signs a sum that its folder does not know yet",
+        "sites/key_holder.py",
+        "opened = {**self._opened, name: digest}",
+        "self._opened[name] = digest; opened = self._opened",
+        f"{ENCRYPTED}::test_a_holder_signs_no_sum_that_its_full_disk_did_not_take",
+    ),
 ]

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from sordino.runs.setup import Whole
 from sordino.runs.simulation import simulated
 from sordino.secagg import encrypted, lattice
 from sordino.secagg.sealed import Secret
-from sordino.sites import membership
+from sordino.sites import key_holder, membership
 from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.hold_key import KeyHolding, hold
 from sordino.sites.invitation import invite
@@ -236,6 +237,18 @@ def test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart(
     forgets = holder_in(played.play, folder)  # control: a server that hides what it was signed has it opened
     begun(played.play, forgets)
     assert read(forgets.answer(letter)).bodies
+
+
+def test_a_holder_signs_no_sum_that_its_full_disk_did_not_take(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart it would be behind its own signature."""
+    shutil.copytree(played.play.between.place / HOLDER, folder := tmp_path / "copy")
+    place = (holder := holder_in(played.play, folder)).place
+    monkeypatch.setattr(key_holder, "atomic_write", Mock(side_effect=RunError("disk full")))
+    with pytest.raises(RunError, match="disk full"):
+        holder._once("0/1", 64 * "2")
+    assert holder.place == place != ""
 
 
 def begun(play: Play, holder: KeyHolder, signed: bytes = b"") -> str:
