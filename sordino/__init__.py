@@ -79,7 +79,7 @@ def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = ()
 
 
 def plan(experiment: str | Path | Mapping[str, Any] | None = None, *overrides: str, **settings: Any) -> Compared:
-    """What a run would promise, send and take, and what else would keep the promise. Nothing is trained or written."""
+    """Plan a run: guarantees, traffic, time, and alternatives at the same guarantee. Nothing is trained or written."""
     from sordino.runs.forecast import compare as forecast
     from sordino.user_code import lent
 

@@ -42,7 +42,7 @@ def on(name: str) -> Iterator[None]:
 
 
 def on_gpu() -> bool:
-    """Does this run compute on a GPU, where launching work costs more than the work?"""
+    """True where this run computes on a GPU, where launching work costs more than the work."""
     return _at is not None and _at.type == "cuda"
 
 

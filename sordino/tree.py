@@ -99,7 +99,7 @@ def add(a: T, b: T) -> T:
 
 
 def _on_gpu(*trees: Any) -> bool:
-    """May one kernel take all leaves of these dicts at once? On a GPU a launch costs more than the work."""
+    """True where one kernel can take all leaves of these dicts at once. On a GPU a launch costs more than the work."""
     first: Any = next(iter(trees[0].values()), None) if isinstance(trees[0], dict) else None
     if type(first) is not torch.Tensor or not first.is_cuda or transforming():
         return False
@@ -223,7 +223,7 @@ def unflat(vector: Tensor, template: T) -> T:
 
 
 def finite(a: Tree) -> bool:
-    """Is every number finite? A sum that is finite has finite summands, so one sum is mostly enough."""
+    """True if all numbers are finite. A finite sum has finite summands, so one sum is mostly enough."""
     total: Any = 0.0
     for leaf in leaves(a):
         if isinstance(leaf, lazy.Lazy):

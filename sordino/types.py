@@ -40,7 +40,7 @@ U = TypeVar("U")  # what comes up
 
 
 class Offer(NamedTuple):
-    """What a budget must know of a gate to price its noise."""
+    """A gate's noise as a budget prices it."""
 
     subject: Subject  # its adversary is the strongest that the promise holds against
     mechanism: Priced
@@ -67,7 +67,7 @@ class Mechanism(Priced, Protocol):
 
 
 class NoiseSource(Protocol):
-    """Where noise comes from: a counter key in simulation, the operating system between real sites."""
+    """A source of noise: a counter key in simulation, the operating system between real sites."""
 
     @property
     def name(self) -> str: ...
@@ -80,7 +80,7 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class Grant:
-    """What one client may do in one round, after the ledger has agreed."""
+    """Permission of one client for one round, which the ledger has agreed to."""
 
     client: int
     size: int  # the public number of the client's examples, from which divisors and numbers of steps follow
@@ -98,7 +98,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the server tells one client of its round; the client adds what it alone knows, and has a `Grant`."""
+    """The server's terms of a round for one client; with what the client alone knows they become a `Grant`."""
 
     largest: int = 1
     multiplier: float | None = None
@@ -211,15 +211,15 @@ class Reader(ABC):
 
     @abstractmethod
     def offer(self) -> Offer | None:
-        """What a budget must know to price its noise; None where it protects nobody."""
+        """The gate's noise as a budget prices it; None where it protects nobody."""
 
     @abstractmethod
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        """What one round promises to a client of so many examples."""
+        """Claims of one round for a client of `size` examples."""
 
     @abstractmethod
     def reads(self, work: Work, size: int) -> int:
-        """How many noisy reads one round makes: the reservation covers exactly these."""
+        """Number of noisy reads of one round: the reservation covers exactly these."""
 
     @abstractmethod
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
@@ -249,12 +249,12 @@ class Reader(ABC):
 
     @property
     def redraw(self) -> Literal["run", "round"] | None:
-        """How often `prepare` changes the examples: once in a run, in every round, or never."""
+        """Frequency with which `prepare` changes the examples: once in a run, in every round, or never."""
         return None
 
     @property
     def plain(self) -> bool:
-        """Does it give examples as they are? Then nothing lies between them and whoever sees an upload."""
+        """True where it gives examples as they are: then nothing lies between them and whoever sees an upload."""
         return False
 
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
@@ -262,7 +262,7 @@ class Reader(ABC):
         return examples
 
     def stated(self, rounds: int, delta: float, records: int) -> Stated | None:
-        """What the paper states for a whole run, where it states a number that proves nothing."""
+        """The paper's stated guarantee for a whole run, where it is a number that proves nothing."""
         return None
 
 
@@ -364,7 +364,7 @@ Message: TypeAlias = tuple[str, Way]  # the name of a phase, and a direction
 
 
 class Formula(Protocol):
-    """What a publication counts, in parameters, of a preparation and of what it adds to every round."""
+    """A publication's formula for traffic, in parameters: of a preparation, and of what it adds to every round."""
 
     @property
     def rounds(self) -> float: ...  # of the training

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of somebody's own class."""
+    """True for the name of a user's own class, FILE.py:CLASS or MODULE:CLASS."""
     return ":" in name
 
 
@@ -95,7 +95,7 @@ def _of_session(path: str, what: str) -> Any:
 
 
 def is_lent(name: str) -> bool:
-    """Whether a name is that of an object of a Python session."""
+    """True for the name of an object of a Python session."""
     return name.startswith(SESSION)
 
 

@@ -72,7 +72,7 @@ ALL = {**SOURCES, "module:Class": OWN}
 
 
 def of(source: str) -> DataSource:
-    """What is known of a source by its name."""
+    """The data source of this name."""
     return OWN if user_code.is_own(source) else SOURCES[source]
 
 
@@ -86,7 +86,7 @@ def keys(source: object) -> set[str]:
 
 
 def has_natural_clients(data: object) -> bool:
-    """Does [data] name the column of the clients, or give each of them a file?"""
+    """True where [data] says whose each row is: by a column that names the client, or by one file for each."""
     from sordino.data.table_names import is_one_file
 
     if not isinstance(data, Mapping) or data.get("source") != "tabular":

@@ -153,7 +153,7 @@ def _section(table: Table, place: str) -> Iterable[str]:
 
 
 def places(key: str) -> list[str]:
-    """Where a bare key may belong: epsilon is privacy.epsilon."""
+    """Full names of a setting that is given without its table: epsilon is privacy.epsilon."""
     return [f"{place}.{key}" for place in Experiment.model_fields if key in _fields(place)]
 
 

@@ -1,4 +1,4 @@
-"""What stands in a file or on the command line, as values: TOML, and words that need no quotes."""
+"""Read settings from TOML files and from the command line, where plain words need no quotes."""
 
 from __future__ import annotations
 

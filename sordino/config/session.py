@@ -50,7 +50,7 @@ def told(settings: Settings) -> NamedSettings:
 
 
 def objects(given: Settings) -> dict[str, object]:
-    """What a session lends again to a run that was begun with it, by the names that the run knows."""
+    """Objects of this Python session for a run that was begun with them, by the names that the run knows."""
     lent = told(given).lent
     for place, value in given.items():
         if _has_name(value):
@@ -74,7 +74,7 @@ def _source_of(value: object) -> dict[str, object]:
 
 
 def _is_table(value: object) -> bool:
-    """Is it a data frame? Whoever has one has imported its package."""
+    """True for a data frame of pandas or pyarrow. Their packages are not imported here: who has a frame has done so."""
     pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
     return (pandas is not None and isinstance(value, pandas.DataFrame)) or (
         arrow is not None and isinstance(value, arrow.Table)
@@ -82,7 +82,7 @@ def _is_table(value: object) -> bool:
 
 
 def _is_rows(value: object) -> bool:
-    """Is it a dictionary of arrays, or a data set of torch?"""
+    """True for a dictionary of arrays x and y, and for a data set of torch."""
     torch = sys.modules.get("torch")
     arrays = isinstance(value, Mapping) and {"x", "y"} <= value.keys()
     return arrays or (torch is not None and isinstance(value, torch.utils.data.Dataset))
@@ -148,7 +148,7 @@ def _settings(made: Any) -> Iterator[tuple[str, object]]:
 
 
 def remarks(table: object) -> list[str]:
-    """What is said of a run that cannot go on by itself."""
+    """Remarks for a run that needs objects of this session to be resumed."""
     names = sorted({name for name in user_code.named(table) if user_code.is_lent(name)})
     if not names:
         return []

@@ -1,4 +1,4 @@
-"""What is wrong with a table, in the words of whoever wrote it."""
+"""Validation errors of settings, in the words of the file that holds them."""
 
 from __future__ import annotations
 

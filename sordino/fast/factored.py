@@ -78,7 +78,7 @@ class Lazy:
         return self.dense() * factor
 
     def finite(self) -> bool:
-        """Is every number of it finite?"""
+        """True if all numbers are finite."""
         return finite(self.dense())
 
     @classmethod
@@ -179,7 +179,7 @@ class ClientRows:
         return _largest(self.x)
 
     def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
-        """What a linear layer makes of some of the rows."""
+        """The output of a linear layer for some of the rows."""
         if not (isinstance(weight, Moved) and weight.along(self)):
             # a tensor may be walked on in its own memory, so nothing of it is remembered
             return products.linear(self.x[index], dense(weight), bias)
@@ -267,7 +267,7 @@ class Span(Lazy):
         return Span(self.rows, self.c * factor, self.index)
 
     def finite(self) -> bool:
-        """It is where the factors are too small for it to be otherwise: nothing has to be multiplied out."""
+        """True at once where the factors are too small to overflow: nothing has to be multiplied out."""
         most = _largest(self.c) * self.rows.largest * len(self.c)
         return most < torch.finfo(self.dtype).max / 2 or super().finite()
 
@@ -338,7 +338,7 @@ class Moved(Lazy):
         return self._whole
 
     def along(self, rows: ClientRows) -> bool:
-        """Whether the weights stayed in the span of these rows."""
+        """True where the weights stayed in the span of these rows."""
         return isinstance(self.way, Span) and self.way.rows is rows
 
 
@@ -362,7 +362,7 @@ def _largest(x: Tensor) -> float:
 
 
 def finite(value: Matrix) -> bool:
-    """Is every number of it finite? A sum that is finite has finite summands, so one pass is mostly enough."""
+    """True if all numbers are finite. A finite sum has finite summands, so one pass is mostly enough."""
     if isinstance(value, Lazy):
         return value.finite()
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())

@@ -1,4 +1,4 @@
-"""What `torch.vmap` does slowly, done for all clients of a stack in one go.
+"""Batched rules under `torch.vmap`: one operation for all clients of a stack, where vmap itself is slow.
 
 Inside vmap a tensor has a hidden dimension of clients. A rule of ours is handed the tensors with that dimension in
 front, and what it makes has it hidden again. A `torch.autograd.Function` with a rule for vmap does the same, and takes
@@ -26,18 +26,18 @@ class Operand(NamedTuple):
 
 
 def transforming() -> bool:
-    """Whether torch.func is at work in this thread: what it follows has no layout, and nobody writes into it."""
+    """True where torch.func transforms tensors in this thread: they have no layout, and cannot be written into."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def vmapping() -> bool:
-    """Whether vmap is what is at work, and not a derivative inside it."""
+    """True directly inside vmap, and not in a derivative inside it."""
     at_work = torch._C._functorch.peek_interpreter_stack()
     return at_work is not None and at_work.key() == torch._C._functorch.TransformType.Vmap
 
 
 def for_all(rule: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-    """What `rule` makes of the number of clients and of each `Operand`, where `vmapping()`."""
+    """Apply `rule` to the number of clients and the operands of all clients at once, where `vmapping()`."""
     inside = torch._C._functorch
     at_work = inside.peek_interpreter_stack()  # as long as it is held, what is asked of it is there
     level, clients = at_work.level(), inside.CVmapInterpreterPtr(at_work).batchSize()

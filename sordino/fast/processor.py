@@ -1,4 +1,4 @@
-"""What the processor of this machine can do. Nothing here is measured: a machine must answer the same every time."""
+"""Features of this machine's processor. Nothing is measured: a machine must answer the same every time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ BF16 = {"amx_bf16", "avx512_bf16"}  # matrix units, and wide vectors
 
 
 def bf16_instructions() -> bool:
-    """Has it instructions that multiply bf16? Without them bf16 on a CPU is slower than fp32."""
+    """True where instructions multiply bf16. Without them bf16 on a processor is slower than fp32."""
     return not BF16.isdisjoint(_words())
 
 
 def leaves_vectors_aside() -> bool:
-    """Does MKL, by which torch multiplies matrices, leave its widest vectors unused? On those of AMD it does."""
+    """True where MKL, by which torch multiplies matrices, leaves the widest vectors unused: on AMD's with AVX-512."""
     return {"AuthenticAMD", "avx512f"} <= _words()
 
 

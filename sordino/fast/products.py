@@ -26,7 +26,7 @@ CLIENTS = 16  # about as many share a product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a linear layer makes of the rows x. Clients of a stack that are at the same weights are one product."""
+    """A linear layer on the rows x. Clients of a stack that hold the same weights are one product."""
     if transforming():
         if not vmapping() or CLIENTS * x.numel() * len(weight) < LARGE or not _plain(x, weight):
             return torch.nn.functional.linear(x, weight, bias)

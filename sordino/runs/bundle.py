@@ -60,7 +60,7 @@ class InputColumn(Fact):
 
 
 class BundledInputs(Fact):
-    """How an example becomes the input of the network: (value - mean) / deviation, of an image after a division by
+    """Scaling of an example to the input of the network: (value - mean) / deviation, of an image after a division by
     255."""
 
     kind: Literal["image", "table"]
@@ -72,7 +72,7 @@ class BundledInputs(Fact):
 
 
 class BundledModel(Fact):
-    """What is built, and filled with the weights."""
+    """The network to build and to fill with the weights."""
 
     name: str
     options: Mapping[str, Any] = {}
@@ -175,7 +175,7 @@ def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Colum
 
 
 def told_to_nobody(setup: Setup) -> bool:
-    """Did rows that are protected decide what a bundle says?"""
+    """True where protected rows decided what a bundle would say, so that none is written for others."""
     return bool(setup.public.void)
 
 

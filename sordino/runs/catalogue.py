@@ -1,4 +1,4 @@
-"""What an experiment can choose, and what each parameter means: for people, for editors and for other programs.
+"""Catalogue of an experiment's choices and of the meaning of each parameter: for people, editors and other programs.
 
 Asking the code takes seconds, because it loads torch; so the answers lie in catalogue.json, which a test holds against
 the code. `python -m sordino.runs.catalogue` writes it anew.
@@ -38,7 +38,7 @@ class Choices(NamedTuple):
 
 @cache
 def catalogue() -> Json:
-    """What can be chosen, as it was written down: table -> choice -> what it is and what it takes."""
+    """The kept catalogue: table -> choice -> description and parameters."""
     found: Json = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
@@ -125,7 +125,7 @@ def _entry(
 
 
 def _of_method(made: Callable[..., Any]) -> dict[str, Any]:
-    """What a method rests on: its paper, its base, and what its gates promise as they are by default."""
+    """Description of a method: its paper, its base, and the promises of its default gates."""
     from sordino.algorithms.phases import Phased
     from sordino.algorithms.preset import Preset
 
@@ -182,7 +182,7 @@ def _kinds(kind: Any) -> Iterator[str]:
 
 
 def _schema(kind: Any) -> Any:
-    """Of equal types that are written in another order the schemas differ in order, so each text has its own."""
+    """JSON Schema of a type. Equal types written in another order have schemas in another order, so each is kept."""
     if repr(kind) not in _SCHEMAS:
         from pydantic import TypeAdapter
 

@@ -72,8 +72,8 @@ def forks_of(setup: Setup) -> Forks | None:
 
 
 def threads(setup: Setup) -> int:
-    """Those of one process that train clients. What somebody else wrote may keep something beside its arguments, and is
-    asked by one thread alone, unless more are wanted.
+    """Number of threads that train clients in one process. A user's own code may keep state beside its arguments, so
+    one thread alone calls it, unless more are asked for.
     """
     if not setup.engine.one_process or setup.engine.device != CPU:
         return 1
@@ -82,5 +82,5 @@ def threads(setup: Setup) -> int:
 
 
 def owned(setup: Setup) -> bool:
-    """Is anything of it a user's own code?"""
+    """True where the experiment names a user's own code."""
     return any(user_code.named(setup.experiment.model_dump()))

@@ -82,7 +82,7 @@ def _played(
 
 
 def _write_tables(mine: ServersHalf, place: Path, server: Tree) -> None:
-    """What the server found. From its state alone: written again, they say the same."""
+    """Write the server's findings as tables, from its state alone: written again, they are the same."""
     assert isinstance(mine.setup.algorithm, Phase)
     for name, rows in mine.setup.algorithm.tables(server).items():
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())

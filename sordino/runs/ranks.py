@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToldPhase:
-    """What a rank is told at the beginning of a phase, before the experiment and what clients are handed."""
+    """Head of a phase, which rank 0 sends before the experiment and what clients are handed."""
 
     run: str
     folder: str
@@ -58,12 +58,12 @@ class ToldPhase:
 
 
 def following() -> bool:
-    """Is this a rank that is told what to do?"""
+    """True on every rank but rank 0, which tells the others what to do."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0"
 
 
 def follow() -> None:
-    """Does what rank 0 says, until it says that it is over: also after a first signal, which rank 0 has got as well."""
+    """Follow rank 0 until it says that the run is over: also after a first signal, which rank 0 has got as well."""
     team = joined()
     told, experiment, handed = _told(team)
     given = config.validate(tomllib.loads(experiment.decode()))
@@ -237,7 +237,7 @@ class Ranks(Executor):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """What all ranks do together, or not at all."""
+        """Context of work that all ranks do together, or not at all."""
         self._begun += 1
         yield
         self._begun -= 1

@@ -95,7 +95,7 @@ def _phase(setup: Setup, name: str) -> Setup:
 
 
 def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
-    """For each phase: its last checkpoint, and its entries in the ledger."""
+    """Last checkpoint and ledger entries of each phase."""
     _, federation = opened(source)
     with federation.ledger:
         entries = federation.entries()

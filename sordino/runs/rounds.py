@@ -34,7 +34,7 @@ Evaluate = Callable[[int, Tree, Score], Scores]
 
 
 class Standing(NamedTuple):
-    """Where a phase stands after a round."""
+    """Position of a phase after a round."""
 
     server: Tree
     t: int
@@ -120,7 +120,7 @@ class PlayedPhase:
         every = 1 if often else experiment.engine.checkpoint_every
 
         def keep(outcome: Outcome, release: bytes) -> None:
-            """What a crash goes on from: this round's row of metrics and, where one is due, a checkpoint."""
+            """Keep what a resumed run needs: this round's row of metrics and, where one is due, a checkpoint."""
             if not tree.finite(outcome.server):
                 raise NonFiniteModel(
                     f"the model is no longer finite after round {t + 1}",
@@ -173,7 +173,7 @@ def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
 
 
 def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> Standing:
-    """Where a checkpoint says that a phase stands, once the ledger agrees."""
+    """Position of a phase by its checkpoint, once the ledger agrees."""
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
         raise LedgerError(
             f"the ledger of {folder} does not know what this run has spent",
@@ -207,8 +207,8 @@ class PowerCut(Clients):
 
 
 def computed(setup: Setup, outcome: Outcome) -> float | None:
-    """What the devices of a round computed together, from public numbers; nothing of what an algorithm of somebody's
-    own does not tell.
+    """Floating-point operations of a round's devices, from public numbers; None where the algorithm, a user's own,
+    gives no estimate.
     """
     estimates = Estimates.of(setup.algorithm)
     if not setup.task.flops or not setup.experiment.privacy.public_sizes or estimates.passes(1) is None:

@@ -175,8 +175,7 @@ def _check_agreement(simulation: Simulation, folder: Path) -> None:
 
 
 def _check_unedited(experiment: Experiment, folder: Path) -> None:
-    """What a run has promised it has promised under one experiment: how it is computed ([engine]) may change, and
-    nothing else."""
+    """Refuse an edited experiment: a run's promise is that of one experiment, of which only [engine] may change."""
     mine = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     said: list[tuple[str, str]] = [(mine.environment.config, now[1])]

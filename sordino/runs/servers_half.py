@@ -26,7 +26,7 @@ from sordino.types import Params
 
 
 class Begun(NamedTuple):
-    """What the clients of a phase start from: their states in a checkpoint of this phase or of the one before."""
+    """Start of a phase for its clients: their states in a checkpoint of this phase or of the one before."""
 
     place: Path
     loaded: Loaded
@@ -34,7 +34,7 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class ServersHalf(ABC):
-    """What a run needs beside its folder."""
+    """The server's half of a phase, beside the run's folder."""
 
     setup: Setup
     home: ServerData
@@ -47,7 +47,7 @@ class ServersHalf(ABC):
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """What the features of a table hold, for whoever uses the model."""
+        """Columns of a table's features, for users of the model."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class ServersHalf(ABC):
 
     @abstractmethod
     def evaluation(self) -> Callable[[int, Tree, Score], Scores]:
-        """What scores the models after a round, with the test examples that there are."""
+        """The evaluation after a round, on the test examples that there are."""
 
     @abstractmethod
     def executor(
@@ -76,7 +76,7 @@ class ServersHalf(ABC):
         return tuple(self.at(i) for i in range(len(self.setup.preparation)))
 
     def agreement(self) -> Agreement:
-        """What is public of all this."""
+        """The public part: what server and sites agree on."""
         return self.setup.whole.agreement(self.dataset)
 
     def federation(self, ledger: Path | str, run: str) -> Federation:

@@ -41,7 +41,7 @@ class Whole(PlannedRun):
 
     @property
     def hides_cohorts(self) -> bool:
-        """Is there a phase whose cohort nobody may know?"""
+        """True where the cohort of a phase is secret."""
         return any(phase.policy.hidden for phase in self.phases)
 
     @cached_property
@@ -89,7 +89,7 @@ class Whole(PlannedRun):
 
     @cached_property
     def architecture(self) -> Architecture:
-        """What the model is built from."""
+        """The model's architecture: its name, options and shapes."""
         table, public, training = self.experiment.model, self.public, self.methods.training
         own, name, reset = table.get("options", {}), str(table.get("name")), table.get("reset")
         if not isinstance(own, dict):
@@ -132,15 +132,15 @@ class Setup(PlannedPhase):
         return self.whole.task
 
     def over(self, server: Tree) -> bool:
-        """Has a phase of the preparation found what it prepares?"""
+        """True where a phase of the preparation has found what it prepares."""
         return isinstance(self.algorithm, Phase) and self.algorithm.over(server)
 
     def result(self, server: Tree) -> Tree:
-        """What the next phase, or the training, begins from."""
+        """State that the next phase, or the training, begins from."""
         return self.algorithm.result(server) if isinstance(self.algorithm, Phase) else server
 
     def header(self, run: str) -> Callable[[int, int], Header]:
-        """What a message of this phase must say: (round, sender; -1 the server)."""
+        """Header of this phase's messages, by round and sender (-1: the server)."""
         phase, config = self.run_of(run), self.experiment.digest()
         return lambda t, sender: Header(phase, config, t, sender, "down" if sender < 0 else "up")
 
@@ -151,7 +151,7 @@ class Setup(PlannedPhase):
 
     @property
     def sharing(self) -> str:
-        """Which clients of one process share a pass."""
+        """Form in which clients of one process share a pass: as a stack, pooled, or one by one."""
         executor, plainly = self.engine.executor, reads_plainly(self.chosen)
         if executor == "ranks":
             return "stack" if plainly else "pooled"
@@ -168,7 +168,7 @@ class Setup(PlannedPhase):
             check_network(self.method, self.task, bool(self.offers))
 
     def states(self, folder: Path | None = None, trees: Mapping[str, Tree] | None = None) -> States:
-        """What clients keep, as it stands in a checkpoint; beyond what memory should hold it lies in the folder."""
+        """States of the clients from a checkpoint; they lie in the folder where memory should not hold them."""
         return States(self.algorithm.init_client(self.task), folder).restore(trees or {})
 
     def state(self, name: str) -> Tree:

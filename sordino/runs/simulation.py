@@ -131,12 +131,12 @@ class Simulation(ServersHalf):
 
 
 def adds(setup: Setup) -> bool:
-    """Does a run in one process add clients up where they are computed in one go?"""
+    """True where a run in one process sums clients where they are computed in one go."""
     engine = setup.experiment.engine
     return engine.executor != "loop" and engine.one_process and not reads_single_uploads(setup)
 
 
 def reads_single_uploads(setup: Setup) -> bool:
-    """Does the server look at single uploads: to leave late ones out, to compare them, or to play a secure sum?"""
+    """True where the server looks at single uploads: to leave late ones out, to compare them, or for a secure sum."""
     algorithm, uplink = setup.algorithm, setup.algorithm.uplink
     return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or uplink.secure is not None

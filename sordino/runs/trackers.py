@@ -35,7 +35,7 @@ Watch = Callable[["Progress"], None]
 
 
 class Tracker(Protocol):
-    """What an adapter does. `settings` and `row` are flat and hold plain values."""
+    """Interface of an adapter. `settings` and `row` are flat and hold plain values."""
 
     needs: str  # the package
     quiet: Mapping[str, str]  # environment variables that keep it local and silent
@@ -117,7 +117,7 @@ class Board:
 
 
 def _wandb() -> Board:
-    """It would also note the machine, its load, the repository and what is printed: numbers of the run are enough."""
+    """Weights & Biases, told the run's numbers alone: not the machine, its load, the repository or what is printed."""
     nothing_else = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True}
     nothing_else |= {"disable_git": True, "disable_code": True, "x_save_requirements": False}
 

@@ -128,11 +128,11 @@ class Witness:
         return next(reversed(self.noted.values()), None)
 
     def has_seen(self, head: str) -> bool:
-        """Did the ledger stand there when something left?"""
+        """True where something left the run while the ledger stood at `head`."""
         return any(place.head == head for place in self.noted.values())
 
     def _note(self, lines: Sequence[Departure]) -> bool:
-        """Is it this process alone that notes what leaves the run?"""
+        """Note departures; False where another process notes them for this run as well."""
         told = [json.dumps(line.to_json()) for line in lines]
         self.noted |= {line.op: line.place for line in lines}
         try:
@@ -155,7 +155,7 @@ class Witness:
             return True
 
     def _lines(self) -> Iterator[Departure]:
-        """Those of all runs on this ledger. What a kill cut short is no line: nothing has left with it."""
+        """Departures of all runs on this ledger. A line that a kill cut short does not count: nothing left with it."""
         for file in sorted(self.place.parent.glob("*.jsonl")):
             try:
                 with open(file, encoding="utf-8") as text:
@@ -185,7 +185,7 @@ def place_for(run: str, site: str, shared: str = "") -> Path:
 
 
 def needed(setup: Setup) -> bool:
-    """Is there noise that is drawn once only?"""
+    """True where noise is drawn once only, so that a run needs a witness."""
     return setup.policy.real and setup.promising.offer is not None
 
 
@@ -212,7 +212,7 @@ def _rolled_back(folder: Path, many: int) -> LedgerError:
 
 
 def _tell(folder: Path, why: str) -> None:
-    """For the receipt."""
+    """Write down for the receipt why a run has no witness."""
     mine = RunFolder(folder)
     if mine.environment.unwitnessed != why:
         told = mine.environment.beside(unwitnessed=why)

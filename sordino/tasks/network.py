@@ -134,7 +134,7 @@ class NetworkOnRows:
 
     @property
     def replays(self) -> bool:
-        """Do its passes depend on nothing but parameters, rows and draws, and look at no number?"""
+        """True where a pass depends on parameters, rows and draws alone, and no branch of it on a number."""
         return self._chain is not None
 
     @property

@@ -19,7 +19,7 @@ STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # times the width, and the stride of 
 
 
 def _convolution(inputs: int, outputs: int, side: int, stride: int, norm: Norm, groups: int) -> nn.Sequential:
-    """Its norm shifts what it gives; without one, a bias does."""
+    """Convolution with its norm, or with a bias where there is no norm to shift its output."""
     convolution = nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, bias=norm == "none")
     if norm == "none":
         return nn.Sequential(convolution)

@@ -112,7 +112,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _uniform(count: int, source: NoiseSource) -> Tensor:
-    """In (0, 1), 52 bits."""
+    """Uniform numbers in (0, 1), of 52 bits."""
     return ((source.words(count) >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
 
 

@@ -130,7 +130,7 @@ def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tenso
 
 
 def threshold(epsilon: float, k: int = GREYS) -> int:
-    """How many of the 2^32 high halves of a random word replace the value. It is the smallest number, but 1, that
+    """Number of the 2^32 high halves of a random word that replace the value: the smallest, and at least 1, that
     keeps the promise for the value that fewest low halves lead to.
     """
     rarest = HALF // _check_levels(k) / HALF

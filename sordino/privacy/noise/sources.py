@@ -1,4 +1,4 @@
-"""Where noise comes from.
+"""Sources of noise: a counter key in simulation, the operating system for real noise.
 
 `Counter` draws from a counter key: reproducible, for simulation only, and every result that used it says so. `System`
 draws from the operating system's generator expanded by ChaCha20, and releases whole steps of an integer grid, so that

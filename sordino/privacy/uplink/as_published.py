@@ -72,7 +72,7 @@ class AsPublished(Stage, ABC):
 
     @abstractmethod
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """What the paper states for the client with the fewest records."""
+        """The paper's stated guarantee, for the client with the fewest records."""
 
 
 def _check_counts(**counts: int) -> None:

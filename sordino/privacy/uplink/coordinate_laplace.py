@@ -130,7 +130,7 @@ class CoordinateLaplace(Stage):
         return Laplace(scale / (2 * self._bound)), "conditional", (PER_COORDINATE, PUBLIC_WEIGHTS)
 
     def _scale(self, weights: Sequence[float]) -> float:
-        """Of the noise in the sum of clients of these weights."""
+        """Scale of the noise in the sum of clients of these weights."""
         return 2 * self.radius * max(weights) / self.epsilon if self.beta is None else self.beta * math.fsum(weights)
 
     def release(
@@ -147,7 +147,7 @@ class CoordinateLaplace(Stage):
         return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
 
     def _wanted(self, x: Tree, clients: int, source: NoiseSource) -> bool:
-        """Is any of so many flags 1, once the server has turned some?"""
+        """True where one flag is 1 after the server has flipped each by chance."""
         return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
 
 

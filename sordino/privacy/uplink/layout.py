@@ -49,7 +49,7 @@ class Layout:
 
     @property
     def most(self) -> int:
-        """How many contributions a slot can add."""
+        """Largest number of contributions that a slot can add."""
         return ((1 << self.width) - 1) // ((1 << self.bits) - 1)
 
     def check(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""How much of each layer is kept, from the layers' norms (Li, Xiao and Chen 2024, algorithm 2).
+"""Compression rates of layers, from their norms (Li, Xiao and Chen 2024, algorithm 2).
 
 The published rule is V-shaped in a layer's share of the whole norm: small layers are kept at the largest rate, though
 the text wants to compress them hard. `monotone` does what the text says.
@@ -95,7 +95,7 @@ class LayerByLayer(Stage, ABC):
 
     @abstractmethod
     def kept(self, layer: Tensor, rate: float) -> int:
-        """How many numbers are left of a layer."""
+        """Count of numbers that are left of a layer."""
 
     @abstractmethod
     def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor: ...

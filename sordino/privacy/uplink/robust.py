@@ -59,7 +59,7 @@ class RobustStage(Stage, ABC):
 
     @property
     def ends(self) -> bool:
-        """Does it make the estimate, so that nothing can come after it?"""
+        """True for a rule that makes the estimate, so that nothing can come after it."""
         return True
 
     @abstractmethod
@@ -222,7 +222,7 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
 
 
 class Gate(Protocol):
-    """What these rules ask of an uplink."""
+    """Interface of an uplink, as these rules need it."""
 
     @property
     def client(self) -> tuple[Stage, ...]: ...

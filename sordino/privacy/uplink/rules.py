@@ -82,12 +82,12 @@ class Links:
 
     @property
     def central(self) -> bool:
-        """Does noise protect the sum, not each upload?"""
+        """True where noise protects the sum, not each upload."""
         return self.shared or bool(private(self.server))
 
     @property
     def shared(self) -> bool:
-        """Is one noise added in shares?"""
+        """True where clients add shares of one noise."""
         return any(isinstance(stage, NoiseShare) for stage in self.client)
 
     @property
@@ -96,11 +96,11 @@ class Links:
 
     @property
     def personal(self) -> bool:
-        """Is every client bounded by what its own budget buys?"""
+        """True where each client is clipped to what its own budget pays for."""
         return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
 
     def offer(self, rate: float, hidden: bool) -> Offer | None:
-        """What a budget must know to price the uplink's noise. `rate` and `hidden` describe the cohort: only a
+        """Offer of the uplink's noise, for a budget to price. `rate` and `hidden` describe the cohort: only a
         hidden Poisson cohort may amplify, and never against the server.
         """
         noise = self.noise()
@@ -133,8 +133,8 @@ class Links:
         )
 
     def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
-        """What one round promises to a client. `amplify` says what the cohort's sampling makes of an event against
-        an adversary.
+        """Claims of one round for a client. `amplify` turns an event into the one that remains against an adversary,
+        by the cohort's sampling.
         """
         noise = self.noise()
         if (shown := self.as_published) is not None:
@@ -163,7 +163,7 @@ class Links:
         return [self._unread(claim, multiplier) for claim in made]
 
     def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
-        """What noise on a sum promises, with the sampler's part in it where who takes part is hidden from this
+        """Claim of noise on a sum, amplified by the cohort's sampling where the cohort is hidden from this
         adversary.
         """
         if not self.central:
@@ -240,7 +240,7 @@ def _beyond_integers(links: Links) -> Stage | None:
 
 
 def _quiet(links: Links) -> bool:
-    """Does a secure sum open so few uploads that the shares of noise in it are not enough?"""
+    """True where a secure sum may open with so few uploads that their shares of noise are not enough."""
     survivors = next((stage.survivors for stage in links.client if isinstance(stage, NoiseShare)), 0)
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
 

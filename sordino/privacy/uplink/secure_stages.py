@@ -70,7 +70,7 @@ class SecureStage(Stage, ABC):
 
     @property
     def mode(self) -> str:
-        """Whether every upload is really protected ("full"), or one of a round ("probe")."""
+        """ "full" where every upload is really protected, "probe" where one of a round is."""
         return "full"
 
     @property
@@ -93,7 +93,7 @@ class SecureStage(Stage, ABC):
 
     @abstractmethod
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
-        """What the promises to everybody else assume: `shares` where noise comes in shares, `hidden` where it covers
+        """Assumptions of claims against others than the server: `shares` for noise in shares, `hidden` where it covers
         who took part.
         """
 

@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def reads_each(self) -> bool:
-        """Does `learn`, or what the server adds, look at single uploads?"""
+        """True where `learn`, or what the server adds, looks at single uploads."""
         return False
 
     @property
@@ -174,7 +174,7 @@ class Noise(Stage):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the promise assumes, said with every claim."""
+        """Assumptions of the stage's promise, which every claim names."""
         return ()
 
     def sensitivity(self, bound: Bound) -> float:

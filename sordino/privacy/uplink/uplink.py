@@ -51,7 +51,7 @@ class Uplink(Links):
 
     @property
     def reads_each(self) -> bool:
-        """Does a stage look at single uploads?"""
+        """True where a stage looks at single uploads."""
         return any(stage.reads_each for stage in (*self.client, *self.server))
 
     # what changes from round to round ---------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Uplink(Links):
         reach: Callable[[int], float] = lambda client: 1.0,
         std: Callable[[list[int]], float] = lambda who: 0.0,
     ) -> Received[U]:
-        """What the server sees of a round: the uploads' sum, noised, decoded and divided.
+        """The round's result for the server: the uploads' sum, noised, decoded and divided.
 
         Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm
         reads `each`; or some of them added up. `zero` is the contribution of nobody: it gives the shape, so that an
@@ -182,13 +182,13 @@ class Uplink(Links):
         return Summed(tree.like(total, [t.sum() for t in sums]), who, kept=kept or [])
 
     def unbounded(self, coordinates: int) -> bool:
-        """May a single upload make the sum whatever it likes? Where it is clipped, or noised by its client, what is not
+        """True where one upload can make the sum anything. Where it is clipped, or noised by its client, what is not
         finite counts as zero.
         """
         return not private(self.client) and math.isinf(self.bound(coordinates).l2)
 
     def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
-        """What one client adds to the sum: nothing where it broke the promise of its own stages. Honest uploads pass
+        """A client's contribution to the sum: zero where it broke the promise of its own stages. Honest uploads pass
         bit for bit.
         """
         if private(self.client):
@@ -220,7 +220,7 @@ class Uplink(Links):
         return tuple(reversed(found))
 
     def _single(self, uploads: Sequence[U] | None, zero: U, weights: Sequence[float]) -> list[U]:
-        """What each of them sent, before it was weighed."""
+        """Single uploads, before they were weighed."""
         if self.central or any(stage.aggregate_only for stage in self.client):
             raise single_uploads()
         if uploads is None:
@@ -233,7 +233,7 @@ class Uplink(Links):
         return [self.opened(u, zero, w) for u, w in zip(uploads, weights, strict=True)]
 
     def opened(self, upload: Tree, zero: U, weight: float) -> U:
-        """What one client sent, decoded, before it was weighed: what whoever receives a single upload can read."""
+        """One upload, decoded, before it was weighed: what a receiver of single uploads can read."""
         opened: U = self._decode(upload if weight == 1.0 else tree.scale(1 / weight, upload), zero)
         return opened
 
