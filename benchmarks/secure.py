@@ -31,11 +31,10 @@ from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.engine.channels import Channel, channel  # noqa: E402
 from sordino.privacy.uplink.layout import Ints, Layout  # noqa: E402
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage  # noqa: E402
-from sordino.secagg import (  # noqa: E402
-    lattice,
-    paillier,
-    secagg,
-)
+from sordino.secagg import lattice, paillier  # noqa: E402
+from sordino.secagg.secagg_client import Participant  # noqa: E402
+from sordino.secagg.secagg_server import Aggregator  # noqa: E402
+from sordino.secagg.session import Session, two_thirds  # noqa: E402
 
 LAYOUT = Layout(bits=24, headroom=8)
 DROPPED = 3
@@ -202,9 +201,9 @@ def masked(values: Ints, clients: int) -> Cost:
     """`encrypt`: one client's steps up to its upload; `decrypt`: all that comes after the uploads, nobody having
     dropped out.
     """
-    words, top, threshold = values + LAYOUT.offset, 2 * LAYOUT.offset - 1, secagg.two_thirds(clients)
-    session = secagg.Session("benchmark", 0, len(values), LAYOUT.width, top, threshold, bytes(32))
-    server = secagg.Aggregator(session)
+    words, top, threshold = values + LAYOUT.offset, 2 * LAYOUT.offset - 1, two_thirds(clients)
+    session = Session("benchmark", 0, len(values), LAYOUT.width, top, threshold, bytes(32))
+    server = Aggregator(session)
     sent = 0
 
     def send(message: bytes) -> None:
@@ -212,8 +211,8 @@ def masked(values: Ints, clients: int) -> Cost:
         sent += len(message)
         server.receive(message)
 
-    def prepare() -> tuple[list[secagg.Participant], dict[int, bytes]]:
-        halves = [secagg.Participant(session, who) for who in range(clients)]
+    def prepare() -> tuple[list[Participant], dict[int, bytes]]:
+        halves = [Participant(session, who) for who in range(clients)]
         for half in halves:
             send(half.advertise())
         roster = server.roster()

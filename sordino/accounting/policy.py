@@ -1,5 +1,5 @@
-"""Policy of a phase: is its noise real, and is its cohort hidden. Made once from the settings, and handed on; what
-follows from them for rows, files and draws is answered here.
+"""Policy of a phase: is its noise real, is its cohort hidden, are its uploads read. Made once from the settings, and
+handed on; what follows from them for rows, files and draws is answered here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ def is_real(noise: str) -> bool:
 class Policy:
     noise: str  # as [privacy] names it, and as notes in a ledger do
     hidden: bool  # may nobody know who takes part in a round?
+    secure: bool  # are uploads added up where nobody can read a single one?
 
     @property
     def real(self) -> bool:

@@ -46,7 +46,7 @@ class Poisoning(Attack):
     def unfit(self, run: AttackedRun) -> str:
         if run.without_classes:
             return run.without_classes
-        return NO_SINGLE if run.setup.algorithm.uplink.secure is not None else ""
+        return NO_SINGLE if run.setup.policy.secure else ""
 
     def lies(self, run: AttackedRun) -> Lies:
         classes = run.setup.public.classes

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import SecureStage
@@ -16,6 +15,8 @@ Uploads = Iterable[tuple[int, Ints]]
 
 
 class Opened(NamedTuple):
+    """A sum that was opened; of nobody, where it was not."""
+
     total: Ints
     who: list[int]
     bytes_up: int
@@ -34,7 +35,7 @@ class SumAtSites(ABC):
 
 
 class Channel(Protocol):
-    """A simulated secure sum: all halves of the protocol in one process."""
+    """A secure sum with all halves of the protocol in one process."""
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
         """The sum of round t; `cohort` are those who began it, `noise` what the server adds."""
@@ -60,13 +61,14 @@ class PublicKey(Protocol):
     def pack(self) -> bytes: ...
 
 
-def stopwatch() -> tuple[dict[str, float], Any]:
-    seconds: dict[str, float] = defaultdict(float)
+class Stopwatch:
+    """Seconds of the processor, by part of the work."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def watch(part: str) -> Iterator[None]:
+    def __call__(self, part: str) -> Iterator[None]:
         begin = time.process_time()
         yield
-        seconds[part] += time.process_time() - begin
-
-    return seconds, watch
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.process_time() - begin

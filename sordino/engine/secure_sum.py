@@ -35,14 +35,15 @@ class SecureSum:
     def __call__(
         self,
         now: OpenRound,
-        uploads: Iterable[Any] | SumAtSites,
+        uploads: Iterable[Any],
+        elsewhere: SumAtSites | None,
         weights: Sequence[float],
         uplink: Uplink,
         zero: Tree,
         source: NoiseSource,
     ) -> tuple[Summed, Tally]:
         """The sum, and what it cost; the sum of nobody where the protocol was broken off. `weights` are those of all
-        clients.
+        clients, `elsewhere` plays it in place of these uploads.
         """
         cohort = now.granted
         like, bound, noise = uplink.shape(zero), uplink.bound(tree.size(zero)), uplink.noise()
@@ -56,8 +57,8 @@ class SecureSum:
         if published is not None and not published.flagged and cohort and isinstance(self._secure, Encrypted):
             drawn = published.release(like, [weights[k] for k in cohort], [], self._grid.scale, source)
             own = flat(tree.map(lambda leaf: leaf.round().long(), drawn))  # rounding a sum of integers and noise
-        if isinstance(uploads, SumAtSites):
-            found = uploads.open(own)
+        if elsewhere is not None:
+            found = elsewhere.open(own)
         else:
             found = self._channel.sum(now.t, ((k, flat(x)) for k, x in uploads), cohort, tree.size(like), own)
         values = max(1, len(found.who) * tree.size(like))

@@ -77,7 +77,7 @@ class Federation(Accounts):
         uploads: Mail | Summed = mail
         came = None
         if self.secure_sum is not None:
-            uploads, came = self.secure_sum(now, answers.sum or mail, self.weights, uplink, zero, source)
+            uploads, came = self.secure_sum(now, mail, answers.sum, self.weights, uplink, zero, source)
         by_client = self.plan.offer is not None and self.plan.offer.subject.unit == "client"
         received: Received[Tree] = uplink.receive(
             uploads,

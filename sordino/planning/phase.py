@@ -171,7 +171,7 @@ class PlannedPhase:
 
     @cached_property
     def policy(self) -> Policy:
-        return Policy(self.experiment.privacy.noise, self.cohort.hidden)
+        return Policy(self.experiment.privacy.noise, self.cohort.hidden, self.chosen.uplink.secure is not None)
 
     @cached_property
     def stragglers(self) -> Stragglers:

@@ -139,4 +139,4 @@ def adds(setup: Setup) -> bool:
 def reads_single_uploads(setup: Setup) -> bool:
     """True where the server looks at single uploads: to leave late ones out, to compare them, or for a secure sum."""
     algorithm, uplink = setup.algorithm, setup.algorithm.uplink
-    return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or uplink.secure is not None
+    return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or setup.policy.secure

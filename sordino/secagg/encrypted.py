@@ -1,5 +1,5 @@
-"""Encrypted sums: the server adds what it cannot read, and a key holder opens one sum a round. In simulation all halves
-are played in one process, through the bytes that would travel.
+"""Encrypted sums: the server adds what it cannot read, and a key holder opens one sum a round. In a simulation clients
+and key holder are in the same process, and the bytes are those that would travel.
 
 The server's half has public keys only, and the holder's half is handed one sum a round. `probe` encrypts one client a
 round and adds the integers of the others in clear: the same sum for a fraction of the time, to be told apart from
@@ -8,14 +8,14 @@ round and adds the integers of the others in clear: the same sum for a fraction 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from sordino.engine.channels import Opened, Uploads, stopwatch
-from sordino.errors import EmptyRound, KeyMismatch, ServerHoldsKey, UnsoundGuarantee
+from sordino.engine.channels import Opened, Stopwatch, Uploads
+from sordino.errors import EmptyRound, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.secagg import extras, lattice, paillier
@@ -44,36 +44,76 @@ class Ciphertexts:
         return GENERATE[self._stage.scheme](self._stage)
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        seconds, watch = stopwatch()
-        own = [] if noise is None else pieces(noise, self._layout)
+        """The sum of clients in this process, with a key holder in it."""
+        beyond, clear, watch = 0, np.zeros(size, np.int64), Stopwatch()
         with watch("keys"):
             holder = self._holder
-        server, shared = Adder(holder.public), self._stage.keys == "shared"
-        encrypt = holder.encrypt if shared else holder.public.encrypt  # who has the whole key may be faster
-        server.check(self._layout, len(cohort) + len(own))
-        who, clear, sizes, beyond = list[int](), np.zeros(size, np.int64), [0], 0
-        for k, values in uploads:
-            beyond += self._layout.at_the_end(values)
-            if who and self._stage.mode == "probe":
-                clear += values
-            else:
+        # who has the whole key may be faster
+        encrypt = holder.encrypt if self._stage.keys == "shared" else holder.public.encrypt
+
+        def messages() -> Iterator[tuple[int, bytes | None]]:
+            nonlocal beyond
+            for i, (k, values) in enumerate(uploads):
+                beyond += self._layout.at_the_end(values)
+                if self._stage.mode == "probe" and i:
+                    np.add(clear, values, out=clear)
+                    yield k, None
+                    continue
                 with watch("encrypt"):
                     message = encrypt(values, t, self._layout).pack()
-                sizes.append(len(message))
-                with watch("add"):
-                    server.take(message, holder.public.header(t, size, self._layout))
-            who.append(k)
+                yield k, message
+
+        def opens(total: Sealed, count: int) -> Ints:
+            with watch("open"):
+                return holder.open(total) + clear
+
+        found = self.add(t, holder.public, messages(), len(cohort), size, noise, opens, _raised, watch)
+        each = found.payload * len(found.who)
+        return found._replace(saturated=beyond, bytes_up=found.bytes_up if self._stage.mode == "full" else each)
+
+    def add(
+        self,
+        t: int,
+        public: Public,
+        messages: Iterable[tuple[int, bytes | None]],
+        began: int,
+        size: int,
+        noise: Ints | None,
+        opens: Callable[[Sealed, int], Ints | str],
+        absent: Callable[[int, SecureError], None],
+        watch: Stopwatch,
+    ) -> Opened:
+        """Adds up a round, wherever its clients and its key holder are. `opens` gives the sum of so many, or why it was
+        not opened; whose message does not count is `absent`; None for a message says that it was added in clear.
+        """
+        own = [] if noise is None else pieces(noise, self._layout)
+        server, expected = Adder(public), public.header(t, size, self._layout)
+        server.check(self._layout, began + len(own))
+        who, sizes = list[int](), [0]
+        for k, message in messages:
+            try:
+                if message is not None:
+                    with watch("add"):
+                        server.take(message, expected)
+                    sizes.append(len(message))
+            except SecureError as error:
+                absent(k, error)
+            else:
+                who.append(k)
+        nothing = Opened(np.zeros(size, np.int64), [], sum(sizes), sizes[-1], watch.seconds, None)
+        if why := too_few(self._stage, len(who), began):
+            return nothing._replace(aborted=why)
         for piece in own:
             with watch("encrypt"):
-                message = holder.public.encrypt(piece, t, self._layout).pack()
+                sealed = public.encrypt(piece, t, self._layout).pack()
             with watch("add"):
-                server.take(message, holder.public.header(t, size, self._layout))
-        up = sum(sizes) if self._stage.mode == "full" else sizes[-1] * len(who)
-        if why := too_few(self._stage, len(who), len(cohort)):
-            return Opened(np.zeros(size, np.int64), [], up, sizes[-1], seconds, beyond, why)
-        with watch("open"):
-            total = holder.open(server.total()) + clear if who or own else clear
-        return Opened(total, who, up, sizes[-1], seconds, beyond)
+                server.take(sealed, expected)
+        opened = opens(server.total(), len(who))
+        return nothing._replace(aborted=opened) if isinstance(opened, str) else nothing._replace(total=opened, who=who)
+
+
+def _raised(client: int, error: SecureError) -> None:
+    raise error
 
 
 def channel(stage: Encrypted, layout: Layout, run: str) -> Ciphertexts:
@@ -105,10 +145,6 @@ class Adder:
 
     def take(self, message: bytes, expected: Any) -> None:
         self._sum = [self._public.add([*self._sum, unpack(message, expected)])]
-
-    def add(self, values: Ints, t: int, layout: Layout) -> None:
-        """What the server itself adds."""
-        self.take(self._public.encrypt(values, t, layout).pack(), self._public.header(t, len(values), layout))
 
     def total(self) -> Sealed:
         if not self._sum:

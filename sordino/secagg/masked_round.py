@@ -14,8 +14,7 @@ nothing is opened twice. The list of members that names the old keys is refused 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
@@ -23,9 +22,10 @@ from sordino.engine.commands import Mask, Round
 from sordino.engine.secure_sum import check_one_broadcast, flat, words_of
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, SecureError, WireError
+from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.masked import MaskedWords
-from sordino.secagg.secagg_client import Participant
+from sordino.secagg.secagg_client import Halves
 from sordino.transport.answers import Answered
 from sordino.transport.desk import Given, Keep, Operation
 
@@ -51,8 +51,7 @@ class MaskedRound:
         size = words_of(algorithm, site.task, command.t, down)
         # what this site received, and not what the server says that it sent
         model = hashlib.sha256(asked.messages[0]).digest()
-        session = self._masked.session(header.run, command.t, size, model)
-        self._halves = {k: Participant(session, k) for k in sorted(command.terms)}
+        self._halves = Halves(self._masked.session(header.run, command.t, size, model), command.terms)
         self._given: dict[str, tuple[str, Given]] = {}  # step -> what was asked, and the answer
 
     @property
@@ -64,37 +63,27 @@ class MaskedRound:
         """The answer to the letter that begins the round."""
         if (before := self._before("round", asked)) is not None:
             return before
-        return self._gives("round", asked, _all((k, half.advertise) for k, half in self._halves.items()))
+        return self._gives("round", asked, _all(self._halves.messages("round", [*self._command.terms], [])))
 
     def given(self, asked: Operation, command: Mask) -> Given | None:
         """The answer to a later letter, where it was given before."""
-        if not command.clients or not set(command.clients) <= self._halves.keys():
+        if not command.clients or not all(k in self._halves for k in command.clients):
             raise WireError(f"clients {command.clients} are asked, who have not begun", fix="ignore it", code="others")
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
         """The answer to a later letter; `keep` makes durable that masked words leave, and what comes after them."""
+        sent = list(map(bytes, asked.messages))
+        found = _all(self._halves.messages(command.step, command.clients, sent, self._words(command.clients)))
         if command.step == "inbox":
-            found = self._words(asked, command, keep)
-        else:
-            message = bytes(asked.messages[0])
-            found = _all(
-                (k, partial(half.share if command.step == "roster" else half.unmask, message))
-                for k, half in self._halves.items()
-                if k in command.clients
-            )
+            keep(found[1])
         return self._gives(command.step, asked, found)
 
-    def _words(self, asked: Operation, command: Mask, keep: Keep) -> Given:
-        """Trains, and masks what was learned."""
-        boxes = dict(zip(command.clients, map(bytes, asked.messages), strict=True))
-        terms = {k: self._command.terms[k] for k in boxes}
-        given = _all(
-            (k, partial(self._halves[k].masked, boxes[k], self._masked.words(flat(upload))))
-            for k, upload in self._site.each(self._command.t, self._down, terms)
-        )
-        keep(given[1])
-        return given
+    def _words(self, clients: Sequence[int]) -> Iterator[tuple[int, Ints]]:
+        """Trains, and gives what was learned as words to be masked."""
+        terms = {k: self._command.terms[k] for k in clients}
+        for k, upload in self._site.each(self._command.t, self._down, terms):
+            yield k, self._masked.words(flat(upload))
 
     def _gives(self, step: str, asked: Operation, found: Given) -> Given:
         self._given[step] = asked.digest, found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +17,30 @@ from sordino.secagg import masks, shamir
 from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
+
+
+class Halves:
+    """The clients of one place in one round."""
+
+    def __init__(self, session: Session, clients: Iterable[int]) -> None:
+        self._each = {k: Participant(session, k) for k in sorted(clients)}
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._each
+
+    def messages(
+        self, step: str, who: Sequence[int], sent: Sequence[bytes], words: Iterable[tuple[int, Integers]] = ()
+    ) -> Iterator[tuple[int, Callable[[], bytes]]]:
+        """What makes the message of each of these clients, from what the server has sent them; `words` go under the
+        masks as they come.
+        """
+        if step == "inbox":
+            boxes = dict(zip(who, sent, strict=True))
+            return ((k, partial(self._each[k].masked, boxes[k], each)) for k, each in words)
+        if step == "round":
+            return ((k, self._each[k].advertise) for k in sorted(who))
+        take = Participant.share if step == "roster" else Participant.unmask
+        return ((k, partial(take, self._each[k], sent[0])) for k in sorted(who))
 
 
 class Participant:

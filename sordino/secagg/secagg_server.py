@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from sordino.errors import IntegrityError
+from sordino.errors import IntegrityError, WireError
 from sordino.secagg import masks, shamir
 from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 
 IGNORE: Final = "ignore it; without a message that counts, the client has dropped out"
+
+
+Step = Literal["round", "roster", "inbox", "request"]
+Messages = Callable[[Sequence[int]], Sequence[bytes]]  # one for all these clients, or one for each
+
+
+class Ask(Protocol):
+    """Clients of a round, in this process or at sites: takes a step with those who have taken every one before, and
+    hands what each sends to `receive`.
+    """
+
+    def __call__(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None: ...
 
 
 class Aggregator:
@@ -36,10 +49,24 @@ class Aggregator:
         self._total = masks.zeros(session.size + 1, session.width)
         self._request: list[tuple[int, bool]] = []
         self._answers: dict[int, shamir.Row] = {}
+        self.sent: dict[int, int] = defaultdict(int)  # bytes of each client
 
-    def sender(self, data: bytes) -> int:
-        """The client that a message of this step names as its sender."""
-        return self._read(data)[1]
+    def play(self, ask: Ask) -> None:
+        """All steps up to the opening."""
+        ask("round", lambda who: [], self.receive_from)
+        roster = self.roster()
+        ask("roster", lambda who: [roster], self.receive_from)
+        boxes = self.inboxes()
+        ask("inbox", lambda who: [boxes[k] for k in who], self.receive_from)
+        request = self.request()
+        ask("request", lambda who: [request], self.receive_from)
+
+    def receive_from(self, client: int, data: bytes) -> None:
+        """A message that came from this client's place."""
+        if self._read(data)[1] != client:
+            raise WireError("a message of somebody else", fix="ignore it", code="other-sender")
+        self.sent[client] += len(data)
+        self.receive(data)
 
     def receive(self, data: bytes) -> None:
         due, sender, records = self._read(data)

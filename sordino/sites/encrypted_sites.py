@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.engine.channels import Opened, SumAtSites, stopwatch
+from sordino.engine.channels import Ciphertext, Opened, Stopwatch, SumAtSites
 from sordino.engine.commands import Command, Encrypt, OpenSum, Publish
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import words_of
@@ -87,41 +87,30 @@ class EncryptedSum(SumAtSites):
     """One encrypted round."""
 
     def __init__(self, sites: EncryptedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
-        uplink = sites.algorithm.uplink
-        assert isinstance(uplink.secure, Encrypted)
-        assert uplink.grid is not None
-        self._stage, self._layout = uplink.secure, uplink.grid.layout
         self._sites, self._t, self._down, self._terms = sites, t, down, terms
         self._size = words_of(sites.algorithm, sites.task, t, down)
 
     def open(self, noise: Ints | None) -> Opened:
-        seconds, watch = stopwatch()
-        sums = self._stage.sums
-        own = [] if noise is None else sums.pieces(noise, self._layout)
-        public = sums.public_key(self._stage, self._sites.key)
-        server, expected = sums.Adder(public), public.header(self._t, self._size, self._layout)
-        server.check(self._layout, len(self._terms) + len(own))
-        who, sizes = list[int](), [0]
-        for k, message in self._sites.collected(self._t, self._down, self._terms):
-            try:
-                with watch("add"):
-                    server.take(bytes(message), expected)
-            except SecureError as error:
-                why = f"client {self._sites.called(k)} counts as absent: {error.what}"
-                self._sites.note(RunEvent(event="dropped", round=self._t + 1, why=why))
-            else:
-                who.append(k)
-                sizes.append(len(message))
-        nothing = Opened(np.zeros(self._size, np.int64), [], sum(sizes), sizes[-1], seconds, None)
-        if why := sums.too_few(self._stage, len(who), len(self._terms)):
-            return nothing._replace(aborted=why)
-        with watch("encrypt"):
-            for piece in own:
-                server.add(piece, self._t, self._layout)
-        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, len(who)), [server.total().pack()])})
+        uplink = self._sites.algorithm.uplink
+        assert isinstance(uplink.secure, Encrypted)
+        assert uplink.grid is not None
+        sums, stage = uplink.secure.sums, uplink.secure
+        adding, public = sums.Ciphertexts(stage, uplink.grid.layout), sums.public_key(stage, self._sites.key)
+        came = ((k, bytes(one)) for k, one in self._sites.collected(self._t, self._down, self._terms))
+        began, watch = len(self._terms), Stopwatch()
+        found: Opened = adding.add(self._t, public, came, began, self._size, noise, self._opened, self._absent, watch)
+        return found
+
+    def _opened(self, total: Ciphertext, count: int) -> Ints | str:
+        """What the key holder says; or why it is no sum."""
+        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, count), [total.pack()])})
         if HOLDER not in answers:
-            return nothing._replace(aborted=f"the {HOLDER} has not opened the sum")
+            return f"the {HOLDER} has not opened the sum"
         body = b"".join(answers[HOLDER].bodies)
         if len(body) != self._size * INTEGERS.itemsize:
-            return nothing._replace(aborted=f"what the {HOLDER} sent is no opened sum")
-        return nothing._replace(total=np.frombuffer(body, INTEGERS).astype(np.int64), who=who)
+            return f"what the {HOLDER} sent is no opened sum"
+        return np.frombuffer(body, INTEGERS).astype(np.int64)
+
+    def _absent(self, client: int, error: SecureError) -> None:
+        why = f"client {self._sites.called(client)} counts as absent: {error.what}"
+        self._sites.note(RunEvent(event="dropped", round=self._t + 1, why=why))

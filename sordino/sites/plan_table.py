@@ -87,6 +87,6 @@ def _protected(phase: Setup) -> str:
             if uplink.central
             else "cut to a bounded length, with noise that is drawn here"
         )
-    if uplink.secure is not None:
+    if phase.policy.secure:
         found.append("masked or encrypted, so that the server reads nothing but the sum")
     return "; ".join(found) or "as it was computed: no noise covers it"

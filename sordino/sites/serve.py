@@ -158,7 +158,7 @@ def longest(whole: Whole, agreed: SitesAgreement) -> int:
         algorithm = phase.algorithm
         down = algorithm.broadcast(phase.state("server"))
         shape = algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))
-        times = 2 if algorithm.uplink.secure is None else 4
+        times = 4 if phase.policy.secure else 2
         each = max(each, times * wire.payload_bytes(wire.schema(shape)))
     return BESIDE + each * max(map(len, agreed.sites.values()))
 

@@ -114,7 +114,7 @@ class ServersSide(ServersHalf):
             own.per_client_message if isinstance(own := setup.algorithm, PerClientMessages) else None,
             post.patience,
             secure=setup.algorithm.uplink.secure,
-            repeats=setup.algorithm.uplink.secure is None and by_name,
+            repeats=not setup.policy.secure and by_name,
             note=lambda event: post.note(event.beside(phase=setup.phase)),
             ledger=lambda: post.ledger(),
             called=setup.public.called,

@@ -367,9 +367,9 @@ DEPLOYED = [
     ),
     one(
         "a message of one client taken for another's",
-        "sites/masked_sites.py",
-        "if client is None or self._server.sender(message) != client:",
-        "if client is None:",
+        "secagg/secagg_server.py",
+        "if self._read(data)[1] != client:",
+        "if self._read(data) is None:",
         f"{MASKED}::test_no_site_speaks_for_the_clients_of_another",
     ),
     one(

@@ -62,6 +62,15 @@ def of_a_subject(node: ast.AST) -> bool:
     return any(parts <= found for found in copied.values())
 
 
+def of_uploads(node: ast.AST) -> bool:
+    """Whether there is a secure sum at all."""
+    return (
+        isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.Is | ast.IsNot)
+        and ast.unparse(node.left).endswith("uplink.secure")
+    )
+
+
 QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is this noise real?": (
         of_noise,
@@ -80,6 +89,20 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         },
     ),
     "about which unit, under which change, against whom?": (of_a_subject, {"accounting/claims.py"}),
+    "are single uploads unread?": (
+        of_uploads,
+        # those that go on to use the stage itself; a message is opened, and a canary planted, without a policy
+        {
+            "planning/phase.py",
+            "planning/methods.py",
+            "planning/prices.py",
+            "engine/server.py",
+            "engine/inbox.py",
+            "engine/secure_sum.py",
+            "sites/secure_sums.py",
+            "audits/canaries.py",
+        },
+    ),
     "are clients in other processes?": (compared("processes", "ranks"), {"config/settings.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (
         of_prices,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from sordino.engine.channels import Stopwatch
 from sordino.errors import (
     SordinoError,
 )
-from sordino.secagg.secagg import Aggregator, Participant, Session
+from sordino.secagg.masked import ClientsHere
+from sordino.secagg.secagg_client import Integers, Participant
+from sordino.secagg.secagg_server import Aggregator
+from sordino.secagg.session import Session
 
 MODEL, OTHER_MODEL = (hashlib.sha256(name).digest() for name in (b"model", b"another model"))
 
@@ -39,6 +44,29 @@ def refused(code: str, kind: type[SordinoError], step: Callable[[], object]) -> 
     assert refusal.value.code == code
     assert refusal.value.why
     return refusal.value
+
+
+class OpenedSum(NamedTuple):
+    sum: np.ndarray
+    survivors: tuple[int, ...]
+    bytes_up: Mapping[int, int]
+    seconds: Mapping[str, float]
+
+
+def run_round(
+    session: Session,
+    clients: Iterable[int],
+    vectors: Mapping[int, Integers] | Iterable[tuple[int, Integers]],
+    dropped_after_sharing: Collection[int] = (),
+) -> OpenedSum:
+    """A whole round as a simulation plays it; clients without a vector have dropped out after sharing."""
+    server, watch = Aggregator(session), Stopwatch()
+    given = vectors.items() if isinstance(vectors, Mapping) else vectors
+    words = ((who, each) for who, each in given if who not in dropped_after_sharing)
+    server.play(ClientsHere(session, clients, words, watch))
+    with watch("open"):
+        total = server.open()
+    return OpenedSum(total, server.survivors, server.sent, watch.seconds)
 
 
 class Play:

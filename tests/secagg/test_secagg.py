@@ -29,9 +29,10 @@ from sordino.errors import (
 )
 from sordino.privacy.uplink.layout import Layout
 from sordino.secagg import masks, shamir
-from sordino.secagg.secagg import Aggregator, Participant, Session, run_round, two_thirds
-from sordino.secagg.session import SERVER, MessageKind
-from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, words
+from sordino.secagg.secagg_client import Participant
+from sordino.secagg.secagg_server import Aggregator
+from sordino.secagg.session import SERVER, MessageKind, Session, two_thirds
+from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, run_round, words
 
 
 # ---------------------------------------------------------------- the sum

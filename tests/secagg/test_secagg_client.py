@@ -17,8 +17,9 @@ from sordino.errors import (
     SecAggAborted,
 )
 from sordino.secagg import masks, shamir
-from sordino.secagg.secagg import Aggregator, Participant, Session
-from sordino.secagg.session import SERVER, MessageKind, point
+from sordino.secagg.secagg_client import Participant
+from sordino.secagg.secagg_server import Aggregator
+from sordino.secagg.session import SERVER, MessageKind, Session, point
 from tests.secagg.play import MODEL, OTHER_MODEL, SIX, Play, clear, refused, top_byte, words
 
 

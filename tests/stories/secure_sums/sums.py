@@ -129,7 +129,7 @@ class Sums:
         weights = [self.uplink.weight(sizes[k], max(sizes.values())) for k in sorted(sizes)]
         cohort, sent = cohort or sorted(raw), self.encoded(raw, sizes, multiplier)
         now, source = OpenRound(0, None, granted=cohort, central=multiplier), Counter(2)
-        summed, self.came = self._sum(now, iter(sent.items()), weights, self.uplink, zero, source)
+        summed, self.came = self._sum(now, iter(sent.items()), None, weights, self.uplink, zero, source)
         return self.uplink.receive(summed, zero, weights, math.fsum(weights), multiplier, source)
 
 

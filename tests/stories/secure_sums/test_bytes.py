@@ -19,9 +19,9 @@ from sordino.privacy.uplink.secure_stages import (
     Encrypted,
 )
 from sordino.runs.run import start
-from sordino.secagg import secagg
 from sordino.secagg.encrypted import Adder, Ciphertexts
 from sordino.secagg.masked import Masks
+from sordino.secagg.secagg_server import Aggregator
 from tests.stories.secure_sums.sums import CLIENTS, TEST_KEY, Watched, made
 
 
@@ -45,13 +45,13 @@ def test_bytes_up_are_the_messages_that_were_added(stage: Any, monkeypatch: pyte
 
 def test_bytes_up_of_masks_are_all_that_clients_send(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    receive = secagg.Aggregator.receive
+    receive = Aggregator.receive
 
-    def counted(self: secagg.Aggregator, data: bytes) -> None:
+    def counted(self: Aggregator, data: bytes) -> None:
         sent.append(len(data))
         receive(self, data)
 
-    monkeypatch.setattr(secagg.Aggregator, "receive", counted)
+    monkeypatch.setattr(Aggregator, "receive", counted)
     for _, outcome in Watched(made("weigh", "secagg")).rounds(1):
         assert outcome.bytes_up == sum(sent)
         assert len(sent) == 4 * CLIENTS  # advert, shares, upload, answer

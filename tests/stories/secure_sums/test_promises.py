@@ -258,7 +258,7 @@ def test_laplace_noise_for_coordinates_is_one_noise(stage: SecureStage) -> None:
             iter(sums.encoded(raw, dict.fromkeys(raw, 1), None).items()),
         )
         now = OpenRound(0, None, granted=[0, 1, 2])
-        summed, _ = SecureSum(uplink, "run")(now, given, [1.0] * 3, uplink, zero, Counter(2))
+        summed, _ = SecureSum(uplink, "run")(now, given, None, [1.0] * 3, uplink, zero, Counter(2))
         assert summed.noised
         assert float(summed.total["w"].abs().double().mean()) > 0
 
