@@ -1,4 +1,4 @@
-"""A client's half of secure aggregation; `secagg` has the protocol and what it promises."""
+"""A client's half of secure aggregation; `masked` has the protocol and what it promises."""
 
 from __future__ import annotations
 

@@ -62,6 +62,12 @@ def of_a_subject(node: ast.AST) -> bool:
     return any(parts <= found for found in copied.values())
 
 
+def of_a_secure_sum(node: ast.AST) -> bool:
+    """A server's half that is made, or led from step to step."""
+    halves = {"Aggregator", "Adder", "roster", "inboxes"}
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in halves
+
+
 def of_uploads(node: ast.AST) -> bool:
     """Whether there is a secure sum at all."""
     return (
@@ -103,6 +109,10 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "audits/canaries.py",
         },
     ),
+    "secure sums: one implementation": (
+        of_a_secure_sum,
+        {"secagg/masked.py", "secagg/encrypted.py", "secagg/secagg_server.py"},
+    ),
     "are clients in other processes?": (compared("processes", "ranks"), {"config/settings.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (
         of_prices,
@@ -133,6 +143,9 @@ def test_each_question_is_asked_in_one_place(question: str) -> None:
         ("is this noise real?", "real = experiment.privacy.noise != 'system'"),
         ("is this noise real?", "real = federation.noise == SYSTEM"),
         ("is the cohort hidden?", "hidden = setup.cohort.hidden and real"),
+        ("are single uploads unread?", "if setup.algorithm.uplink.secure is not None:\n    pass"),
+        ("secure sums: one implementation", "boxes = self._server.inboxes()"),
+        ("secure sums: one implementation", "server = stage.sums.Adder(public)"),
         ("are clients in other processes?", "far = engine.executor in ('processes', 'ranks')"),
         (
             "about which unit, under which change, against whom?",
