@@ -38,7 +38,7 @@ from sordino.engine.channels import Opened, Stopwatch, Uploads
 from sordino.errors import IntegrityError, SecAggAborted
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
-from sordino.secagg.secagg_client import Halves, Integers
+from sordino.secagg.secagg_client import Integers, Participants
 from sordino.secagg.secagg_server import Aggregator, Ask, Messages, Step
 from sordino.secagg.session import Session
 
@@ -129,11 +129,11 @@ class ClientsHere:
         self, session: Session, clients: Iterable[int], words: Iterable[tuple[int, Integers]], watch: Stopwatch
     ) -> None:
         self._there = sorted(clients)
-        self._halves, self._words, self._watch = Halves(session, self._there), words, watch
+        self._participants, self._words, self._watch = Participants(session, self._there), words, watch
 
     def __call__(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None:
         took = []
-        for k, message in self._halves.messages(step, self._there, messages(self._there), self._words):
+        for k, message in self._participants.messages(step, self._there, messages(self._there), self._words):
             with self._watch(PARTS[step]):
                 receive(k, message())
             took.append(k)

@@ -25,7 +25,7 @@ from sordino.errors import LedgerError, SecureError, WireError
 from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.masked import MaskedWords
-from sordino.secagg.secagg_client import Halves
+from sordino.secagg.secagg_client import Participants
 from sordino.transport.answers import Answered
 from sordino.transport.desk import Given, Keep, Operation
 
@@ -51,7 +51,7 @@ class MaskedRound:
         size = words_of(algorithm, site.task, command.t, down)
         # what this site received, and not what the server says that it sent
         model = hashlib.sha256(asked.messages[0]).digest()
-        self._halves = Halves(self._masked.session(header.run, command.t, size, model), command.terms)
+        self._participants = Participants(self._masked.session(header.run, command.t, size, model), command.terms)
         self._given: dict[str, tuple[str, Given]] = {}  # step -> what was asked, and the answer
 
     @property
@@ -63,18 +63,18 @@ class MaskedRound:
         """The answer to the letter that begins the round."""
         if (before := self._before("round", asked)) is not None:
             return before
-        return self._gives("round", asked, _all(self._halves.messages("round", [*self._command.terms], [])))
+        return self._gives("round", asked, _all(self._participants.messages("round", [*self._command.terms], [])))
 
     def given(self, asked: Operation, command: Mask) -> Given | None:
         """The answer to a later letter, where it was given before."""
-        if not command.clients or not all(k in self._halves for k in command.clients):
+        if not command.clients or not all(k in self._participants for k in command.clients):
             raise WireError(f"clients {command.clients} are asked, who have not begun", fix="ignore it", code="others")
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
         """The answer to a later letter; `keep` makes durable that masked words leave, and what comes after them."""
         sent = list(map(bytes, asked.messages))
-        found = _all(self._halves.messages(command.step, command.clients, sent, self._words(command.clients)))
+        found = _all(self._participants.messages(command.step, command.clients, sent, self._words(command.clients)))
         if command.step == "inbox":
             keep(found[1])
         return self._gives(command.step, asked, found)

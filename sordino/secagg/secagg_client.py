@@ -19,8 +19,8 @@ from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session,
 Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
-class Halves:
-    """The clients of one place in one round."""
+class Participants:
+    """Clients in one place, each with its half of one round."""
 
     def __init__(self, session: Session, clients: Iterable[int]) -> None:
         self._each = {k: Participant(session, k) for k in sorted(clients)}
