@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import SecureStage
@@ -32,6 +32,18 @@ class SumAtSites(ABC):
     @abstractmethod
     def open(self, noise: Ints | None) -> Opened:
         """Plays the protocol to its end; `noise` is what the server adds before the sum is opened."""
+
+
+Step = Literal["round", "roster", "inbox", "request"]
+Messages = Callable[[Sequence[int]], Sequence[bytes]]  # one for all these clients, or one for each
+
+
+class TakeStep(Protocol):
+    """Takes a step of a masked round with the clients that have taken every step before, in this process or at sites,
+    and hands on the message of each.
+    """
+
+    def __call__(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None: ...
 
 
 class Channel(Protocol):

@@ -34,12 +34,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.engine.channels import Opened, Stopwatch, Uploads
+from sordino.engine.channels import Messages, Opened, Step, Stopwatch, TakeStep, Uploads
 from sordino.errors import IntegrityError, SecAggAborted
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.secagg_client import Integers, Participants
-from sordino.secagg.secagg_server import Aggregator, Ask, Messages, Step
+from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import Session
 
 PARTS: dict[Step, str] = {"round": "advertise", "roster": "share", "inbox": "mask", "request": "unmask"}
@@ -102,7 +102,9 @@ class Masks:
         found = self.open(masked, t, size, model, lambda session: ClientsHere(session, cohort, words(), watch))
         return found._replace(seconds=watch.seconds | found.seconds, saturated=beyond)
 
-    def open(self, masked: MaskedWords, t: int, size: int, model: bytes, clients: Callable[[Session], Ask]) -> Opened:
+    def open(
+        self, masked: MaskedWords, t: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]
+    ) -> Opened:
         """Plays a round to its end, wherever its clients are; `model`: the digest of what goes down. A round that is
         broken off opens nothing, and nothing of it is used.
         """

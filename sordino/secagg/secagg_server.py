@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
+from sordino.engine.channels import TakeStep
 from sordino.errors import IntegrityError, WireError
 from sordino.secagg import masks, shamir
 from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 
 IGNORE: Final = "ignore it; without a message that counts, the client has dropped out"
-
-
-Step = Literal["round", "roster", "inbox", "request"]
-Messages = Callable[[Sequence[int]], Sequence[bytes]]  # one for all these clients, or one for each
-
-
-class Ask(Protocol):
-    """Clients of a round, in this process or at sites: takes a step with those who have taken every one before, and
-    hands what each sends to `receive`.
-    """
-
-    def __call__(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None: ...
 
 
 class Aggregator:
@@ -51,15 +39,15 @@ class Aggregator:
         self._answers: dict[int, shamir.Row] = {}
         self.sent: dict[int, int] = defaultdict(int)  # bytes of each client
 
-    def play(self, ask: Ask) -> None:
+    def play(self, take: TakeStep) -> None:
         """All steps up to the opening."""
-        ask("round", lambda who: [], self.receive_from)
+        take("round", lambda who: [], self.receive_from)
         roster = self.roster()
-        ask("roster", lambda who: [roster], self.receive_from)
+        take("roster", lambda who: [roster], self.receive_from)
         boxes = self.inboxes()
-        ask("inbox", lambda who: [boxes[k] for k in who], self.receive_from)
+        take("inbox", lambda who: [boxes[k] for k in who], self.receive_from)
         request = self.request()
-        ask("request", lambda who: [request], self.receive_from)
+        take("request", lambda who: [request], self.receive_from)
 
     def receive_from(self, client: int, data: bytes) -> None:
         """A message that came from this client's place."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
-from sordino.engine.channels import Opened, SumAtSites
+from sordino.engine.channels import Messages, Opened, Step, SumAtSites, TakeStep
 from sordino.engine.commands import Command, Mask, Round
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import check_one_broadcast, words_of
@@ -64,11 +63,12 @@ class MaskedSum(SumAtSites):
         masked = sums.MaskedWords(uplink.secure, uplink.grid.layout, len(self._terms))
         masks = sums.Masks(uplink.secure, uplink.grid.layout, run)
         model = hashlib.sha256(self._message).digest()
-        found: Opened = masks.open(masked, self._t, self._size, model, lambda session: self._ask)
+        take: TakeStep = self._take_step
+        found: Opened = masks.open(masked, self._t, self._size, model, lambda session: take)
         self._sites.have_answered(self._t, found.who)
         return found
 
-    def _ask(self, step: Any, messages: Callable[..., Sequence[bytes]], receive: Callable[[int, bytes], None]) -> None:
+    def _take_step(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None:
         """Hands on what came in time; whoever sent nothing that counts is no longer there."""
         if step == "round":
             self._there = self._sites.asked(self._terms)
