@@ -113,7 +113,9 @@ def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
 
 
 def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
-    """False where a number only follows from a guarantee for a larger unit, or for other neighbours."""
+    """False where a number only follows from a guarantee for another unit, or for other neighbours."""
+    if row.unit == "person":
+        return False
     gates = simulation.setup.whole.phases
     readers = [gate.algorithm.read for gate in gates]
     noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]

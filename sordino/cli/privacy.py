@@ -178,8 +178,9 @@ def spent(
     assert found is not None
     console = Screen()
     console.print(guarantees(found.guarantees, found.simulated, found.phases))
-    for run in shared.runs if shared is not None else ():
-        console.print(f"[dim]· {run.run}: {run.releases} releases[/dim]")
+    if shared is not None:
+        for line in (*shared.assumptions, *(f"{run.run}: {run.releases} releases" for run in shared.runs)):
+            console.print(f"[dim]· {escape(line)}[/dim]", highlight=False, soft_wrap=True)
     if found.budget is not None and found.budget.groups:
         console.print(groups(found.budget, found.simulated))
     if by_client and told is not None:

@@ -263,7 +263,7 @@ def _notes(folder: Path) -> Notes:
         mine = [entry.note for entry in federation.entries()]
     finally:
         federation.ledger.close()
-    return Notes(mine, len(parts.public.sizes))
+    return Notes(mine, len(parts.public.sizes), parts.public.rows_per_key)
 
 
 def _run(experiment: Experiment, folder: Path, watch: Watch) -> Ended:

@@ -93,6 +93,7 @@ class Notes(NamedTuple):
 
     texts: Sequence[str]
     population: int  # clients
+    rows_per_key: int = 1  # at most, of one person
 
 
 def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
@@ -118,7 +119,8 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guar
     """
     spoken = [keys for notes in configurations if (keys := _spoken(notes))]
     population = max(notes.population for notes in configurations)
-    rows = statement(itertools.chain.from_iterable(notes.texts for notes in configurations), population, delta)
+    texts = itertools.chain.from_iterable(notes.texts for notes in configurations)
+    rows = statement(texts, population, delta, rows_per_key=max(notes.rows_per_key for notes in configurations))
     alike = {
         adversary
         for adversary in ADVERSARIES
@@ -128,7 +130,9 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guar
 
 
 def _spoken(notes: Notes) -> set[Subject]:
-    claims = (c for releases in read_notes(*notes).values() for release in releases for c in release)
+    claims = (
+        c for releases in read_notes(notes.texts, notes.population).values() for release in releases for c in release
+    )
     return {claim.subject for claim in claims}
 
 

@@ -14,6 +14,10 @@ from sordino.ledger.op import Op
 from sordino.receipts.run_files import Lifetime, OfClient, OfRun
 
 SQLITE = b"SQLite format 3\0"
+ONE_ROW = (
+    "a person with several examples is not protected as a whole by a row about one: the receipts of the runs say what "
+    "such a person loses in each of them, where the schema declares how many rows one can have"
+)
 SIMULATED = "at least one of the runs drew its noise from a seed: no guarantee for real data"
 
 
@@ -45,10 +49,12 @@ def lifetime(place: Path) -> Lifetime:
     people = max(people, len(by_client), 1)
     runs = Counter(Op.of(entry.op).run for entry in entries)
     drawn = simulated(notes)
+    rows = statement(notes, people, delta)
+    one_row = any(row.unit == "example" and row.finite for row in rows)
     return Lifetime(
-        guarantees=tuple(statement(notes, people, delta)),
+        guarantees=tuple(rows),
         simulated=drawn,
-        assumptions=(SIMULATED,) if drawn else (),
+        assumptions=(*[SIMULATED] * drawn, *[ONE_ROW] * one_row),
         budget=None,
         runs=tuple(OfRun(run=run, releases=count) for run, count in runs.items()),
         by_client=by_client,

@@ -168,7 +168,8 @@ def join(
     max_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Take part only if the run can cost no unit that its noise protects more, whatever is asked."
+            help="Take part only if the run can cost no unit that its noise protects (an example, say) more, whatever "
+            "is asked. A person with several rows can lose more: see --show-plan."
         ),
     ] = None,
     share_scores: Annotated[

@@ -44,7 +44,8 @@ def plan(console: Console, asked: Proposed) -> None:
     for line in (*whole.public.assumed, *whole.public.void):
         console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
     most = asked.asked.max_epsilon
-    allowed = "" if most is None else f" (this site allows {most:g})"
+    each = f" per {asked.worst.unit}" if asked.worst else ""
+    allowed = "" if most is None else f" (this site allows {most:g}{each})"
     cost = f"at most {asked.worst.in_short}" if asked.worst else "more than any epsilon says: no noise covers it"
     console.print(f"\nThe whole run would cost this client [bold]{escape(cost)}[/bold]{allowed}.")
     for held, by in merged([row for row in asked.at_stake if row.status == "conditional"]):

@@ -30,6 +30,7 @@ from sordino.audits.trained import (
     earlier,
     judged,
     placed,
+    promised_itself,
     scores,
     strongest,
 )
@@ -108,6 +109,14 @@ def test_the_same_promise_is_attacked_once_by_the_strongest() -> None:
     assert strongest([server, client]) == [client]
     other = promise(Gaussian(9.0), 1.0).beside(adversary="public")
     assert strongest([server, other]) == [server, other]
+
+
+def test_a_row_about_a_person_takes_the_place_of_no_row_that_is_attacked() -> None:
+    """It is several steps of the row about one example, and an epsilon so large is refuted by nothing."""
+    simulation = simulated(settle(config.load(None, ["algorithm=gaussian_gdp", "privacy.epsilon=8"])))
+    row = promise(Repeat(Gaussian(2.0), 4), 5.0)
+    assert promised_itself(simulation, row)
+    assert not promised_itself(simulation, row.beside(unit="person", epsilon=50.0))
 
 
 def test_a_sound_run_holds_and_its_broken_twin_is_caught() -> None:

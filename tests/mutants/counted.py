@@ -82,6 +82,27 @@ COUNTED_OR_NOT = [
         f"{COVERING}::test_a_person_is_never_priced_below_the_exact_cost_of_all_its_rows",
     ),
     one(
+        "receipts between sites have no row for a person",
+        "sites/agreement_file.py",
+        "            **data.about,\n",
+        "            **data.about | {'rows_per_key': 1},\n",
+        "tests/sites/test_persons.py::test_every_receipt_has_a_row_for_a_person_and_says_that_rows_elsewhere_add_to_it",
+    ),
+    one(
+        "a search is priced for the fewest rows of a person",
+        "results/sweeps.py",
+        "rows_per_key=max(",
+        "rows_per_key=min(",
+        "tests/results/test_comparison.py::test_a_search_over_declared_persons_says_what_all_rows_of_one_lose",
+    ),
+    one(
+        "an audit attacks the looser promise about a person",
+        "audits/trained.py",
+        'if row.unit == "person":',
+        "if False:",
+        "tests/audit/test_trained.py::test_a_row_about_a_person_takes_the_place_of_no_row_that_is_attacked",
+    ),
+    one(
         "a person may have more rows than are counted",
         "data/columns.py",
         "if rows > said.rows:",

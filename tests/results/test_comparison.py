@@ -264,6 +264,17 @@ def test_clients_share_nothing_so_the_busiest_counts() -> None:
     assert composed([[one, one]], 1e-5)[0].epsilon == pytest.approx(epsilon_of(0.5 * 2**0.5, 1e-5))
 
 
+def test_a_search_over_declared_persons_says_what_all_rows_of_one_lose() -> None:
+    """The bound of k steps of what all configurations together cost one row; the most rows of any of them count."""
+    tried = [ledger(Gaussian(20.0), 1)._replace(rows_per_key=rows) for rows in (1, 3)]
+    for seeds in (1, 2):
+        found = {(row.unit, row.adversary): row for row in composed([tried] * seeds, 1e-5)}
+        example, person = found["example", "server"], found["person", "server"]
+        assert 3 * example.epsilon < person.epsilon < 3 * epsilon_of(2**0.5 / 20, 1e-7)
+        assert person.every_seed >= seeds * person.epsilon
+        assert "about one person" in " ".join(choosing([person], 2, seeds, sweep=True))
+
+
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     place = tmp_path_factory.mktemp("sweep")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sordino.accounting.claims import Subject
+from sordino.accounting.claims import Claim, Subject
 from sordino.accounting.currency import ZCDP
+from sordino.accounting.events import Gaussian
 from sordino.accounting.notes import note
 from sordino.ledger.ledger import Charter, Each, Ledger
-from sordino.runs.lifetime import lifetime
+from sordino.runs.lifetime import ONE_ROW, lifetime
 
 
 def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
@@ -24,3 +25,15 @@ def test_a_shared_ledger_says_the_names_of_clients(tmp_path: Path) -> None:
             ledger.reserve("run/0", {"1": (1,)}, b"", note([]))
         told = [(row.name, row.spent[0] > 0) for row in lifetime(file).by_client]
         assert told == ([("Nord", False), ("Süd", True)] if founded.names else [("", False), ("", True)])
+
+
+def test_what_runs_cost_one_row_together_is_no_promise_about_a_person(tmp_path: Path) -> None:
+    """Runs on one ledger may declare other numbers of rows, and their receipts say what a person loses."""
+    for unit, said in (("example", [ONE_ROW]), ("client", [])):
+        place, subject = tmp_path / f"{unit}.sqlite", Subject(unit=unit, neighbours="replace", adversary="server")
+        claims = Claim.to_everyone(unit, "replace", Gaussian(9.0), "proved", ())
+        with Ledger.open(place, Charter("data", subject, 1e-5, ZCDP, ()), each=Each(1, (1,))) as ledger:
+            ledger.reserve("run/0", {"0": (1,)}, b"", note([("*", claims)], "system"))
+        found = lifetime(place)
+        assert {row.unit for row in found.guarantees} == {unit}
+        assert list(found.assumptions) == said
