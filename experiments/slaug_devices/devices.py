@@ -19,10 +19,10 @@ from typing import Any
 
 from sordino import config
 from sordino.config import Experiment
-from sordino.engine.slow_network import Emulated
 from sordino.receipts.folder import RunFolder
 from sordino.runs import processes
 from sordino.runs.run import start
+from sordino.runs.site_process import SlowNetwork
 from sordino.transport.carrier import Arrived, Writes
 from sordino.transport.message import peek
 from sordino.transport.pipes import Pipes
@@ -82,7 +82,7 @@ class Metered(Pipes):
 
     def on_the_way(self, device: int) -> float:
         """Seconds that its letters travel, without what it computes."""
-        line, peer = Emulated(**NET.of(device)), str(device)
+        line, peer = SlowNetwork(**NET.of(device)), str(device)
         assert line.down_mbit is not None
         assert line.up_mbit is not None
         bits = self.down[peer] / line.down_mbit + self.up[peer] / line.up_mbit

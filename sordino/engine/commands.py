@@ -1,17 +1,20 @@
-"""What a site is asked to do: commands, as JSON that says by name what is what. The numbers of a model travel behind
-them, as wire messages.
+"""Commands to a site, and its answers: JSON that says by name what is what. The numbers of a model travel behind it, as
+wire messages.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from sordino.errors import WireError
+from sordino.errors import OwnCodeError, RunError, SordinoError, WireError
 from sordino.types import Terms
+
+BEGIN_FIRST = "begin-first"  # what a site that was started again refuses rounds with, until it is asked to begin
 
 
 @dataclass(frozen=True)
@@ -135,23 +138,23 @@ Command = Round | Mask | Score | Keep | Restore | Begin | Hand | Publish | Encry
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
 
 
-def packed(command: Command) -> bytes:
+def encode_command(command: Command) -> bytes:
     return json.dumps(asdict(command)).encode()
 
 
-def parsed(frame: bytes) -> Command:
+def decode_command(frame: bytes) -> Command:
     try:
-        return understood(json.loads(frame))
+        return read_command(json.loads(frame))
     except ValueError as error:
         if isinstance(error, WireError):
             raise
         raise _no_command(error) from None
 
 
-def understood(told: object) -> Command:
+def read_command(fields: object) -> Command:
     """The command in what was read of JSON."""
     try:
-        return _COMMAND.validate_python(told)
+        return _COMMAND.validate_python(fields)
     except ValidationError as error:
         raise _no_command(error) from None
 
@@ -163,3 +166,66 @@ def _no_command(error: ValueError) -> WireError:
         fix="server and sites must run the same version of the library",
         code="no-command",
     )
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The messages of these clients are the bodies, in this order."""
+
+    clients: list[int] = field(default_factory=list)
+    do: Literal["answered"] = "answered"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was asked for is done."""
+
+    do: Literal["done"] = "done"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """This site takes part, with these clients."""
+
+    clients: list[int]
+    scores: bool = False  # does it share how well models meet its examples?
+    do: Literal["accepted"] = "accepted"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What was asked for is not done, and why. `own`: the code of somebody's own failed."""
+
+    what: str
+    why: str = ""
+    fix: str = ""
+    code: str = ""
+    own: bool = False
+    do: Literal["refused"] = "refused"
+
+    @classmethod
+    def of(cls, error: SordinoError) -> Refused:
+        return cls(error.what[:2000], error.why[:2000], error.fix[:2000], error.code, isinstance(error, OwnCodeError))
+
+    def error(self, who: str) -> SordinoError:
+        """The refusal as an error here. It is somebody else's text: shown, and not believed."""
+        if self.own:
+            return OwnCodeError(self.what, why=self.why, fix=self.fix, code="own-code")
+        code = BEGIN_FIRST if self.code == BEGIN_FIRST else "client-refused"
+        return RunError(f"{who} refused", why=f"{self.what}\n{self.why}".strip(), fix=self.fix, code=code)
+
+
+Answer = Answered | Done | Accepted | Refused
+_ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="do")])
+
+
+def read_answer(fields: Mapping[str, Any]) -> Answer:
+    try:
+        return _ANSWER.validate_python(fields)
+    except ValidationError as error:
+        raise WireError(
+            "what a site said is no answer",
+            why=str(error)[:300],
+            fix="server and sites must run the same version of sordino",
+            code="no-answer",
+        ) from None

@@ -17,9 +17,9 @@ from sordino import tree, user_code
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Network, session
 from sordino.engine import checkpoint
-from sordino.engine.memory import keep_freed_memory
 from sordino.engine.server import Federation
 from sordino.errors import BudgetExhausted, unwritten
+from sordino.fast.processor import keep_freed_memory
 from sordino.ledger.files import append_line
 from sordino.metrics.rows import RoundCost, RoundRow
 from sordino.receipts.folder import RunFolder

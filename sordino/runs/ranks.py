@@ -30,10 +30,10 @@ from sordino.accounting.events import Json
 from sordino.device import CPU, here, on
 from sordino.engine import wire
 from sordino.engine.choose_executor import device_of
-from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, packed, parsed
+from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, decode_command, encode_command
 from sordino.engine.executor import Answers, Executor, Scores
-from sordino.engine.memory import keep_freed_memory
 from sordino.errors import RunError
+from sordino.fast.processor import keep_freed_memory
 from sordino.privacy.uplink import Summed
 from sordino.receipts.private import secret_of
 from sordino.runs.rank_team import Team, joined, local_rank
@@ -74,7 +74,7 @@ def follow() -> None:
         while True:
             phase = whole.at(told.stage)
             share = Share(team, phase, told, _unpacked(handed))
-            while not isinstance(command := parsed((heard := team.hear())[0]), End):
+            while not isinstance(command := decode_command((heard := team.hear())[0]), End):
                 share.obey(command, heard[1])
             if not phase.setup.prepares:
                 break
@@ -233,7 +233,7 @@ class Ranks(Executor):
         while self._owed:  # a round was broken off: what they sent of it is nobody's any more
             self._next()
         with self._whole():
-            self._team.say(packed(command), message)
+            self._team.say(encode_command(command), message)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

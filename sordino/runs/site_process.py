@@ -13,6 +13,9 @@ import select
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -23,17 +26,51 @@ from sordino.config import Experiment
 from sordino.device import here, on
 from sordino.engine import checkpoint
 from sordino.engine.choose_executor import device_of
+from sordino.engine.commands import Refused
 from sordino.engine.forks import ENDING
-from sordino.engine.memory import keep_freed_memory
-from sordino.engine.slow_network import Emulated
 from sordino.errors import SordinoError
+from sordino.fast.processor import keep_freed_memory
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
 from sordino.runs.simulation import simulated
-from sordino.transport.answers import Refused, said
 from sordino.transport.desk import Desk
 from sordino.transport.message import Letterhead, peek
 from sordino.transport.pipes import serve, write
+
+
+@dataclass(frozen=True)
+class SlowNetwork:
+    """A slower device on a slower network than this machine's: waits in place of them. Nothing that is computed or sent
+    changes.
+    """
+
+    latency_ms: float = 0.0  # each way
+    down_mbit: float | None = None
+    up_mbit: float | None = None
+    compute: float = 1.0  # times slower
+
+    def behind(self, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+        """The same answers, each as late as from a device that is `compute` times as slow, behind such a network."""
+        if self == SlowNetwork():
+            return answer
+
+        def late(letter: bytes) -> bytes:
+            self._wait(len(letter), self.down_mbit)
+            begin = time.monotonic()
+            said = answer(letter)
+            time.sleep((self.compute - 1) * (time.monotonic() - begin))
+            self._wait(len(said), self.up_mbit)
+            return said
+
+        return late
+
+    def receive(self, size: int) -> None:
+        """What everybody is handed once comes on the same way."""
+        self._wait(size, self.down_mbit)
+
+    def _wait(self, size: int, mbit: float | None) -> None:
+        travel = 0.0 if mbit is None else 8 * size / (mbit * 1e6)
+        time.sleep(self.latency_ms / 1e3 + travel)
 
 
 def main(arguments: list[str]) -> None:
@@ -46,7 +83,7 @@ def main(arguments: list[str]) -> None:
             with user_code.blamed():
                 _begin(arguments, letters, answers)
         except SordinoError as error:
-            write(answers, json.dumps(said(Refused.of(error))).encode())
+            write(answers, json.dumps(asdict(Refused.of(error))).encode())
 
 
 def _begin(arguments: list[str], letters: IO[bytes], answers: IO[bytes]) -> None:
@@ -69,7 +106,7 @@ def _serve(experiment: Experiment, arguments: list[str], letters: IO[bytes], ans
     secret = secret_of(Path(folder))
     site = mine.site(run, which, mine.setup.states(Path(place)), secret, given, Path(place) / f"clients-{first}")
     desk = Desk(Letterhead(first, run), lambda stage: site)
-    line = Emulated(**engine.network.of(int(first)))
+    line = SlowNetwork(**engine.network.of(int(first)))
     if given is not None:
         line.receive(handed.stat().st_size)
     late = line.behind(desk.answer)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
-from sordino.engine.commands import Mask, Round
+from sordino.engine.commands import Answered, Mask, Round
 from sordino.engine.secure_sum import check_one_broadcast, flat, words_of
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, SecureError, WireError
@@ -26,7 +26,6 @@ from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.masked import MaskedWords
 from sordino.secagg.secagg_client import Participants
-from sordino.transport.answers import Answered
 from sordino.transport.desk import Given, Keep, Operation
 
 

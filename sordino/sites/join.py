@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.accounting.statement import Guarantee, beside_scores
 from sordino.config import Experiment
-from sordino.engine.memory import keep_freed_memory
 from sordino.errors import ConfigError, LedgerError, RunError, UnsoundGuarantee
+from sordino.fast.processor import keep_freed_memory
 from sordino.metrics.evaluation import check_shared
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder

@@ -14,12 +14,12 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sordino.engine.commands import Begin, End, OpenSum, Publish, understood
+from sordino.engine.commands import Accepted, Answer, Begin, Done, End, OpenSum, Publish, Refused, read_command
 from sordino.engine.secure_sum import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
@@ -30,7 +30,6 @@ from sordino.runs.setup import Whole
 from sordino.runs.witness import state
 from sordino.sites.encrypted_sites import HOLDER, INTEGERS
 from sordino.sites.purse import SignedHead
-from sordino.transport.answers import Accepted, Answer, Done, Refused, said
 from sordino.transport.message import Letter, Letterhead, digest_of
 
 
@@ -72,7 +71,7 @@ class KeyHolder:
                 self._decline(f"{error.what} {error.why}".strip())
         head = None if letter is None else letter.head
         to, stage = ("", 0) if head is None else (head.sender, head.stage)
-        return self.letterhead.write(to, stage, said(answer), bodies, self.place)
+        return self.letterhead.write(to, stage, asdict(answer), bodies, self.place)
 
     @property
     def place(self) -> str:
@@ -105,7 +104,7 @@ class KeyHolder:
             self.note(f"warning: this key holder does not do what the server asks: {why}")
 
     def _answered(self, letter: Letter) -> tuple[Answer, list[bytes]]:
-        command = understood(letter.head.said)
+        command = read_command(letter.head.said)
         if len(letter.bodies) != command.messages:
             raise WireError("another number of messages came", fix="ignore it", code="other-messages")
         if isinstance(command, Begin):

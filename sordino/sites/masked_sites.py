@@ -16,14 +16,13 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
 from sordino.engine.channels import Messages, Opened, Step, SumAtSites, TakeStep
-from sordino.engine.commands import Command, Mask, Round
+from sordino.engine.commands import Answered, Command, Mask, Round, read_answer
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import check_one_broadcast, words_of
 from sordino.errors import SordinoError, WireError
 from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.answers import Answered, heard
 from sordino.transport.events import RunEvent
 from sordino.transport.sites import Replies
 from sordino.tree import Tree
@@ -82,7 +81,7 @@ class MaskedSum(SumAtSites):
             answers = self._sites.exchange(letters)
         there: dict[str, list[int]] = {}
         for peer, letter in answers.items():
-            answer = heard(letter.head.said)
+            answer = read_answer(letter.head.said)
             clients = answer.clients if isinstance(answer, Answered) else []
             for k, body in zip(clients, letter.bodies, strict=False):
                 try:

@@ -15,7 +15,7 @@ from sordino.data.schema import TableSchema
 from sordino.engine import checkpoint, wire
 from sordino.engine.channels import PublicKey
 from sordino.engine.client_states import shape_of
-from sordino.engine.commands import Begin, Encrypt, End, Hand, Round
+from sordino.engine.commands import Accepted, Answer, Begin, Done, Encrypt, End, Hand, Round
 from sordino.engine.site import Site
 from sordino.errors import (
     KeyMismatch,
@@ -41,7 +41,6 @@ from sordino.runs.setup import Setup, Whole
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse, SignedHead
-from sordino.transport.answers import Accepted, Answer, Done
 from sordino.transport.desk import Desk, Operation, Porter
 from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sordino.budget.plan import Price
-from sordino.engine.commands import Begin, End, Hand, Round, Score
+from sordino.engine.commands import BEGIN_FIRST, Begin, End, Hand, Round, Score
 from sordino.engine.server import Federation
 from sordino.engine.site import told
 from sordino.errors import LedgerError, PrivacyError, SordinoError, UnsoundGuarantee
@@ -24,7 +24,6 @@ from sordino.planning.accounts import OpenRound
 from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import Witness, needed
-from sordino.transport.answers import BEGIN_FIRST
 from sordino.transport.desk import Operation
 from sordino.transport.message import Letterhead, digest_of
 from sordino.types import Terms

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from sordino.engine.commands import Begin, Command, End, Round, Score
+from sordino.engine.commands import BEGIN_FIRST, Accepted, Begin, Command, End, Round, Score, read_answer
 from sordino.engine.executor import Answers
 from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.client_line import LONGEST
-from sordino.transport.answers import BEGIN_FIRST, Accepted, heard
 from sordino.transport.events import RunEvent, What
 from sordino.transport.message import Letter
 from sordino.transport.sites import FOREVER, SOON, Sites
@@ -299,7 +298,7 @@ class RemoteSites(Sites):
             return
         if isinstance(found, SordinoError):
             self._refusing[peer] = time.monotonic()
-        elif isinstance(answer := heard(found.head.said), Accepted):
+        elif isinstance(answer := read_answer(found.head.said), Accepted):
             self.accepted[peer] = answer
         if ticket in self._first and peer not in self._refusing and not self._begins(peer):
             self._ready.add(peer)

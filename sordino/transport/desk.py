@@ -14,12 +14,11 @@ from typing import NamedTuple, Protocol
 
 from sordino import branches, user_code
 from sordino.engine.channels import PublicKey
-from sordino.engine.commands import Command, Mask, Round, understood
+from sordino.engine.commands import Answer, Answered, Command, Done, Mask, Refused, Round, read_command
 from sordino.engine.secure_sum import flat
 from sordino.engine.site import Site
 from sordino.errors import KeyMismatch, LedgerError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
-from sordino.transport.answers import Answer, Answered, Done, Refused, said
 from sordino.transport.message import Heading, Letter, Letterhead, digest_of, peek
 from sordino.transport.shelf import Shelf
 
@@ -148,7 +147,7 @@ class Desk:
 
     def _answered(self, letter: Letter) -> bytes:
         head = letter.head
-        asked = Operation(head.stage, understood(head.said), letter.bodies, head.ledger)
+        asked = Operation(head.stage, read_command(head.said), letter.bodies, head.ledger)
         if len(asked.messages) != asked.command.messages:
             raise WireError(
                 f"{len(asked.messages)} messages came with a command that has {asked.command.messages}",
@@ -261,7 +260,7 @@ class Desk:
 
     def _written(self, head: Heading, answer: Answer, bodies: Sequence[bytes] = ()) -> bytes:
         place = self._porter.place
-        return self._letterhead.write(head.sender, head.stage, said(answer), bodies, place)
+        return self._letterhead.write(head.sender, head.stage, asdict(answer), bodies, place)
 
     def _refuse(self, error: WireError, data: bytes | memoryview) -> bytes:
         try:

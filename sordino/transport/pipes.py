@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO
 
+from sordino.engine.commands import Refused, read_answer
 from sordino.errors import RunError, SordinoError
-from sordino.transport.answers import Refused, heard
 from sordino.transport.carrier import Arrived, Carrier, Writes
 
 FRAME = struct.Struct("<Q")
@@ -115,7 +115,7 @@ class Pipes(Carrier):
 def _refusal(frame: bytes) -> SordinoError:
     """Why a process could not begin."""
     try:
-        answer = heard(json.loads(frame))
+        answer = read_answer(json.loads(frame))
     except (ValueError, RecursionError):
         answer = Refused("what it said cannot be read")
     return (answer if isinstance(answer, Refused) else Refused("it did not begin")).error("a client process")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sordino.engine import checkpoint
+from sordino.engine.commands import Answered
 from sordino.errors import LedgerError, damaged
 from sordino.ledger.files import atomic_write
-from sordino.transport.answers import Answered
 from sordino.transport.message import digest_of
 from sordino.tree import Tree
 

@@ -17,10 +17,9 @@ from typing import Any, Self, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from sordino.engine import wire
-from sordino.engine.commands import Command, Keep, Restore, Round, Score
+from sordino.engine.commands import Answered, Command, Keep, Refused, Restore, Round, Score, read_answer
 from sordino.engine.executor import Answers, Executor, Scores
 from sordino.errors import SordinoError, WireError
-from sordino.transport.answers import Answered, Refused, heard
 from sordino.transport.carrier import Arrived, Carrier
 from sordino.transport.message import Letter, Letterhead
 from sordino.tree import Tree
@@ -301,7 +300,7 @@ class Sites(Executor):
         letter = self.letterhead.read(data)
         if letter.head.sender != out.peer or letter.head.stage != self.stage:
             raise WireError("an answer to another letter came", fix="ignore it", code="other-letter")
-        if isinstance(answer := heard(letter.head.said), Refused):
+        if isinstance(answer := read_answer(letter.head.said), Refused):
             raise answer.error(self.named(out.peer))
         return letter
 
@@ -318,7 +317,7 @@ class Sites(Executor):
         """The messages in an answer, of clients that were asked for and no others."""
         if isinstance(letter := self._came.pop(ticket), SordinoError):
             return {}
-        answer = heard(letter.head.said)
+        answer = read_answer(letter.head.said)
         if not isinstance(answer, Answered) or len(answer.clients) != len(letter.bodies):
             error = WireError("what came is no answer to a round", fix="ignore it", code="no-answer")
             self._refused(letter.head.sender, error)

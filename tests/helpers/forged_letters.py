@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sordino.engine import wire
-from sordino.engine.commands import Begin, Command, Round, Score
+from sordino.engine.commands import Begin, Command, Round, Score, read_answer
 from sordino.sampling.stragglers import Crew
 from sordino.sites.membership import Membership
-from sordino.transport.answers import heard
 from sordino.transport.message import Letterhead, peek
 from tests.helpers.between_sites import SERVER, Federated
 from tests.laws.cases import BY_NAME
@@ -79,9 +78,9 @@ class Server:
         letter = letterhead.write(self.site, stage, asdict(command), messages, ledger=ledger)
         said = self.member.desk.answer(letter)
         if heading:
-            return heard(peek(said).said), []
+            return read_answer(peek(said).said), []
         head, bodies, self.signed = letterhead.read(said)
-        return heard(head.said), [bytes(body) for body in bodies]
+        return read_answer(head.said), [bytes(body) for body in bodies]
 
     @property
     def place_told(self) -> bytes:

@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sordino.engine.commands import Command, Mask, Round, understood
+from sordino.engine.commands import Command, Mask, Refused, Round, read_answer, read_command
 from sordino.sites import remote_sites
 from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.membership import Membership
 from sordino.transport import sites
-from sordino.transport.answers import Refused, heard
 from sordino.transport.carrier import Arrived
-from sordino.transport.in_process import InProcess, Reply
 from sordino.transport.message import Letter, peek
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import SERVER, Federated
+from tests.helpers.in_process import InProcess, Reply
 from tests.stories.secure_sums.sums import Table, rows
 
 
@@ -51,7 +50,7 @@ class Road(InProcess):
         while self._waiting:
             ticket = next(iter(self._waiting))
             to, write = self._waiting.pop(ticket)
-            command = understood(peek(data := write()).said)
+            command = read_command(peek(data := write()).said)
             if (met := self._meets(to, command, data)) is not None:
                 answer = self._desks[to](met)
                 self.sent.append(Sent(to, command, met, answer))
@@ -118,7 +117,7 @@ class Play:
 
 def code(answer: Letter) -> str:
     """Why something was refused."""
-    found = heard(answer.head.said)
+    found = read_answer(answer.head.said)
     assert isinstance(found, Refused)
     assert found.fix
     assert not answer.bodies

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sordino import config
 from sordino.engine import wire
-from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, packed, parsed
+from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, decode_command, encode_command
 from sordino.errors import UnsoundGuarantee, WireError
 from sordino.round import one_round
 from sordino.runs.simulation import simulated
@@ -89,9 +89,9 @@ commands = st.one_of(
 @given(commands)
 def test_a_command_arrives_as_it_was_sent(command: Command) -> None:
     """To the bit, in every field, by name: an order of fields is nobody's business."""
-    assert parsed(packed(command)) == command
-    shuffled = dict(reversed(json.loads(packed(command)).items()))
-    assert parsed(json.dumps(shuffled).encode()) == command
+    assert decode_command(encode_command(command)) == command
+    shuffled = dict(reversed(json.loads(encode_command(command)).items()))
+    assert decode_command(json.dumps(shuffled).encode()) == command
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_command_arrives_as_it_was_sent(command: Command) -> None:
 )
 def test_what_is_no_command_is_refused(frame: bytes) -> None:
     with pytest.raises(WireError) as refusal:
-        parsed(frame)
+        decode_command(frame)
     assert refusal.value.code == "no-command"
     assert refusal.value.fix
 
@@ -122,7 +122,7 @@ def test_a_site_says_over_the_wire_what_it_says_in_the_same_process() -> None:
     here, there = simulation.site("run"), simulation.site("run")
     told = {k: federation.terms(k, None) for k in range(4)}
     message = wire.encode(here.header(0, -1), down)
-    answers = list(there.obey(parsed(packed(Round(0, told))), [message]))
+    answers = list(there.obey(decode_command(encode_command(Round(0, told))), [message]))
     direct = [wire.encode(here.header(0, k), upload) for k, upload in here.each(0, down, told)]
     assert answers == direct
     again = list(simulation.site("run").obey(Round(0, told | {0: Terms(largest=2 * told[0].largest)}), [message]))

@@ -18,9 +18,9 @@ from sordino.runs.run import start
 from sordino.sites.serve import settled
 from sordino.transport.carrier import Arrived
 from sordino.transport.events import RunEvent
-from sordino.transport.in_process import InProcess
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
+from tests.helpers.in_process import InProcess
 from tests.laws.cases import BY_NAME, Case
 from tests.laws.traces import Killed
 from tests.laws.tried import AGAIN, tried_on

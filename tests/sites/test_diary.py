@@ -19,7 +19,7 @@ from sordino.sites import event_log as diaries
 from sordino.sites.client_line import Standing
 from sordino.sites.event_log import Diary
 from sordino.transport.events import OF_NOBODY, RunEvent, What
-from sordino.transport.in_process import InProcess
+from tests.helpers.in_process import InProcess
 
 SECRET = RunEvent(
     event="answered", site="secret-site", sites=("secret-site",), round=3, count=1, of=2, why="secret words"

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from sordino.config import Experiment
-from sordino.engine.commands import Begin, Command, Encrypt, End, Hand, OpenSum, Publish, Round
+from sordino.engine.commands import Begin, Command, Encrypt, End, Hand, OpenSum, Publish, Refused, Round, read_answer
 from sordino.engine.secure_sum import flat
 from sordino.errors import RunError, SordinoError
 from sordino.privacy.uplink.layout import Layout
@@ -36,9 +36,8 @@ from sordino.sites.invitation import invite
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.secure_sums import kind_of_sites
 from sordino.transport import desk
-from sordino.transport.answers import Refused, heard
-from sordino.transport.in_process import InProcess
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
+from tests.helpers.in_process import InProcess
 from tests.helpers.scripted_letters import Play, code, silent
 from tests.stories.secure_sums.sums import TEST_KEY, Table, key_for_tests, made, rows
 
@@ -256,7 +255,7 @@ def begun(play: Play, holder: KeyHolder, signed: bytes = b"") -> str:
     letterhead = play.between.letterhead(SERVER)
     first = letterhead.read(holder.answer(letterhead.write(HOLDER, 0, asdict(Begin()))))
     again = letterhead.write(HOLDER, 0, asdict(Begin(answered=True)), [signed or first.signed])
-    answer = heard(letterhead.read(holder.answer(again)).head.said)
+    answer = read_answer(letterhead.read(holder.answer(again)).head.said)
     return answer.code if isinstance(answer, Refused) else ""
 
 

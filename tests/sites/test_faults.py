@@ -22,10 +22,10 @@ from sordino.runs.run import start
 from sordino.sites.purse import Purse
 from sordino.transport.carrier import Arrived, Writes
 from sordino.transport.events import RunEvent
-from sordino.transport.in_process import InProcess
 from sordino.transport.shelf import Shelf
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated, ledger_of, model_of
+from tests.helpers.in_process import InProcess
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import Killed, killed_at
 

@@ -16,7 +16,7 @@ import pytest
 
 from sordino.algorithms.optional import PerClientMessages
 from sordino.config import Experiment
-from sordino.engine.commands import Command, Mask, Round
+from sordino.engine.commands import Answered, Command, Mask, Round, read_answer
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.ledger import State
 from sordino.privacy.uplink.secure_stages import Aggregated
@@ -29,7 +29,6 @@ from sordino.sites import masked_sites
 from sordino.sites.masked_sites import MaskedSites
 from sordino.sites.purse import Purse
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.answers import Answered, heard
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.masked_words import Words, watched_sums, written_down
 from tests.helpers.scripted_letters import Meets, Play, code, silent, step_of
@@ -315,7 +314,7 @@ def test_a_round_whose_words_have_left_is_not_begun_again(
         monkeypatch.setattr(member, "pay", lambda asked, command: command)
     answer = play.hears(site, first.letter)
     play.between.stop(site)
-    assert heard(answer.head.said) == Answered([0] if broken else [])
+    assert read_answer(answer.head.said) == Answered([0] if broken else [])
     assert len(answer.bodies) == int(broken)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sordino.accounting.statement import SCORES, TEST_EXAMPLES
 from sordino.config import Experiment
+from sordino.engine.commands import Answered
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.uplink.rules import SERVER_COINS, SERVER_NOISE
 from sordino.receipts.folder import RunFolder
@@ -21,7 +22,6 @@ from sordino.receipts.verify import examine, verify
 from sordino.sites.invitation import invite
 from sordino.sites.join import Joining, Proposed
 from sordino.sites.plan_table import plan
-from sordino.transport.answers import Answered
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.forged_letters import Server
 from tests.laws.cases import BY_NAME

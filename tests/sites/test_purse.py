@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save
 
 from sordino import tree
-from sordino.engine.commands import Command, Hand, Keep, Restore, Round, Score
+from sordino.engine.commands import Answered, Command, Hand, Keep, Refused, Restore, Round, Score
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.receipts.folder import RunFolder
-from sordino.transport.answers import Answered, Refused
 from sordino.transport.events import RunEvent
 from sordino.types import Bound, Grant, Terms
 from tests.helpers.between_sites import Federated

@@ -16,19 +16,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino import tree
 from sordino.engine import wire
-from sordino.engine.commands import Begin
+from sordino.engine.commands import BEGIN_FIRST, Accepted, Answered, Begin, Done, Refused
 from sordino.engine.server import Federation
 from sordino.runs.simulation import Simulation, simulated
 from sordino.sampling.stragglers import Crew
 from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.answers import BEGIN_FIRST, Accepted, Answered, Done, Refused
 from sordino.transport.carrier import Arrived, Carrier, Writes
 from sordino.transport.events import RunEvent
-from sordino.transport.in_process import InProcess
 from sordino.transport.message import Letterhead
 from sordino.transport.sites import Patience
 from sordino.tree import Tree
+from tests.helpers.in_process import InProcess
 from tests.helpers.scripted_letters import stopped_clock
 from tests.laws.cases import BY_NAME
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from sordino.config import Experiment
-from sordino.engine.commands import Begin
+from sordino.engine.commands import Accepted, Answered, Begin, Refused
 from sordino.engine.server import Federation
 from sordino.errors import LedgerError
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
 from sordino.runs.witness import MISSING, Witness
 from sordino.sites.purse import Purse
-from sordino.transport.answers import Accepted, Answered, Refused
 from sordino.transport.message import LENGTH, SIGNATURE
 from sordino.transport.shelf import Shelf
 from sordino.transport.sites import Patience

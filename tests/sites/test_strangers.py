@@ -16,11 +16,11 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sordino.engine.commands import Refused, read_answer
 from sordino.engine.site import Site
 from sordino.errors import WireError
 from sordino.sites.grpc_line import HEAD, PIECE, pieces
 from sordino.sites.grpc_server import Rpc
-from sordino.transport.answers import Refused, heard
 from sordino.transport.desk import Desk
 from sordino.transport.events import RunEvent
 from sordino.transport.message import LENGTH, SIGNATURE, Letter, Letterhead, peek
@@ -335,7 +335,7 @@ def nobody(stage: int) -> Site:
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_letter_that_is_not_believed_reaches_no_client(why: str) -> None:
     letter, code = REFUSED[why]
-    answer = heard(Letterhead("server", "run", "experiment", "agreement").read(to_server(letter)).head.said)
+    answer = read_answer(Letterhead("server", "run", "experiment", "agreement").read(to_server(letter)).head.said)
     assert isinstance(answer, Refused)
     assert answer.code == code
 

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sordino.engine import wire
-from sordino.engine.commands import Command, Round
+from sordino.engine.commands import Answer, Command, Round
 from sordino.secagg import sealed, session
 from sordino.sites import client_line as attending
 from sordino.sites import grpc_line
@@ -29,7 +29,6 @@ from sordino.sites import join as joining
 from sordino.sites import serve as serving
 from sordino.transport import message as letter
 from sordino.transport import shelf
-from sordino.transport.answers import Answer
 from sordino.transport.message import Heading, Letterhead
 from sordino.types import Terms
 

@@ -30,11 +30,11 @@ from sordino.runs.processes import in_processes
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
 from sordino.transport.carrier import Arrived
-from sordino.transport.in_process import InProcess
 from sordino.transport.message import Letterhead
 from sordino.transport.pipes import FRAME, LARGEST, Pipes, read, write
 from sordino.transport.sites import Patience, Sites
 from sordino.types import Terms
+from tests.helpers.in_process import InProcess
 from tests.laws import warm
 from tests.laws.cases import BY_NAME, Case
 from tests.laws.traces import Killed, differences, finished, killed_at, trace

@@ -1,4 +1,4 @@
-"""Desks in the server's own process: what tests and rehearsals use, with whatever a network may do to letters."""
+"""Desks of sites in the server's own process, behind a carrier."""
 
 from __future__ import annotations
 

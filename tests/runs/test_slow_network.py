@@ -16,11 +16,11 @@ import safetensors.torch
 import torch
 
 from sordino import config, tree
-from sordino.engine.slow_network import Emulated
 from sordino.errors import ConfigError
 from sordino.receipts.folder import RunFolder
 from sordino.runs.play import Progress
 from sordino.runs.run import start
+from sordino.runs.site_process import SlowNetwork
 
 Table = dict[str, Any]
 TEN: Table = {
@@ -47,7 +47,7 @@ def model(folder: Path) -> torch.Tensor:
 def test_waiting_is_in_proportion_to_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    device = Emulated(latency_ms=20.0, down_mbit=8.0, up_mbit=2.0, compute=3.0)
+    device = SlowNetwork(latency_ms=20.0, down_mbit=8.0, up_mbit=2.0, compute=3.0)
     ticks = iter([0.0, 2.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
     assert device.behind(lambda letter: bytes(500_000))(bytes(1_000_000)) == bytes(500_000)
@@ -56,7 +56,7 @@ def test_waiting_is_in_proportion_to_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     device.receive(500_000)  # what everybody is handed once
     assert slept == pytest.approx([0.02 + 0.5])
     at_once = len
-    assert Emulated().behind(at_once) is at_once  # type: ignore[arg-type, comparison-overlap]
+    assert SlowNetwork().behind(at_once) is at_once  # type: ignore[arg-type, comparison-overlap]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_networks_that_are_none(network: Table) -> None:
 
 def test_each_process_has_a_way_of_its_own() -> None:
     network = made({"latency_ms": [5.0, 50.0], "up_mbit": [20.0, 2.0], "down_mbit": 8.0}).engine.network
-    ways = [Emulated(**network.of(process)) for process in range(3)]
-    assert ways[:2] == [Emulated(5.0, 8.0, 20.0), Emulated(50.0, 8.0, 2.0)]
+    ways = [SlowNetwork(**network.of(process)) for process in range(3)]
+    assert ways[:2] == [SlowNetwork(5.0, 8.0, 20.0), SlowNetwork(50.0, 8.0, 2.0)]
     assert ways[2] == ways[0]  # in turn
 
 
