@@ -15,11 +15,7 @@ from typing import Any
 
 from sordino import config
 from sordino.attacks.attacked_run import AttackedRun, AttackSettings
-from sordino.attacks.methods.backdoor import Backdoor
-from sordino.attacks.methods.label_flip import LabelFlip
-from sordino.attacks.methods.model_replacement import ModelReplacement
-from sordino.attacks.methods.scaling import Scaling
-from sordino.attacks.methods.sign_flip import SignFlip
+from sordino.attacks.methods.malicious_clients import Backdoor, LabelFlip, ModelReplacement, Scaling, SignFlip
 from sordino.attacks.poisoning import Poisoning, accuracy
 from sordino.runs.simulation import simulated
 

@@ -18,10 +18,14 @@ from sordino.attacks.assault import assault
 from sordino.attacks.attack import judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
 from sordino.attacks.matching import gradient, label_counts, labels_of
-from sordino.attacks.methods.analytic import Analytic, first_linear, inputs
-from sordino.attacks.methods.dlg import DeepLeakage
-from sordino.attacks.methods.idlg import ImprovedLeakage
-from sordino.attacks.methods.inverting_gradients import InvertingGradients
+from sordino.attacks.methods.gradient_inversion import (
+    Analytic,
+    DeepLeakage,
+    ImprovedLeakage,
+    InvertingGradients,
+    first_linear,
+    inputs,
+)
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, likeness
 from sordino.audits.noise_sources import Silent
 from sordino.results.attack_file import Assault

@@ -18,7 +18,7 @@ from experiments.slaug_attacks.inverting import Look, by_network, by_pixels, ran
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.attacks.matching import variation
-from sordino.attacks.methods.linear_map import fitted
+from sordino.attacks.methods.prototypes import fitted
 from sordino.attacks.reconstruction import psnr, ssim
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.class_sums import ClassSums

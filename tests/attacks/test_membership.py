@@ -14,7 +14,7 @@ from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.membership import TwoSides, roc, told
 from sordino.attacks.methods.label_shares import overlap
-from sordino.attacks.methods.lira import above
+from sordino.attacks.methods.members import above
 from sordino.results.attack_file import AttackFinding
 
 BLANK = AttackFinding(attack="a", what="", sees="public", verdict="not tried", why="")

@@ -11,9 +11,7 @@ import torch
 from sordino import config, tree
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackedRun
-from sordino.attacks.methods.backdoor import Backdoor, marked
-from sordino.attacks.methods.model_replacement import ModelReplacement
-from sordino.attacks.methods.sign_flip import SignFlip
+from sordino.attacks.methods.malicious_clients import Backdoor, ModelReplacement, SignFlip, marked
 from sordino.attacks.poisoned import LiarsView, Lies
 from sordino.attacks.poisoning import accuracy, harm
 from sordino.errors import ConfigError

@@ -12,7 +12,7 @@ from experiments.slaug_attacks.class_shares import inferred, spearman
 from sordino import keys
 from sordino.attacks.membership import Separation, losses, separation
 from sordino.attacks.methods.label_shares import shares
-from sordino.attacks.methods.lira import above, confidence
+from sordino.attacks.methods.members import above, confidence
 from sordino.privacy.readers.beside_public import taken
 from sordino.synthesis.slaug.selection import skill
 from sordino.types import Examples, Params, Task

@@ -1,7 +1,4 @@
-"""Carlini, Chien, Nasr, Song, Terzis and Tramèr, S&P 2022, the offline attack.
-
-Deviations: few shadow models, so that one deviation serves all examples; shadows are whole federated runs.
-"""
+"""Membership inference: tell members of the training data by their losses. One class for each paper."""
 
 from __future__ import annotations
 
@@ -15,8 +12,26 @@ from sordino.attacks.membership import MemberInference, losses
 
 
 @dataclass(frozen=True)
+class LossThreshold(MemberInference, name="loss_threshold"):
+    """Takes an example for a member where the released model has a low loss on it.
+
+    Yeom, Giacomelli, Fredrikson and Jha, CSF 2018.
+
+    Deviations: none.
+    """
+
+    def score(self, view: MemberView) -> Tensor:
+        return -losses(view.task, view.model, view.asked)
+
+
+@dataclass(frozen=True)
 class LikelihoodRatio(MemberInference, name="lira"):
-    """Compares an example's loss with its losses under shadow models that were trained without it (LiRA)."""
+    """Compares an example's loss with its losses under shadow models that were trained without it (LiRA).
+
+    Carlini, Chien, Nasr, Song, Terzis and Tramèr, S&P 2022, the offline attack.
+
+    Deviations: few shadow models, so that one deviation serves all examples; shadows are whole federated runs.
+    """
 
     costly = True
 

@@ -1,7 +1,4 @@
-"""Mahendran and Vedaldi, CVPR 2015; Dosovitskiy and Brox, CVPR 2016: a network that was trained to invert features.
-
-Deviations: one hidden layer, trained for a few hundred steps on the attacker's own images.
-"""
+"""Prototype inversion: draw images from means of features, by a ridge regression or a trained decoder."""
 
 from __future__ import annotations
 
@@ -18,8 +15,41 @@ from sordino.keys import Key
 
 
 @dataclass(frozen=True)
+class LinearMap(PrototypeInversion, name="linear_map"):
+    """Maps a mean of features to an image by a linear map that was fitted on the attacker's images.
+
+    Ridge regression from features to images, fitted on the attacker's images.
+
+    Deviations: none; it is the plainest learned inverse.
+    """
+
+    def draw(self, view: MeanView) -> Tensor:
+        with torch.no_grad():
+            features = view.looks(view.elsewhere)
+        return fitted(features, view.elsewhere, view.mean[None])[0]
+
+
+def fitted(features: Tensor, images: Tensor, prototypes: Tensor, ridge: float = 1e-3) -> Tensor:
+    """Images from features by ridge regression on the attacker's own sample; `ridge` is a share of the mean variance
+    of a feature.
+    """
+    z, x, centre = features.double(), images.double().flatten(1), features.double().mean(0)
+    seen = (z - centre).T @ (z - centre) / len(z)
+    weight = ridge * seen.diagonal().mean() * torch.eye(len(seen), dtype=seen.dtype)
+    turned: Tensor = torch.linalg.solve(seen + weight, (z - centre).T @ (x - x.mean(0)) / len(z))
+    made = x.mean(0) + (prototypes.double() - centre) @ turned
+    return made.clamp(0, 1).float().reshape(len(prototypes), *images.shape[1:])
+
+
+@dataclass(frozen=True)
 class Decoder(PrototypeInversion, name="decoder"):
-    """Maps a mean of features to an image by a network that was trained on the attacker's images."""
+    """Maps a mean of features to an image by a network that was trained on the attacker's images.
+
+    Mahendran and Vedaldi, CVPR 2015; Dosovitskiy and Brox, CVPR 2016: a network that was trained to invert
+    features.
+
+    Deviations: one hidden layer, trained for a few hundred steps on the attacker's own images.
+    """
 
     steps: int = 300
     hidden: int = 256

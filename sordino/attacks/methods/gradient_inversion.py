@@ -1,0 +1,180 @@
+"""Gradient inversion: draw the images behind one update, from its gradient. One class for each paper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino import keys
+from sordino.attacks.attacked_run import AttackedRun, UpdateView
+from sordino.attacks.matching import Mismatch, gradient, label_counts, labels_of, squared, start, turned, variation
+from sordino.attacks.reconstruction import Reconstruction
+from sordino.types import Params
+
+ALIKE = 1e-3  # mean square distance of two drawn images, at least
+REACTS = 1e-6  # share of the largest slope below which a unit saw nothing
+SAME = 1e-6  # mean square distance below which two units saw the same
+
+
+@dataclass(frozen=True)
+class Analytic(Reconstruction, name="analytic"):
+    """Reads images off the gradient of a linear layer that sees pixels: the weights' gradient over the bias's.
+
+    Phong, Aono, Hayashi, Wang and Moriai, IEEE TIFS 2018, section 3; Geiping et al., NeurIPS 2020, proposition 3.1.
+
+    Deviations: with several images each unit of the layer gives a mixture of those that it reacts to. A mixture on
+    which several units agree is one image alone; then come the most plausible mixtures. None is drawn twice.
+    """
+
+    def unfit(self, run: AttackedRun) -> str:
+        return super().unfit(run) or (
+            ""
+            if first_linear(run.seen.before, run.setup.public.shape)
+            else "the first layer of the model is not linear in all pixels"
+        )
+
+    def draw(self, view: UpdateView) -> Tensor:
+        channels, height, width = view.elsewhere.shape[1:]
+        found = first_linear(view.before, (height, width, channels))
+        assert found is not None
+        weight, bias = (view.gradient[name].double() for name in found)
+        alive = bias.abs() > REACTS * bias.abs().max()
+        mixtures = view.task.image(inputs(weight[alive], bias[alive]).reshape(-1, channels, height, width).float())
+        return chosen(mixtures, bias[alive].abs().float(), view.images)
+
+
+def first_linear(params: Params, shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """Names of weights and biases of the first layer, where it has an input for every value of an image."""
+    name = next(iter(params))
+    bias = f"{name.removesuffix('weight')}bias"
+    sees = name.endswith("weight") and params[name].dim() == 2 and params[name].shape[1] == math.prod(shape)
+    return (name, bias) if sees and bias in params else None
+
+
+def inputs(weight: Tensor, bias: Tensor) -> Tensor:
+    """Input of each unit: exact where it saw one image, since dL/dW = dL/db x and dL/db is a number."""
+    return weight / bias[:, None]
+
+
+def chosen(mixtures: Tensor, strength: Tensor, many: int) -> Tensor:
+    """The likeliest images, none twice: those on which units agree; then those in the range of pixels, smooth, and from
+    a unit that reacts.
+    """
+    flat = mixtures.flatten(1)
+    agree = (torch.cdist(flat, flat) ** 2 / flat.shape[1] < SAME).sum(1)
+    outside = ((mixtures - mixtures.clamp(0, 1)) ** 2).flatten(1).mean(1)
+    rough = torch.stack([variation(one[None].clamp(0, 1)) for one in mixtures])
+    worth = outside + 0.01 * rough + 0.05 * (1 - strength / strength.max().clamp_min(1e-30))
+    found: list[Tensor] = []
+    worth = worth - 1e3 * (agree - 1).clamp_max(3)
+    for i in torch.argsort(worth).tolist():
+        image = mixtures[i].clamp(0, 1)
+        if all(float(((image - other) ** 2).mean()) > ALIKE for other in found):
+            found.append(image)
+        if len(found) == many:
+            break
+    return torch.stack(found) if found else mixtures[:0]  # no unit saw anything
+
+
+STEPS, STARTS = 60, 2
+ENOUGH = 1e-6  # distance at which a search ends
+
+
+@dataclass(frozen=True)
+class DeepLeakage(Reconstruction, name="dlg"):
+    """Moves images and labels until their gradient is the observed one (DLG).
+
+    Zhu, Liu and Han, NeurIPS 2019, Algorithm 1.
+
+    Deviations: pixels stay between 0 and 1 by a sigmoid; several starts, of which the one that matches best is
+    kept; the distance is in units of the observed gradient.
+    """
+
+    steps: int = STEPS
+    starts: int = STARTS
+
+    def draw(self, view: UpdateView) -> Tensor:
+        off = squared(view.gradient)
+        return best([self.once(view, off, keys.fold(view.key, "dlg", i), None) for i in range(self.starts)])
+
+    def once(self, view: UpdateView, off: Mismatch, key: keys.Key, labels: Tensor | None) -> tuple[float, Tensor]:
+        """One start, with known labels or sought ones: the remaining distance, and the images."""
+        x = torch.logit(start(view, key)).requires_grad_()
+        classes = view.task.classes
+        if labels is None:
+            drawn = keys.normal(keys.fold(key, "labels"), view.images * classes).float()
+            free = drawn.reshape(view.images, classes).requires_grad_()
+            leaves = [x, free]
+        else:
+            free = 30 * torch.nn.functional.one_hot(labels, classes).float()
+            leaves = [x]
+        search = torch.optim.LBFGS(leaves, lr=1.0, max_iter=20, history_size=50, line_search_fn="strong_wolfe")
+
+        def step() -> Tensor:
+            search.zero_grad()
+            value = off(gradient(view.task, view.before, torch.sigmoid(x), torch.softmax(free, 1)))
+            for leaf, slope in zip(leaves, torch.autograd.grad(value, leaves), strict=True):
+                leaf.grad = slope
+            return value.detach()
+
+        last = float("inf")
+        for _ in range(max(1, self.steps // 20)):
+            last = float(search.step(step))  # type: ignore[no-untyped-call]
+            if last < ENOUGH:
+                break
+        return last, torch.sigmoid(x).detach()
+
+
+def best(found: list[tuple[float, Tensor]]) -> Tensor:
+    """Images of the start that came nearest."""
+    return min(found, key=lambda one: one[0] if one[0] == one[0] else float("inf"))[1]
+
+
+@dataclass(frozen=True)
+class ImprovedLeakage(DeepLeakage, name="idlg"):
+    """Reads the labels off the last layer's gradient, and then moves images alone (iDLG).
+
+    Zhao, Mopuri and Bilen, 2020 (arXiv 2001.02610).
+
+    Deviations: several images, whose labels are read off the last layer's biases together; the search is DLG's.
+    """
+
+    def draw(self, view: UpdateView) -> Tensor:
+        labels, off = labels_of(label_counts(view), view.images), squared(view.gradient)
+        return best([self.once(view, off, keys.fold(view.key, "idlg", i), labels) for i in range(self.starts)])
+
+
+@dataclass(frozen=True)
+class InvertingGradients(Reconstruction, name="inverting_gradients"):
+    """Moves smooth images until their gradient points in the direction of the observed one.
+
+    Geiping, Bauermeister, Dröge and Moeller, NeurIPS 2020.
+
+    Deviations: fewer steps; images start from noise around the mean of the attacker's own; labels are read off the
+    last layer's biases.
+    """
+
+    steps: int = 300
+    lr: float = 0.05
+    smooth: float = 1e-3
+
+    def draw(self, view: UpdateView) -> Tensor:
+        labels = labels_of(label_counts(view), view.images)
+        shares, off = F.one_hot(labels, view.task.classes).float(), turned(view.gradient)
+        x = start(view, keys.fold(view.key, "inverting")).requires_grad_()
+        adam = torch.optim.Adam([x], self.lr)
+        falls = [self.steps * part // 8 for part in (3, 5, 7)]
+        plan = torch.optim.lr_scheduler.MultiStepLR(adam, falls, 0.1)
+        for _ in range(self.steps):
+            value = off(gradient(view.task, view.before, x, shares)) + self.smooth * variation(x)
+            (slope,) = torch.autograd.grad(value, [x])
+            x.grad = slope.sign()
+            adam.step()
+            plan.step()
+            with torch.no_grad():
+                x.clamp_(0, 1)
+        return x.detach()

@@ -1,0 +1,141 @@
+"""Malicious clients: false uploads of a few clients that spoil the model or plant a task. One class for each paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino import keys, tree
+from sordino.algorithms.optional import Estimates
+from sordino.attacks.attacked_run import AttackedRun
+from sordino.attacks.poisoned import LiarsView
+from sordino.attacks.poisoning import NO_SINGLE, OFTEN, Poisoning, accuracy, boosted, every_second, harm
+from sordino.privacy.readers.beside_public import taken
+from sordino.results.attack_file import BesideGuess, Verdict
+from sordino.tree import Tree
+from sordino.types import Examples, Params
+
+
+@dataclass(frozen=True)
+class LabelFlip(Poisoning, name="label_flip"):
+    """Trains on wrong labels, and sends its change boosted, so that attackers outweigh all others in a plain mean.
+
+    Fang, Cao, Jia and Gong, USENIX Security 2020: label l becomes C - 1 - l; Bhagoji, Chakraborty, Mittal and Calo,
+    ICML 2019: the change is boosted.
+
+    Deviations: none.
+    """
+
+    def rows(self, own: Examples, classes: int) -> Examples:
+        return own._replace(y=classes - 1 - own.y)
+
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+        return boosted(upload, moment)
+
+
+@dataclass(frozen=True)
+class SignFlip(Poisoning, name="sign_flip"):
+    """Sends the change of the model that it should, in the opposite direction and ten times as long.
+
+    Li, Xu, Chen, Giannakis and Ling, "RSA", AAAI 2019: the sign-flipping attack.
+
+    Deviations: ten times the length, so that a fifth of the clients turns a plain mean around.
+    """
+
+    strength: float = 10.0
+
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+        return tree.scale(-self.strength, upload)
+
+
+@dataclass(frozen=True)
+class Scaling(Poisoning, name="scaling"):
+    """Sends the change of the model that it should, a thousand times as long.
+
+    Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS 2017: one upload of any length decides a plain mean.
+
+    Deviations: the direction is the attacker's own honest one; only the length is false.
+    """
+
+    strength: float = 1000.0
+
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+        return tree.scale(self.strength, upload)
+
+
+@dataclass(frozen=True)
+class ModelReplacement(Poisoning, name="model_replacement"):
+    """Sends the way from the server's model to another one, boosted, so that a plain mean ends there.
+
+    Bagdasaryan, Veit, Hua, Estrin and Shmatikov, AISTATS 2020, equation 3: the plain mean becomes a model that the
+    attackers chose.
+
+    Deviations: the chosen model is one that has learned nothing, drawn from the attackers' key.
+    """
+
+    def unfit(self, run: AttackedRun) -> str:
+        algorithm, task = run.setup.algorithm, run.setup.task
+        zero = algorithm.zero(task, algorithm.broadcast(algorithm.init(task, 0)))
+        told = Estimates.of(algorithm).change(zero) is not None
+        encoded = [leaf.shape for leaf in tree.leaves(algorithm.uplink.shape(zero))]
+        same = encoded == [leaf.shape for leaf in tree.leaves(zero)]
+        return super().unfit(run) or ("" if told and same else NO_SINGLE)
+
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+        target = run.setup.task.init(keys.word(keys.fold(run.key, "replacement")))
+        way = tree.scale(moment.boost * moment.weight, tree.sub(target, moment.model))
+        change = moment.change(upload)
+        assert change is not None
+        places: dict[int, Tensor] = {id(leaf): way[name] for name, leaf in change.items()}
+
+        def replaced(leaf: Tensor) -> Tensor:
+            return places.get(id(leaf), leaf)
+
+        return tree.map(replaced, upload)
+
+
+@dataclass(frozen=True)
+class Backdoor(Poisoning, name="backdoor"):
+    """Teaches the model that images with a bright corner are of one class, and sends its change boosted.
+
+    Gu, Dolan-Gavitt and Garg, "BadNets", 2017: a trigger in the corner; Bagdasaryan et al., AISTATS 2020: the
+    change is boosted.
+
+    Deviations: every second image of an attacker has the trigger; it is a bright square, a sixth of the image wide.
+    """
+
+    target: int = 0
+
+    def unfit(self, run: AttackedRun) -> str:
+        return run.without_images or super().unfit(run)
+
+    def rows(self, own: Examples, classes: int) -> Examples:
+        where = every_second(len(own.y))
+        x = torch.where(where.view(-1, 1, 1, 1), marked(own.x), own.x)
+        return own._replace(x=x, y=torch.where(where, self.target, own.y))
+
+    def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
+        return boosted(upload, moment)
+
+    def beside(self, run: AttackedRun, own: Params, clean: Params, plain: Params) -> tuple[BesideGuess, ...]:
+        value, baseline, control = (self.obeyed(run, model) for model in (own, clean, plain))
+        return (
+            BesideGuess(name="images that obey the trigger", unit="%", value=value, baseline=baseline, control=control),
+        )
+
+    def obeyed(self, run: AttackedRun, model: Params) -> float:
+        """Percentage of test images of other classes that are classified as the target once they have the trigger."""
+        others = taken(run.tested, (run.tested.y != self.target).nonzero()[:, 0])
+        return accuracy(run, model, others._replace(x=marked(others.x), y=torch.full_like(others.y, self.target)))
+
+    def judged(self, lost: BesideGuess, more: tuple[BesideGuess, ...]) -> tuple[Verdict, str]:
+        return harm(more[-1], OFTEN, "percent more images that obey the trigger")
+
+
+def marked(x: Tensor) -> Tensor:
+    """Images [n, h, w, c] with a bright square in their last corner."""
+    side, found = max(2, x.shape[1] // 6), x.clone()
+    found[:, -side:, -side:] = 255
+    return found
