@@ -27,8 +27,8 @@ from sordino.engine import wire  # noqa: E402
 from sordino.engine.choose_executor import decide  # noqa: E402
 from sordino.privacy.noise.sources import Counter  # noqa: E402
 from sordino.privacy.readers.open import Open  # noqa: E402
-from sordino.tasks.classification import Classification  # noqa: E402
 from sordino.tasks.nets import NETS  # noqa: E402
+from sordino.tasks.supervised import Classification  # noqa: E402
 from sordino.types import Bound, Examples, Grant  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {

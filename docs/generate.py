@@ -33,7 +33,6 @@ from sordino.cli.program import app
 from sordino.config import Experiment, gates
 from sordino.partition.schemes import SCHEMES
 from sordino.runs.catalogue import catalogue
-from sordino.runs.editor import meanings
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 
@@ -269,7 +268,7 @@ def is_section(kind: Any) -> bool:
 
 
 def field_rows(section: Any, keep: Callable[[Any], bool]) -> list[tuple[str, str, str, str]]:
-    said = meanings(section)
+    said = field_meanings(section)
     return [
         (
             f"`{name}`",

@@ -20,8 +20,8 @@ from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink.block_sum import sums
 from sordino.privacy.uplink.sensing import Sensing
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Work
 
 HERE, SEEDS, RATES = Path(__file__).parent, (0, 1, 2), (0.5, 0.3)

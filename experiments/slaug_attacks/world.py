@@ -18,8 +18,8 @@ from sordino.partition.schemes import Dirichlet
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.open import Open
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Work
 
 CLASSES, DEVICES, TRAIN, PROBE, EACH = 10, 20, 2500, 500, 200

@@ -18,10 +18,9 @@ from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import Beside, OwnNorm
 from sordino.privacy.uplink.block_sum import BlockSum
 from sordino.privacy.uplink.clip_layers import ClipLayers
-from sordino.privacy.uplink.one_field import OneField
 from sordino.privacy.uplink.rates import Rule, Share
 from sordino.privacy.uplink.sensing import Reconstruction, Sensing
-from sordino.privacy.uplink.stages import Noise, Stage
+from sordino.privacy.uplink.stages import Noise, OneField, Stage
 
 Variant = Literal["published", "no_noise", "local_client", "central_client", "local_sample"]
 

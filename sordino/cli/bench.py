@@ -19,8 +19,8 @@ from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.privacy.readers.shared_pass import SharedPass
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import cnn_wide, mlp
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Shard, Task, Work
 
 REPEATS = 5

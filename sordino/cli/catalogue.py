@@ -70,7 +70,7 @@ def schema(
     out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
 ) -> None:
     """Print the JSON Schema of experiment files: editors complete keys with it, and show what each one means."""
-    from sordino.runs.editor import schema as of_experiments
+    from sordino.runs.catalogue import schema as of_experiments
 
     if out is None:
         say(of_experiments())

@@ -164,8 +164,8 @@ def spent(
     """Show what a run has spent, from its ledger. Of a ledger: what all runs on it have spent together."""
     from sordino.cli.tables import groups, guarantees
     from sordino.cli.tables import spending as spending_table
+    from sordino.receipts.seal import vouched
     from sordino.runs.lifetime import lifetime
-    from sordino.runs.vouched import vouched
 
     shared = lifetime(place) if place.is_file() else None
     # where the ledger has sealed the receipt and nothing was spent since, the receipt says it at once

@@ -13,8 +13,9 @@ from contextlib import closing
 from pathlib import Path
 
 from sordino.accounting.events import Json
-from sordino.errors import LedgerError
+from sordino.errors import LedgerError, RunError
 from sordino.ledger import storage
+from sordino.ledger.ledger import Ledger
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Receipt
 
@@ -126,3 +127,18 @@ def wrong(folder: Path, claimed: Json) -> list[str]:
         for name in here.keys() - stated.keys()
     ]
     return sorted(found)
+
+
+def vouched(folder: Path) -> Receipt | None:
+    """The receipt of a run, if its ledger has sealed every word of it and nothing was written there since."""
+    mine = RunFolder(folder)
+    mine.check()
+    try:
+        said, made = claimed(folder), mine.receipt()
+    except (OSError, ValueError, RunError):
+        return None
+    if not mine.ledger.exists():
+        return None
+    with Ledger.as_founded(mine.ledger) as ledger:
+        current = ledger.sealed(digest(said)) and ledger.head() == made.ledger_head
+    return made if current else None

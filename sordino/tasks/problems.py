@@ -16,12 +16,9 @@ from sordino.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from sordino.tasks.classification import Classification
     from sordino.tasks.losses import LossFunction
-    from sordino.tasks.multi_label import MultiLabel
     from sordino.tasks.network import InputSettings
-    from sordino.tasks.regression import Regression
-    from sordino.tasks.supervised import Supervised
+    from sordino.tasks.supervised import Classification, MultiLabel, Regression, Supervised
 
 MOST_LABELS = 62  # a label is a bit of a whole number
 
@@ -89,8 +86,8 @@ class Classify(Problem):
     def built(
         self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
     ) -> Classification:
-        from sordino.tasks.classification import Classification
         from sordino.tasks.losses import WeightedCrossEntropy
+        from sordino.tasks.supervised import Classification
 
         if self.class_weights is not None:
             if loss is not None:
@@ -156,7 +153,7 @@ class Regress(Problem):
         self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
     ) -> Regression:
         from sordino.tasks.losses import Huber, Squared
-        from sordino.tasks.regression import Regression
+        from sordino.tasks.supervised import Regression
 
         low, high = self.range
         usual = Squared(low, high) if self.bend is None else Huber(low, high, self.bend / ((high - low) / 2))
@@ -191,7 +188,7 @@ class Count(Problem):
         self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
     ) -> Regression:
         from sordino.tasks.losses import PoissonLoss
-        from sordino.tasks.regression import Regression
+        from sordino.tasks.supervised import Regression
 
         usual = PoissonLoss(self.most)
         return Regression(net, inputs, loss or usual, (0.0, float(self.most)), usual.rate)
@@ -229,7 +226,7 @@ class Mark(Problem):
         self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
     ) -> MultiLabel:
         from sordino.tasks.losses import BinaryCrossEntropy
-        from sordino.tasks.multi_label import MultiLabel
+        from sordino.tasks.supervised import MultiLabel
 
         return MultiLabel(net, inputs, loss or BinaryCrossEntropy())
 

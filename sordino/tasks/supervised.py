@@ -1,4 +1,4 @@
-"""Supervised learning: a network, and a loss of each labelled example."""
+"""Supervised learning: a network and a loss of each labelled example, for classes, several labels, or numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sordino.fast.factored import ClientRows, Part, Ready
 from sordino.fast.graphs import replayed
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
 from sordino.tasks.hidden_state import remembered, several
-from sordino.tasks.losses import LossFunction, WrittenLoss
+from sordino.tasks.losses import CrossEntropy, LossFunction, WrittenLoss, bits
+from sordino.tasks.nets import bounded
 from sordino.tasks.network import InputSettings, NetworkOnRows
 from sordino.tasks.written_out_backward import Chain, Slope
 from sordino.types import Examples, Losses, Params
@@ -221,3 +222,124 @@ class Supervised(NetworkOnRows, ABC):
             return False
         slow = one_by_one(losses, params, batch, draws, 0.5, 2)
         return fast is not None and all(torch.allclose(fast[k], slow[k], rtol=1e-3, atol=1e-5) for k in slow)
+
+
+class Classification(Supervised):
+    """Classification by softmax cross-entropy."""
+
+    scores = ("auroc", "f1", "calibration_error", "confusion")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        name: str,
+        shape: tuple[int, ...],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        image: bool,
+        precision: torch.dtype = torch.float32,
+        augment: str = "none",
+        labels: int | None = None,
+        loss: LossFunction | None = None,
+        keeps: bool = False,
+    ) -> None:
+        """`labels`: how many classes there are, where the network has outputs beyond them; `loss`: of each example, in
+        place of cross-entropy; `keeps`: training starts from the network's own values, and not from drawn ones."""
+        inputs = InputSettings(name, shape, mean, std, image, precision, augment, keeps)
+        super().__init__(net, inputs, CrossEntropy() if loss is None else loss)
+        self._labels = labels
+        self.feature_radius = bounded(net) if loss is None else None  # it speaks of cross-entropy
+
+    def _any_labels(self, many: int) -> Tensor:
+        return torch.arange(many) % self.classes
+
+    @cached_property
+    def labels(self) -> int:
+        return self.classes if self._labels is None else self._labels
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the values that `score` gives, the headline first."""
+        return ("accuracy", "loss", *(("accuracy_of_all_outputs",) if self.classes > self.labels else ()))
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs[:, : self.labels].double().softmax(1)
+
+    def constant(self, y: Tensor) -> float:
+        """The share of the most frequent class: accuracy of a constant answer."""
+        return int(torch.bincount(y).max()) / len(y)
+
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        every = self.all_outputs(params, examples.x)
+        logits = every[:, : self.labels]
+        found = {
+            "accuracy": (logits.argmax(1) == examples.y).double(),
+            "loss": self._loss(logits, examples.y).double(),
+        }
+        if self.classes > self.labels:
+            found["accuracy_of_all_outputs"] = (every.argmax(1) % self.labels == examples.y).double()
+        return found
+
+
+class MultiLabel(Supervised):
+    """Several yes-or-no answers. The label of an example is a whole number, whose i-th bit is the i-th label."""
+
+    metrics = ("label_accuracy", "loss")
+    scores = ("auroc", "f1")
+    always = scores
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return torch.sigmoid(outputs.double())
+
+    def truth(self, y: Tensor) -> Tensor:
+        found: Tensor = bits(y, self.labels)
+        return found
+
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        outputs = self.all_outputs(params, examples.x)
+        right = (outputs > 0) == self.truth(examples.y).bool()
+        return {"label_accuracy": right.double().mean(1), "loss": self._loss(outputs, examples.y).double()}
+
+    def constant(self, y: Tensor) -> float:
+        """The share of right answers when each label always gets its most frequent value."""
+        held = self.truth(y).double().mean(0)
+        return float(torch.maximum(held, 1 - held).mean())
+
+    def _any_labels(self, many: int) -> Tensor:
+        found: Tensor = torch.arange(many) % 2**self.labels
+        return found
+
+
+class Regression(Supervised):
+    """A number in a declared range."""
+
+    metrics = ("mean_absolute_error", "loss")
+    scores = always = ("rmse", "r2")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        inputs: InputSettings,
+        loss: LossFunction,
+        range: tuple[float, float],
+        value: Callable[[Tensor], Tensor],
+    ) -> None:
+        """`value`: turns an output of the network into the unit of the label."""
+        super().__init__(net, inputs, loss)
+        self._range, self._value = range, value
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return self._value(outputs.double())[:, 0].clamp(*self._range)
+
+    def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
+        outputs = self.all_outputs(params, examples.x)
+        distance = (self.answers(outputs) - examples.y.double()).abs()
+        return {"mean_absolute_error": distance, "loss": self._loss(outputs, examples.y).double()}
+
+    def constant(self, y: Tensor) -> float:
+        """The mean absolute error of always answering the mean."""
+        return float((y.double() - y.double().mean()).abs().mean())
+
+    def _any_labels(self, many: int) -> Tensor:
+        return torch.linspace(*self._range, many).round()

@@ -30,8 +30,8 @@ from sordino.algorithms.scaffold import Client, Scaffold, Server, Up
 from sordino.data import quadratic
 from sordino.errors import ConfigError
 from sordino.privacy.noise.sources import Counter
-from sordino.tasks.classification import Classification
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Received, Shard, Task
 
 DIM, CLIENTS, STEPS, LR = 6, 4, 8, 0.2

@@ -26,8 +26,8 @@ from sordino.keys import Key
 from sordino.privacy.readers.open import Open
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.tasks.classification import Classification
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.types import EpisodeLoss, Examples, Grant, Params, Task, Work
 from tests.algorithms.test_algorithms import Played, table
 

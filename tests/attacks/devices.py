@@ -14,8 +14,8 @@ from sordino.data import digits
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Work
 
 CLASSES, ELSEWHERE, MEMBERS = (

@@ -29,8 +29,8 @@ from sordino.attacks.methods.gradient_inversion import (
 from sordino.attacks.reconstruction import MARGIN, Likeness, Reconstruction, likeness
 from sordino.audits.noise_sources import Silent
 from sordino.results.attack_file import Assault
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, mlp
+from sordino.tasks.supervised import Classification
 from sordino.types import NoiseSource, Params
 from tests.laws.cases import CASES, Case
 

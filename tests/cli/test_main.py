@@ -178,7 +178,7 @@ def test_what_was_spent(run: Path, cli: Callable[..., Said]) -> None:
 def test_what_was_spent_is_read_from_a_receipt_only_if_the_ledger_knows_every_word_of_it(
     run: Path, cli: Callable[..., Said], tmp_path: Path
 ) -> None:
-    from sordino.runs.vouched import vouched
+    from sordino.receipts.seal import vouched
 
     whole = cli("privacy", "spent", run).out
     assert vouched(run) is not None

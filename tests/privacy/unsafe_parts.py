@@ -21,9 +21,9 @@ from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare
 from sordino.privacy.uplink.stages import Clip
 from sordino.runs.simulation import simulated
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Work
 from tests.privacy.doubles import linear
 

@@ -11,7 +11,7 @@ import pytest
 from sordino.cli.running import EXPERIMENT
 from sordino.config import CHOOSERS, Experiment, Privacy, Section, validate
 from sordino.runs import catalogue as written
-from sordino.runs.editor import meanings, schema
+from sordino.runs.catalogue import field_meanings, schema
 from tests.repository.following import ROOT
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -43,7 +43,7 @@ def sections(section: type[Section]) -> list[type[Section]]:
 
 @pytest.mark.parametrize("section", sections(Experiment), ids=lambda section: section.__name__)
 def test_every_key_of_an_experiment_has_a_meaning(section: type[Section]) -> None:
-    assert meanings(section).keys() == section.model_fields.keys()
+    assert field_meanings(section).keys() == section.model_fields.keys()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_the_schema_refuses_what_the_program_refuses(text: str, checker: Any) ->
 def test_the_schema_says_what_a_key_means() -> None:
     found = schema()["properties"]
     assert "more than" not in found["privacy"]["properties"]["epsilon"]["description"]
-    assert found["privacy"]["properties"]["epsilon"]["description"] == meanings(Privacy)["epsilon"]
+    assert found["privacy"]["properties"]["epsilon"]["description"] == field_meanings(Privacy)["epsilon"]
     assert (found["rounds"]["minimum"], found["rounds"]["maximum"]) == (1, 100_000)
     forms = {form["title"]: form for form in found["algorithm"]["anyOf"]}
     assert forms["fedprox"]["properties"]["mu"]["description"] == written.meanings()["algorithm"]["mu"]

@@ -196,7 +196,7 @@ def test_the_adversary_sees_what_a_network_keeps(tmp_path: Path, monkeypatch: py
     from contextlib import nullcontext
 
     from sordino.errors import UnsoundGuarantee
-    from sordino.tasks.classification import Classification
+    from sordino.tasks.supervised import Classification
     from tests.laws.adversary import VICTIM, other_example, play
 
     case = BY_NAME["gaussian_gdp"]

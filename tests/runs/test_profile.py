@@ -14,7 +14,7 @@ from sordino.engine.site import Site
 from sordino.ledger.ledger import Ledger
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.runs.profile import WAITING, Profile, reach
-from sordino.tasks.classification import Classification
+from sordino.tasks.supervised import Classification
 
 if TYPE_CHECKING:
     from tests.helpers.command_line import Said

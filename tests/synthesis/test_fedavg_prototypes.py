@@ -22,8 +22,8 @@ from sordino.errors import DataError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.episodes import OpenEpisode, draw
 from sordino.privacy.readers.open import Open
-from sordino.tasks.classification import Classification
 from sordino.tasks.personalise import NearestMean, Shared, distances, episode_loss, finetune, plain, proto
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Shard, Work
 
 FEATURES, CLASSES = 5, 4

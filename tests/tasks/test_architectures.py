@@ -19,7 +19,7 @@ from sordino import keys
 from sordino.errors import SordinoError
 from sordino.privacy.readers.private_reader import check_apart
 from sordino.tasks.architecture import fits
-from sordino.tasks.classification import Classification
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Params
 
 KEY = keys.root(8)

@@ -18,8 +18,8 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.readers.per_example_gradients import one_by_one, slow_sum
 from sordino.runs.simulation import simulated
 from sordino.tasks.augment import PAD, crop_flip
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, NoiseSource, Params, Work
 from tests.privacy.doubles import Still
 

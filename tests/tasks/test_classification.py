@@ -18,9 +18,9 @@ from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.fast.factored import Product
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.runs.simulation import simulated
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, Dropout, keyed_dropout
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples
 
 KEY = keys.root(8)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.fast.factored import dense
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, vgg16
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.tasks.written_out_backward import Chain, Conv, Linear
 from sordino.types import Params
 

@@ -22,8 +22,8 @@ from sordino.errors import UnsoundGuarantee
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import hidden_state as memory
-from sordino.tasks.classification import Classification
 from sordino.tasks.losses import Loss
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Work
 from tests.privacy.doubles import Still
 

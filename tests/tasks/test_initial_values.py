@@ -22,7 +22,7 @@ from sordino.errors import ConfigError
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
 from sordino.tasks.architecture import Architecture
-from sordino.tasks.classification import Classification
+from sordino.tasks.supervised import Classification
 from tests.helpers.between_sites import Federated
 
 OWN = """

@@ -11,9 +11,9 @@ from sordino.errors import ConfigError, UnsoundGuarantee
 from sordino.privacy.readers.per_example_gradients import one_by_one
 from sordino.privacy.readers.private_reader import check_apart
 from sordino.tasks.architecture import build_net
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import NETS, cnn_norm, logistic, mlp, projected
 from sordino.tasks.resnet import Block, resnet18
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples
 
 X = (255 * keys.uniform(keys.root(1), 4 * 16 * 16 * 3)).reshape(4, 16, 16, 3).to(torch.uint8)

@@ -27,7 +27,7 @@ from sordino.errors import DataError, SordinoError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.runs.simulation import simulated
-from sordino.tasks.classification import Classification
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params
 from tests.laws.cases import BUDGET, CENTRAL
 

@@ -16,8 +16,8 @@ from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.scaffold import Scaffold
 from sordino.runs.simulation import simulated
-from sordino.tasks.classification import Classification
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.tasks.threads import Threads
 from sordino.types import Shard, Task
 from tests.laws.cases import Case

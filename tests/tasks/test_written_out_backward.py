@@ -15,8 +15,8 @@ from sordino import keys, tree
 from sordino.fast.factored import Product
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.tasks import written_out_backward
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import Dropout, MeanPool
+from sordino.tasks.supervised import Classification
 from sordino.tasks.written_out_backward import Chain, Linear, MaxPool
 from sordino.types import Examples, Params
 

@@ -1,4 +1,4 @@
-"""Attacks on a run, one paper a file."""
+"""Attacks on a run, a file for each family and a class for each paper."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ from sordino.accounting.published_clipping import (
     udp_multiplier,
 )
 from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
-from sordino.privacy.uplink.one_field import OneField
-from sordino.privacy.uplink.stages import Clip, Stage, clip_factor
+from sordino.privacy.uplink.stages import Clip, OneField, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params, Stated
 

@@ -22,7 +22,7 @@ from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink.stages import SLACK
-from sordino.tasks.classification import Classification
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Losses, Params, Work
 from tests.privacy.doubles import Still
 

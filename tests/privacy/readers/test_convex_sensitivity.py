@@ -11,9 +11,9 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import logistic
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Losses, NoiseSource, Params
 from tests.privacy.doubles import Still, linear
 from tests.privacy.neighbours import DIM, DOUBLE, Z, examples_of, labelled_pairs, largest_move, sound

@@ -15,8 +15,8 @@ from sordino.algorithms.client_noise import convex_stable
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import PrivacyError
 from sordino.privacy.readers.convex_stable import ConvexStable
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import Ball, bounded, logistic
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, NoiseSource, Params, Work
 from tests.privacy.doubles import Still
 

@@ -14,7 +14,7 @@ from sordino import keys, tree
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open, OpenShard
 from sordino.privacy.readers.padded_shard import PaddedShard
-from sordino.tasks.classification import Classification
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Work
 
 WIDTH = 12

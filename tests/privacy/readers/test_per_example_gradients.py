@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.privacy.readers.per_example_gradients import covered, fast_sum, slow_sum
 from sordino.privacy.uplink.stages import SLACK
-from sordino.tasks.classification import Classification
 from sordino.tasks.nets import Dropout
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Params
 
 CLASSES = 3

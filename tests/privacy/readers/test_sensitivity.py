@@ -19,8 +19,8 @@ from sordino import keys, tree
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
-from sordino.tasks.classification import Classification
 from sordino.tasks.quadratic import Quadratic
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Task, Work
 from tests.privacy.doubles import Still, linear
 from tests.privacy.neighbours import (

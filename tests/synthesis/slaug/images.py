@@ -12,7 +12,7 @@ from sordino import keys
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
 from sordino.tasks.architecture import build_net
-from sordino.tasks.classification import Classification
+from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant
 from tests.helpers import slaug_runs
 
