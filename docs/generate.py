@@ -32,7 +32,7 @@ from sordino.budget.schedules import SCHEDULES
 from sordino.cli.program import app
 from sordino.config import Experiment, gates
 from sordino.partition.schemes import SCHEMES
-from sordino.runs.catalogue import catalogue
+from sordino.runs.catalogue import catalogue, field_meanings
 from sordino.sampling.by_budget import COHORTS
 from sordino.tasks.nets import NETS
 

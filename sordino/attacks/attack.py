@@ -1,9 +1,9 @@
 """Interface of an attack on a run, and the registry of attacks by name.
 
-An attack is a class in `methods/`, which has a file for each family; nothing else lists it. It gets a view that holds what the
-attacker sees and nothing more. Only the judge of its kind (`reconstruction`, `membership`, `poisoning`) gets the truth,
-so an attack cannot cheat. Every attack stands beside two controls: the best guess without any observation, and itself
-on the same run without protection, on which it must succeed. An attack that fails there shows nothing.
+An attack is a class in `methods/`, which has a file for each family; nothing else lists it. It gets a view that holds
+what the attacker sees and nothing more. Only the judge of its kind (`reconstruction`, `membership`, `poisoning`) gets
+the truth, so an attack cannot cheat. Every attack stands beside two controls: the best guess without any observation,
+and itself on the same run without protection, on which it must succeed. An attack that fails there shows nothing.
 """
 
 from __future__ import annotations
