@@ -6,6 +6,8 @@ from tests.mutants.mutant import one
 
 SHAMIR = "tests/secagg/test_shamir.py"
 MASKS = "tests/secagg/test_masks.py"
+MASKED = "tests/sites/test_masked_sums.py"
+ENCRYPTED = "tests/sites/test_encrypted_sums.py"
 
 
 SUMS = [
@@ -29,6 +31,118 @@ SUMS = [
         'return derive(agree(own, peer), context, b"mask"',
         'return derive(agree(own, peer), b"", b"mask"',
         f"{MASKS}::test_a_pair_shares_another_mask_in_every_round",
+    ),
+    one(
+        "two holders open two sums of one round",
+        "sites/hold_key.py",
+        "with RunFolder(folder).locked():",
+        "if True:",
+        f"{ENCRYPTED}::test_two_holders_of_one_key_do_not_run_beside_each_other",
+    ),
+    one(
+        "an older copy of a key holder opens a second sum",
+        "sites/key_holder.py",
+        "for log in self._logs if log.exists()",
+        "for log in self._logs[:1] if log.exists()",
+        f"{ENCRYPTED}::test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart",
+    ),
+    one(
+        "masked words leave before the shelf knows it",
+        "secagg/masked_round.py",
+        '        if command.step == "inbox":\n            keep(found[1])\n',
+        "",
+        f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
+    ),
+    one(
+        "a masked round begun again after its words have left",
+        "transport/desk.py",
+        "return before  # nobody: what masked the words that have left is lost",
+        "pass",
+        f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
+    ),
+    one(
+        "two answers to one step of a masked sum",
+        "secagg/masked_round.py",
+        "if before[0] != asked.digest:",
+        "if False:",
+        f"{MASKED}::test_a_letter_that_comes_again_gets_the_same_bytes",
+    ),
+    one(
+        "another model for some sites goes unnoticed",
+        "secagg/session.py",
+        "if advert.model != self.model:",
+        "if False:",
+        f"{MASKED}::test_another_broadcast_for_some_sites_opens_nothing",
+    ),
+    one(
+        "a site sends in clear what it is asked for in clear",
+        "transport/desk.py",
+        "if (secure is not None) != (asked.command.among > 0):",
+        "if secure is None and asked.command.among > 0:",
+        f"{MASKED}::test_a_site_sends_no_upload_in_clear",
+    ),
+    one(
+        "uploads of a secure sum carried in clear",
+        "sites/remote_sites.py",
+        "if self.secure is not None:",
+        "if False:",
+        f"{MASKED}::test_a_site_sends_no_upload_in_clear",
+    ),
+    one(
+        "a message of one client taken for another's",
+        "secagg/secagg_server.py",
+        "if self._read(data)[1] != client:",
+        "if self._read(data) is None:",
+        f"{MASKED}::test_no_site_speaks_for_the_clients_of_another",
+    ),
+    one(
+        "a site that sends a message of another site's client",
+        "sites/masked_sites.py",
+        "if k not in self._there[peer]:",
+        "if False:",
+        f"{MASKED}::test_no_site_speaks_for_the_clients_of_another",
+    ),
+    one(
+        "a masked sum of too few opened",
+        "secagg/secagg_server.py",
+        "        self._session.check_enough(len(heard))\n",
+        "",
+        "tests/secagg/test_secagg.py::test_too_few_end_the_round_at_every_step_and_nothing_is_opened",
+    ),
+    one(
+        "an encrypted sum of too few sent to the key holder",
+        "secagg/encrypted.py",
+        "if why := too_few(self._stage, len(who), began):",
+        'if why := "":',
+        f"{ENCRYPTED}::test_without_enough_uploads_or_without_the_holder_nothing_is_opened",
+    ),
+    one(
+        "a ciphertext that does not count ends the round of all",
+        "secagg/encrypted.py",
+        "                absent(k, error)\n",
+        "                raise\n",
+        f"{ENCRYPTED}::test_integers_that_are_not_encrypted_are_found",
+    ),
+    one(
+        "any public key believed",
+        "sites/key_holder.py",
+        "if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), digest):",
+        "if False:",
+        f"{ENCRYPTED}::test_a_site_encrypts_under_no_key_but_the_holders",
+    ),
+    one(
+        "two sums of one round opened",
+        "sites/key_holder.py",
+        "if self._opened.get(name, digest) != digest:",
+        "if self._opened.get(name, digest) == '':",
+        f"{ENCRYPTED}::test_a_second_sum_of_a_round_is_not_opened_not_even_after_a_restart",
+    ),
+    one(
+        "the number of uploads believed against the message",
+        "sites/key_holder.py",
+        " or command.clients > total.header.count:",
+        ":",
+        f"{ENCRYPTED}::test_the_holder_opens_no_sum_of_too_few_and_none_of_another_round",
     ),
     # robust sums
     one(

@@ -213,22 +213,25 @@ def test_a_server_that_hides_its_lie_is_noticed_by_the_clients(
     assert any("different lists of members" in note for note in play.between.notes)
 
 
+@pytest.mark.parametrize(("number", "named"), [(0, "c0"), (4, "c4")], ids=["in its message", "in its answer, too"])
 def test_no_site_speaks_for_the_clients_of_another(
-    playing: Callable[[Experiment], Play], monkeypatch: pytest.MonkeyPatch
+    number: int, named: str, playing: Callable[[Experiment], Play], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sends the advert of somebody else under its own client's number, before the other one does."""
+    """A site sends an advert of another's client, under its own client's number or under the other's, before the other
+    site does.
+    """
     play = playing(made("weigh", "secagg", rounds=1))
     begins = masked_round.MaskedRound.first
 
     def falsely(self: masked_round.MaskedRound, asked: Any) -> Any:
         answer, bodies = begins(self, asked)
         if answer.clients == [0]:
-            bodies = [bodies[0][:6] + (4).to_bytes(4, "little") + bodies[0][10:]]
+            return Answered([number]), [bodies[0][:6] + (4).to_bytes(4, "little") + bodies[0][10:]]
         return answer, bodies
 
     monkeypatch.setattr(masked_round.MaskedRound, "first", falsely)
     assert play.play()[0]["answered"] == 4
-    assert any("client c0 of site-0 drops out: a message of somebody else" in note for note in play.between.notes)
+    assert any(f"client {named} of site-0 drops out: a message of somebody else" in note for note in play.between.notes)
 
 
 BAD: tuple[Callable[[bytes], bytes], ...] = (
