@@ -42,14 +42,16 @@ def algorithm_named(name: str) -> Method | None:
     """The algorithm of this name. Only its own file is loaded: a branch lists its algorithms, and in this room the file
     says the name.
     """
-    said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
-    holding = [parts("algorithms")[name]] if name in parts("algorithms") else _holding(said)
+    holding = [parts("algorithms")[name]] if name in parts("algorithms") else _holding(name)
     with when_used("torch"):  # what it declares needs no tensor
         found = [made for file in holding for made in vars(import_module(file)).values() if _name(made, file) == name]
     return found[0] if found else all_algorithms().get(name)
 
 
-def _holding(said: re.Pattern[str]) -> list[str]:
+@cache
+def _holding(name: str) -> list[str]:
+    """Files of this room that say the name. One run asks often, and a search through all of them takes 10 ms."""
+    said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
     return [
         f"{__name__}.{file.name.removesuffix('.py')}"
         for file in files(__name__).iterdir()
