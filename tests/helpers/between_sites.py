@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sordino.config import Experiment
@@ -19,6 +20,7 @@ from sordino.runs.new_folder import environment_of, found
 from sordino.runs.play import Ended, play
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle, simulated
+from sordino.sites import remote_sites
 from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.key_holder import KeyHolder
@@ -137,8 +139,9 @@ class Federated:
         return self.holder.answer(letter)
 
     def play(self, carrier: Carrier | None = None) -> Ended:
-        """From where it stands to the end; sites that are not there are started."""
+        """From where it stands to the end; sites that are not there are started. Nobody is far, so nobody is waited for."""
         with ExitStack() as stack:
+            stack.enter_context(pytest.MonkeyPatch.context()).setattr(remote_sites, "SOON", 0.01)
             for site in self.agreed.sites:
                 if site not in self.members:
                     self.member(site)
