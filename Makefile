@@ -40,7 +40,7 @@ test: $(VENV)/dev # the fast suite
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 slow: $(VENV)/dev # the torture and statistics that take minutes
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --durations=40
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or hypothesis" --durations=40
 
 check: $(VENV)/dev # format, lint, types, import contract
 	$(BIN)/ruff format --check .

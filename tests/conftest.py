@@ -83,10 +83,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the users of branches that this copy lacks; of the cases of a test that is `one_fast` all but the first
-    are slow.
+    are slow; of what hypothesis tries, the fast tier takes a quarter, and the slow one, which runs it again, all.
     """
+    from hypothesis import settings
+
     from tests.helpers.branch_users import left_out
 
     if gone := left_out():
@@ -98,6 +100,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if name in begun:
                 item.add_marker(pytest.mark.slow)
             begun.add(name)
+    if config.option.markexpr == "not slow":
+        functions = (item.function for item in items if isinstance(item, pytest.Function))
+        for drawn in {function for function in functions if hasattr(function, "is_hypothesis_test")}:
+            full = getattr(drawn, "_hypothesis_internal_use_settings", settings.default)
+            drawn._hypothesis_internal_use_settings = settings(full, max_examples=math.ceil(full.max_examples / 4))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
