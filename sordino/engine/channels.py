@@ -15,7 +15,7 @@ Uploads = Iterable[tuple[int, Ints]]
 
 
 class Opened(NamedTuple):
-    """A sum that was opened; of nobody, where it was not."""
+    """Opened sum; `who` is empty where it was not opened."""
 
     total: Ints
     who: list[int]

@@ -1,4 +1,4 @@
-"""What this machine can do, and what `auto` makes of it.
+"""Executor, precision and device that `auto` chooses on this machine.
 
 What changes the bits of a result is chosen by rules, not by a stopwatch: the same machine must choose the same again.
 `sordino doctor --bench` measures whether the rules are right here.
@@ -69,7 +69,7 @@ def device_of(name: str, number: int | None = None) -> str:
 
 
 def processes_of(name: str) -> int:
-    """How many client processes there are, where nobody says it: one for each core, or for each accelerator."""
+    """Default number of client processes: one for each core, or for each accelerator."""
     import torch
 
     return cores() if name == CPU else torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: made when a client first takes part, one row in one tensor per leaf.
+"""Client states between rounds: made when a client first takes part, one row in one tensor per leaf.
 
 Idle clients cost nothing, active ones their numbers. Up to a budget the tensors lie in memory; larger ones lie in files
 without a name in the run's folder, which are mapped: the system keeps the rows in use in memory, and drops the files
@@ -87,7 +87,7 @@ class States(Mapping[int, Tree]):
         return ({f"states/{len(who)}": packed} if who else {}) | odd
 
     def anew(self) -> States:
-        """States of the same shape in the same place, of nobody yet."""
+        """Empty states of the same shape in the same place."""
         return States(self._template, self._place)
 
     def restore(self, trees: Mapping[str, Tree]) -> States:

@@ -124,7 +124,7 @@ class OpenSum:
 
 @dataclass(frozen=True)
 class End:
-    """It is over."""
+    """End the run."""
 
     models: int = 0  # what was trained, for the site to keep
     do: Literal["end"] = "end"
@@ -178,7 +178,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Done:
-    """What was asked for is done."""
+    """The command is done."""
 
     do: Literal["done"] = "done"
 
@@ -194,7 +194,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Refused:
-    """What was asked for is not done, and why. `own`: the code of somebody's own failed."""
+    """The command is refused, and why. `own`: a user's own code failed."""
 
     what: str
     why: str = ""
@@ -208,7 +208,7 @@ class Refused:
         return cls(error.what[:2000], error.why[:2000], error.fix[:2000], error.code, isinstance(error, OwnCodeError))
 
     def error(self, who: str) -> SordinoError:
-        """The refusal as an error here. It is somebody else's text: shown, and not believed."""
+        """Error to raise here. Its text is the other side's: shown, and not believed."""
         if self.own:
             return OwnCodeError(self.what, why=self.why, fix=self.fix, code="own-code")
         code = BEGIN_FIRST if self.code == BEGIN_FIRST else "client-refused"

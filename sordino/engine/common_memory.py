@@ -1,4 +1,4 @@
-"""What two processes of one machine say to each other: words, and tensors behind them, as they were computed.
+"""Shared memory between two processes of one machine: words, and tensors behind them, as they were computed.
 
 Both sides see the same memory. What is said is left there until the next round, and a pipe tells where; what there is
 no room for goes through the pipe. Nothing of it outlives the processes, and nobody else can write into it.
@@ -35,7 +35,7 @@ def kinds() -> tuple[torch.dtype, ...]:
 
 
 class Spoken(NamedTuple):
-    """What goes through a pipe: words, and tensors behind them."""
+    """Message through a pipe: words, and tensors behind them."""
 
     told: Told
     tensors: list[Tensor]
@@ -55,7 +55,7 @@ class Ends:
         return self.read, self._write
 
     def begin(self, t: int) -> None:
-        """A new round: nobody looks any more at what was left in memory."""
+        """Begins a round: the memory of the round before is free again."""
         if t != self._round:
             self._round, self._used = t, 0
 
@@ -75,7 +75,7 @@ class Ends:
                 left = left[os.write(self._write, left) :]
 
     def hear(self) -> Spoken:
-        """What the other side says next; EOFError where it is gone."""
+        """Next message of the other side; EOFError where it is gone."""
         at, size = HEAD.unpack(self._read(bytearray(HEAD.size)))
         told = json.loads(bytes(_bytes(self._found(kinds().index(torch.uint8), None if at < 0 else at, size))))
         return Spoken(told, [self._found(*place) for place in told.pop("tensors")])
@@ -85,7 +85,7 @@ class Ends:
         os.close(self._write)
 
     def _left(self, value: Tensor) -> int | None:
-        """Where in the common memory a tensor is left; None where there is no room for it."""
+        """Place of a tensor that is left in the shared memory; None where there is no room for it."""
         at, size = self._used, value.nbytes
         if not size or not self.room(size):
             return None

@@ -37,7 +37,7 @@ class Tally:
 
 
 class Clients(ABC):
-    """All that a round needs of its clients."""
+    """Clients as a round needs them."""
 
     repeats = False  # asked for a round again, do they send what they have sent, and pay no second time?
 
@@ -46,10 +46,10 @@ class Clients(ABC):
         """Round t of every client named in `terms`."""
 
     def gather(self) -> None:  # noqa: B027 (a default, not a hole)
-        """Before a round: waits until enough clients can be reached. Those of one machine always can."""
+        """Waits before a round until enough clients can be reached. Those of one machine always can."""
 
     def away(self, client: int) -> bool:
-        """Is it known that this client would not answer?"""
+        """True where this client is known not to answer."""
         return False
 
 
@@ -60,7 +60,7 @@ class Executor(Clients):
 
     @abstractmethod
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
-        """How well each client's own test examples are met. Nothing is released by it."""
+        """Scores of models on each client's own test examples. Nothing is released by it."""
 
     @abstractmethod
     def keep(self, step: int) -> Mapping[str, Tree]:

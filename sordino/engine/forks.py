@@ -39,7 +39,7 @@ WORDS = 1 << 10  # bytes that are enough to name a client or a tensor
 
 
 class UnitAnswers(NamedTuple):
-    """What becomes of a unit."""
+    """Answers of a unit."""
 
     clients: Sequence[int]
     uploads: Sequence[Tree]  # of each client, or the sum of several as the only one
@@ -65,7 +65,7 @@ class Unit(NamedTuple):
 
 
 class Templates(NamedTuple):
-    """What the trees look like that are sent as bare leaves."""
+    """Templates of trees that are sent as bare leaves."""
 
     upload: Tree
     state: Tree
@@ -104,7 +104,7 @@ class Fork:
             self.ends.say(told, tensors)
 
     def heard(self) -> Spoken | None:
-        """What it says next; None where it is gone."""
+        """Next message of the fork; None where it is gone."""
         with contextlib.suppress(EOFError):
             return self.ends.hear()
         return None
@@ -149,7 +149,7 @@ def _held_back() -> Iterator[None]:
 
 @dataclass
 class Own:
-    """What the asker does itself in a round."""
+    """Work that the asker does itself in a round."""
 
     cost: float = 0.0
     busy: float = 0.0  # seconds
@@ -162,7 +162,7 @@ class Own:
 
 
 class SpeedSoFar(NamedTuple):
-    """What was found in the round before, for units of cost 1."""
+    """Speed measured in the round before, for units of cost 1."""
 
     unit: float = 0.0  # seconds to do it
     answer: float = 0.0  # seconds of the asker, to hand on what it answers
@@ -173,7 +173,7 @@ class Forks:
     """Some processes that help one site. They begin when there is enough to do, and end with it."""
 
     def __init__(self, many: int) -> None:
-        """`many`: how many train at once, the asker among them."""
+        """`many`: number of processes that train at once, the asker among them."""
         self._many, self._begun, self._own = many, 0.0, Own()
         self.pace = SpeedSoFar()
         self._forks: list[Fork] = []
@@ -201,9 +201,8 @@ class Forks:
         keep: bool = False,
         cost: float | None = None,
     ) -> Iterator[tuple[int, UnitAnswers]]:
-        """What becomes of each unit, with its number, in the order in which it is done. `keep`: may answers be looked
-        at after the round? `cost`: of all units; None where nobody knows, and it is taken to be that of the round
-        before.
+        """Answers of each unit, with its number, in the order in which they are done. `keep`: answers may be read after
+        the round. `cost`: of all units; where it is None, that of the round before is taken.
         """
         for fork in self._forks:
             fork.cost = fork.busy = 0.0
@@ -244,8 +243,8 @@ class Forks:
                 yield from self._answered(fork, templates, keep)
 
     def _sooner(self, first: Fork, cost: float, left: float, to_give: float) -> bool:
-        """Is the round over sooner if that fork does a unit, and not the asker? What is still to be given is divided
-        evenly as far as it goes; a fork that has nothing to do while the asker is at work loses that time.
+        """True where the round is over sooner if that fork does a unit, and not the asker. What is still to be given is
+        divided evenly as far as it goes; a fork that has nothing to do while the asker is at work loses that time.
         """
         unit, own, theirs = cost * self.pace.unit, time.perf_counter() + left * self.pace.answer, self._free_at(first)
         rest = to_give * self.pace.unit + sum(self._free_at(fork) for fork in self._forks if fork is not first)
@@ -257,7 +256,7 @@ class Forks:
         return given <= kept + unit / 100
 
     def _free_at(self, fork: Fork) -> float:
-        """When it will have nothing to do, if all are equally fast."""
+        """Time at which the fork will have nothing to do, if all are equally fast."""
         now = time.perf_counter()
         return max(now, self._begun + fork.cost * self.pace.unit) if fork.given else now
 
@@ -266,7 +265,7 @@ class Forks:
         return any(fork.given for fork in self._forks)
 
     def _ready(self, wait: bool) -> list[Fork]:
-        """Who has answered something, of those that owe something."""
+        """Forks that have answered something, of those that owe something."""
         owing = {fork.ends.read: fork for fork in self._forks if fork.given}
         looking = select.poll()
         for read in owing:
@@ -314,10 +313,10 @@ def _end(forks: list[Fork]) -> None:
 
 
 class ForksWork:
-    """What a fork is told, one thing after the other, and what it answers."""
+    """Work of a fork: tasks, one after the other, and its answers."""
 
     def __init__(self, ends: Ends, state: Tree) -> None:
-        """`state`: what that of a client looks like."""
+        """`state`: template of a client's state."""
         self._ends, self._state, self._began = ends, state, 0.0
 
     def __iter__(self) -> Iterator[tuple[Spoken, list[Tree]]]:

@@ -122,8 +122,8 @@ class Mail:
 
     @property
     def _unbounded(self) -> bool:
-        """May a single upload make the sum whatever it likes? An algorithm that reads each upload, and a robust sum,
-        judge for themselves.
+        """True where a single upload can set the sum to any value. An algorithm that reads each upload, and a robust
+        sum, judge for themselves.
         """
         if self._inbox.algorithm.reads_each or self._uplink.robust:
             return False

@@ -1,4 +1,4 @@
-"""From uploads that nobody may read to their sum: the gate's stages say what is added, a channel adds it."""
+"""Secure sum of uploads: the uplink's stages say what is added, a channel adds it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class SecureSum:
         zero: Tree,
         source: NoiseSource,
     ) -> tuple[Summed, Tally]:
-        """The sum, and what it cost; the sum of nobody where the protocol was broken off. `weights` are those of all
-        clients, `elsewhere` plays it in place of these uploads.
+        """Sum and its cost; an empty sum where the protocol was broken off. `weights` are those of all clients;
+        `elsewhere` is a sum between sites, in place of `uploads`.
         """
         cohort = now.granted
         like, bound, noise = uplink.shape(zero), uplink.bound(tree.size(zero)), uplink.noise()
@@ -98,7 +98,7 @@ def check_one_broadcast(tells_each: bool) -> None:
 
 
 def words_of(algorithm: AnyAlgorithm, task: Task, t: int, down: Tree) -> int:
-    """How many integers an upload of this round has."""
+    """Number of integers in an upload of this round."""
     return tree.size(algorithm.uplink.at(t, down).shape(algorithm.zero(task, down)))
 
 

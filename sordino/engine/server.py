@@ -156,13 +156,13 @@ class Federation(Accounts):
 
     @cached_property
     def _precisions(self) -> Sequence[float]:
-        """Of every client's noise, where uploads are weighed by it."""
+        """Precision of every client's noise, where uploads are weighed by it."""
         weighed = any(isinstance(stage, Weigh) and stage.by == "precision" for stage in self.algorithm.uplink.client)
         return [self.plan.precision(k) for k in range(self.population)] if weighed else []
 
     @cached_property
     def _weight(self) -> float:
-        """Of all clients together."""
+        """Weight of all clients together."""
         return math.fsum(self.weights)
 
 

@@ -1,4 +1,4 @@
-"""Which rows are whose, without a copy of any; and what a reader makes of them before training."""
+"""Shards: the rows of each client, without a copy, and what a reader makes of them before training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PreparedShards(Mapping[int, Examples]):
         self._kept: dict[int, Examples] = {}
 
     def at(self, t: int) -> PreparedShards:
-        """Those of round t."""
+        """Shards of round t."""
         return self if self._reader.redraw == "run" else PreparedShards(self._shards, self._reader, self._source, t)
 
     def __getitem__(self, client: int) -> Examples:

@@ -90,7 +90,7 @@ class Site(Executor):
         yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
 
     def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, UnitAnswers]]:
-        """What becomes of each unit, with its number, in the order in which it is done."""
+        """Answers of each unit, with its number, in the order in which they are done."""
         _ = self.first_state  # made before anybody is at work: it takes the network
         begun = time.perf_counter()
         units = self._units((now.member(k, terms[k], self.state(k)) for k in sorted(terms)), now.down, len(terms))
@@ -127,7 +127,7 @@ class Site(Executor):
     def _trained(
         self, now: RoundHere, units: Iterable[list[Member]], terms: Mapping[int, Terms]
     ) -> Iterator[tuple[int, UnitAnswers]]:
-        """The answers of all units with their numbers, whoever computes them."""
+        """Answers of all units with their numbers, in whichever process they are computed."""
         alone = now.apart or now.adds != self.adds  # a fork answers as the site does
         if alone or not self._pace or self.forks is None or not self.forks.begin(self._serve, self._pace):
             numbers, step = tree.size(now.down), self.algorithm.work.batch
@@ -177,14 +177,14 @@ class Site(Executor):
 
     @property
     def _shared(self) -> bool:
-        """Are there stacks? Those in one have one broadcast and one set of public examples: not where clients are told,
-        or hold, something of their own.
+        """True where clients can be stacked: they have one broadcast and one set of public examples, and no message of
+        their own.
         """
         return self.executor == "stack" and self.handed is None and not isinstance(self.algorithm, PerClientMessages)
 
     @property
     def _ordered(self) -> bool:
-        """Are clients put in order by their sizes before any of them is computed?"""
+        """True where clients are sorted by their sizes before any of them is computed."""
         return self._bears is not None and self._bears.sizes
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
@@ -197,7 +197,7 @@ class Site(Executor):
 
     @cached_property
     def first_state(self) -> Any:
-        """What every client begins with."""
+        """State that every client begins with."""
         return self.algorithm.init_client(self.task)
 
     @property
@@ -221,7 +221,7 @@ class Site(Executor):
     # for a server elsewhere -------------------------------------------------------------------------------------------
 
     def obey(self, command: Command, messages: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-        """What the server asks for, as it goes over the wire."""
+        """Obeys a command; gives wire messages."""
         if isinstance(command, Round):
             for k, upload in self.uploads(command, messages):
                 yield wire.encode(self.header(command.t, k), upload)
@@ -261,7 +261,7 @@ class Site(Executor):
         return found
 
     def _own_model(self, task: Task, k: int, way: str, params: Params, shard: Shard) -> Scorer:
-        """Who has no examples of its own to learn from is left with the shared model."""
+        """Personal model of a client; one without examples of its own is left with the shared model."""
         if not shard.size:
             return WAYS["plain"](task, params, shard)
         if way in WAYS:
@@ -271,7 +271,7 @@ class Site(Executor):
         return WAYS[PLAIN](task, params, shard)
 
     def public(self, k: int, size: int) -> Examples | None:
-        """What the client has beside its own examples: made of what was handed to everybody, once."""
+        """Public examples of a client, made once from what every client was given."""
         if self.handed is None:
             return None
         if k not in self._made:
@@ -281,12 +281,12 @@ class Site(Executor):
         return self._made[k]
 
     def state(self, k: int) -> Any:
-        """What a client keeps, as it stands."""
+        """Current state of a client."""
         state = self.states.get(k)
         return tree.map(lambda leaf: leaf.clone(), self.first_state) if state is None else state
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
-        """What each client of a unit sends and keeps."""
+        """Upload and new state of each client of a unit."""
         if self.executor == "pooled":
             return self._alone(task, down, sharing(unit, task, down), apart)
         if len(unit) > 1:
@@ -328,7 +328,7 @@ class RoundHere:
     """One round at a site."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
-        """`adds`: are clients that are computed in one go added up?"""
+        """`adds`: clients that are computed in one go are added up."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._uplink = site.algorithm.uplink.at(t, down)
@@ -373,7 +373,7 @@ class RoundHere:
 
     @property
     def keeps(self) -> bool:
-        """May somebody keep what a single client has sent?"""
+        """True where uploads of single clients may be kept."""
         return self._site.algorithm.reads_each or self._uplink.reads_each
 
     @cached_property

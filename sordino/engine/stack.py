@@ -59,7 +59,7 @@ class Differences(NamedTuple):
 
 
 def alike(a: Member, b: Member, counts: bool = False) -> bool:
-    """May both be in one stack? `counts`: also if they differ in a single number of their states."""
+    """True where both may be in one stack. `counts`: also if they differ in a single number of their states."""
     ours, theirs = list(tree.named(a.state)), list(tree.named(b.state))
     return (
         a.examples.x.shape == b.examples.x.shape
@@ -71,7 +71,7 @@ def alike(a: Member, b: Member, counts: bool = False) -> bool:
 
 
 def near(a: Member, b: Member, counts: bool = False) -> bool:
-    """May both be in one stack, b with some rows that are nobody's? No more than a third of them."""
+    """True where both may be in one stack, with at most a third of padding rows for b."""
     padded = b._replace(examples=Examples(a.examples.x, a.examples.y))
     return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded, counts)
 
@@ -131,8 +131,8 @@ def least(cohort: int) -> int:
 
 
 def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[list[Member]]:
-    """Parts of neighbours, at most so many in each. They become smaller, so that those who share them end together; on
-    a GPU nobody shares them.
+    """Parts of neighbours, at most so many in each. They become smaller, so that processes that share them end
+    together; on a GPU they are not shared.
     """
     start, parts = 0, 1 if on_gpu() else PARTS
     while start < len(few):
@@ -142,7 +142,7 @@ def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[lis
 
 
 def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
-    """The same clients; whoever reads first does the pass for all of them."""
+    """Clients that share a pass: the first that reads does it for all of them."""
     pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
     return [one._replace(grant=replace(one.grant, pool=pool)) for one in few]
 
@@ -227,7 +227,7 @@ def differences(algorithm: Any, task: Task, like: Member) -> Differences:
 
 
 def _agree(algorithm: Any, task: Task, like: Member, allowed: Differences) -> bool:
-    """Do three made-up clients with these differences send and keep in one call what they do one by one?"""
+    """True where three made-up clients with these differences send and keep in one call what they do one by one."""
     few = _made_up(like, algorithm.work.batch_size or 4, allowed)
     try:
         first = algorithm.broadcast(algorithm.init(task, 0))

@@ -70,7 +70,7 @@ _LEGAL: dict[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a message is about. A header that exists is legal: the constructor refuses anything else."""
+    """Header of a message. One that exists is legal: the constructor refuses anything else."""
 
     run: str  # at most 64 of A-Z a-z 0-9 . _ -
     config: str  # hex digest of the experiment
@@ -103,7 +103,7 @@ class Schema(NamedTuple):
 
 
 def schema(template: Tree) -> Schema:
-    """What messages shaped like `template` carry, in the order they carry it."""
+    """Entries of messages shaped like `template`, in their order."""
     fields = tuple(Field(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.named(template))
     for field in fields:
         if str(field.dtype) not in _DTYPES:
@@ -167,7 +167,7 @@ def decode(data: bytes | memoryview, expected: Header, template: T) -> tuple[Hea
 
 
 def _check_envelope(view: memoryview, fields: Schema) -> int:
-    """Where the tensors start, after every length has been compared with the only possible one."""
+    """Offset of the tensors, after every length has been compared with the only possible one."""
     rest = payload_bytes(fields) + _SEAL
     if len(view) < _PREFIX.size + rest:
         raise _damage("message-cut", f"{len(view)} bytes came, at least {_PREFIX.size + rest} are needed")

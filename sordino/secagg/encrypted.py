@@ -28,13 +28,13 @@ def needs(stage: Encrypted) -> None:
 
 
 def check(stage: Encrypted, layout: Layout, count: int) -> None:
-    """So many uploads can be added under the scheme."""
+    """Refuses more uploads than can be added under the scheme."""
     if stage.scheme != "paillier":
         {"bfv": lattice.BfvPublic, "ckks": lattice.CkksPublic}[stage.scheme](b"", None).check(layout, count)
 
 
 class Ciphertexts:
-    """The server adds what it cannot read; the key holder opens the sum."""
+    """Encrypted sum: the server adds ciphertexts, the key holder decrypts their sum."""
 
     def __init__(self, stage: Encrypted, layout: Layout) -> None:
         self._stage, self._layout = stage, layout
@@ -44,7 +44,7 @@ class Ciphertexts:
         return GENERATE[self._stage.scheme](self._stage)
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        """The sum of clients in this process, with a key holder in it."""
+        """Sum of clients in this process, with a key holder in it."""
         beyond, clear, watch = 0, np.zeros(size, np.int64), Stopwatch()
         with watch("keys"):
             holder = self._holder
@@ -83,8 +83,8 @@ class Ciphertexts:
         absent: Callable[[int, SecureError], None],
         watch: Stopwatch,
     ) -> Opened:
-        """Adds up a round, wherever its clients and its key holder are. `opens` gives the sum of so many, or why it was
-        not opened; whose message does not count is `absent`; None for a message says that it was added in clear.
+        """Adds up a round, wherever its clients and its key holder are. `opens` decrypts the sum of so many uploads, or
+        says why not; `absent` is called for a message that does not count; a message that is None was added in clear.
         """
         own = [] if noise is None else pieces(noise, self._layout)
         server, expected = Adder(public), public.header(t, size, self._layout)
@@ -121,13 +121,13 @@ def channel(stage: Encrypted, layout: Layout, run: str) -> Ciphertexts:
 
 
 def too_few(stage: Encrypted, came: int, began: int) -> str:
-    """Why so few uploads are not opened; nothing where they are enough."""
+    """Reason not to open a sum of so few uploads; empty where they are enough."""
     least = stage.least(began)
     return "" if came >= least else f"{came} uploads came, the key holder opens nothing of fewer than {least}"
 
 
 class Adder:
-    """All that the server has: a public key, and a running sum that it cannot read."""
+    """Server of one round: a public key, and a running sum that it cannot read."""
 
     def __init__(self, public: Public) -> None:
         if isinstance(public, Secret):
@@ -140,7 +140,7 @@ class Adder:
         self._public, self._sum = public, list[Sealed]()
 
     def check(self, layout: Layout, count: int) -> None:
-        """Before anything is encrypted."""
+        """Refuses more uploads than the key can add, before anything is encrypted."""
         self._public.check(layout, count)
 
     def take(self, message: bytes, expected: Any) -> None:
@@ -165,7 +165,7 @@ GENERATE: dict[str, Callable[[Encrypted], Secret]] = {
 
 
 def public_key(stage: Encrypted, data: bytes) -> Public:
-    """The public key in these bytes, of the scheme that the experiment says."""
+    """Public key in these bytes; refused where it is of another scheme than the experiment's."""
     if stage.scheme == "paillier":
         return paillier.read_public(data, stage.testing)
     found = lattice.read_public(data)
@@ -180,14 +180,14 @@ def public_key(stage: Encrypted, data: bytes) -> Public:
 
 
 def secret_key(stage: Encrypted, data: bytes) -> Secret:
-    """The secret key in these bytes."""
+    """Secret key in these bytes."""
     if stage.scheme == "paillier":
         return paillier.read_secret(data, stage.testing)
     return lattice.read_secret(data)
 
 
 def pieces(noise: Ints, layout: Layout) -> list[Ints]:
-    """Noise that is larger than an upload may be, as several contributions."""
+    """Noise that is larger than an upload may be, split into several contributions."""
     most = layout.offset - 1
     count = max(1, -(-int(np.abs(noise).max(initial=0)) // most))
     if count > layout.most:

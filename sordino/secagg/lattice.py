@@ -57,7 +57,7 @@ class LatticePublic:
         return SealedHeader(self.ring.name, self.id, round, size, layout, SLOTS)
 
     def most(self, layout: Layout) -> int:
-        """How many contributions can be added."""
+        """Number of contributions that can be added."""
         if not self.ring.exact:
             return layout.most
         return min(layout.most, (self.ring.plain - 1) // 2 // (layout.offset - 1))

@@ -46,19 +46,19 @@ PARTS: dict[Step, str] = {"round": "advertise", "roster": "share", "inbox": "mas
 
 
 def needs(stage: Aggregated) -> None:
-    """Nothing but this branch."""
+    """Refuses nothing: masks need no package of an extra."""
 
 
 @dataclass(frozen=True)
 class MaskedWords:
-    """How the integers of one round become words under masks: server and clients come to the same."""
+    """Encoding of the integers of one round as words to be masked, the same for server and clients."""
 
     stage: Aggregated
     layout: Layout
     among: int  # clients that begin the round
 
     def session(self, run: str, t: int, size: int, model: bytes) -> Session:
-        """`model`: the digest of what goes down."""
+        """Session of a round; `model` is the digest of the broadcast."""
         self.layout.check(self.among)
         return Session(run, t, size, self.layout.width, self._top, self.stage.least(self.among), model)
 
@@ -66,12 +66,12 @@ class MaskedWords:
         return values + self._top // 2
 
     def integers(self, words: NDArray[np.uint64], count: int) -> Ints:
-        """The sum of so many uploads."""
+        """Integers of the sum of so many uploads."""
         return words.astype(np.int64) - count * (self._top // 2)
 
     @property
     def too_few(self) -> str:
-        """Why such a round is not even begun; nothing where it is."""
+        """Reason not to begin a round of so few clients; empty where they are enough."""
         least = self.stage.least(self.among)
         return "" if self.among >= least else f"{self.among} clients began the round, {least} must stay to its end"
 
@@ -82,13 +82,13 @@ class MaskedWords:
 
 
 class Masks:
-    """The server opens the sum of those who stayed."""
+    """Masked sum: the server unmasks the sum of the clients that stayed."""
 
     def __init__(self, stage: Aggregated, layout: Layout, run: str) -> None:
         self._stage, self._layout, self._run = stage, layout, run
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        """The sum of clients in this process."""
+        """Sum of clients in this process."""
         beyond, masked, watch = 0, MaskedWords(self._stage, self._layout, len(cohort)), Stopwatch()
 
         def words() -> Iterator[tuple[int, Ints]]:
@@ -105,7 +105,7 @@ class Masks:
     def open(
         self, masked: MaskedWords, t: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]
     ) -> Opened:
-        """Plays a round to its end, wherever its clients are; `model`: the digest of what goes down. A round that is
+        """Plays a round to its end, wherever its clients are; `model` is the digest of the broadcast. A round that is
         broken off opens nothing, and nothing of it is used.
         """
         nothing, watch = Opened(np.zeros(size, np.int64), [], 0, 0, {}, None), Stopwatch()

@@ -30,7 +30,7 @@ from sordino.transport.desk import Given, Keep, Operation
 
 
 class MaskedRound:
-    """The clients of one site in one masked round."""
+    """Clients of one site in one masked round."""
 
     def __init__(self, asked: Operation, command: Round, site: Site) -> None:
         algorithm = site.algorithm
@@ -55,23 +55,23 @@ class MaskedRound:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The phase and the round."""
+        """Phase and round."""
         return self.asked.stage, self._command.t
 
     def first(self, asked: Operation) -> Given:
-        """The answer to the letter that begins the round."""
+        """Answers the letter that begins the round."""
         if (before := self._before("round", asked)) is not None:
             return before
         return self._gives("round", asked, _all(self._participants.messages("round", [*self._command.terms], [])))
 
     def given(self, asked: Operation, command: Mask) -> Given | None:
-        """The answer to a later letter, where it was given before."""
+        """Answer to a later letter, where it was given before."""
         if not command.clients or not all(k in self._participants for k in command.clients):
             raise WireError(f"clients {command.clients} are asked, who have not begun", fix="ignore it", code="others")
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
-        """The answer to a later letter; `keep` makes durable that masked words leave, and what comes after them."""
+        """Answers a later letter; `keep` makes durable that masked words leave, and the states after them."""
         sent = list(map(bytes, asked.messages))
         found = _all(self._participants.messages(command.step, command.clients, sent, self._words(command.clients)))
         if command.step == "inbox":
@@ -102,7 +102,7 @@ class MaskedRound:
 
 
 def _all(clients: Iterable[tuple[int, Callable[[], bytes]]]) -> Given:
-    """The messages of all clients that can take this step; the others have dropped out."""
+    """Messages of all clients that can take this step; the others have dropped out."""
     found, failed = dict[int, bytes](), list[SecureError]()
     for k, message in clients:
         try:

@@ -22,12 +22,12 @@ Words = NDArray[np.uint64]  # one integer a row, one slot a column
 
 
 def slots(bits: int, width: int) -> int:
-    """How many slots an integer has that stays below any modulus of `bits` bits."""
+    """Number of slots in an integer that stays below any modulus of `bits` bits."""
     return (bits - 1) // width
 
 
 def integers(size: int, slots: int) -> int:
-    """How many large integers hold `size` values."""
+    """Number of large integers that hold `size` values."""
     return -(-size // (slots - 1))
 
 

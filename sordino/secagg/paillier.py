@@ -1,4 +1,4 @@
-"""Paillier's cryptosystem: whoever has the public key can add ciphertexts, only the secret key opens the sum (Paillier,
+"""Paillier's cryptosystem: with the public key ciphertexts can be added, only the secret key opens the sum (Paillier,
 EUROCRYPT 1999).
 
 c = (1 + m n) rho mod n^2, where the blinding rho is one of
@@ -64,7 +64,7 @@ class PaillierPublic:
 
     @cached_property
     def hs(self) -> int:
-        """The number h^n for h = -x^2, x a hash of n: whoever hands the key on cannot choose it."""
+        """Number h^n for h = -x^2, x a hash of n, so that no sender of the key can choose it."""
         seed = b"sordino paillier " + self.n.to_bytes(self.bits // 8, "big")
         x = int.from_bytes(hashlib.shake_256(seed).digest(self.bits // 8 + 16), "big")
         return pow(-x * x % self.n, self.n, self.square)
@@ -154,7 +154,7 @@ class PaillierPublic:
         return numbers
 
     def _units(self, numbers: Sequence[int]) -> bool:
-        """Whether all are coprime to n: their product tells."""
+        """True where all are coprime to n: their product tells."""
         product = gmp().mpz(1)
         for number in numbers:
             product = product * number % self.n
@@ -195,17 +195,17 @@ class PaillierSecret:
         )
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
-        """What `public.encrypt` gives, faster."""
+        """Ciphertexts as `public.encrypt` makes them, faster."""
         return self.public.encrypt(values, round, layout, self.djn)
 
     def djn(self, count: int) -> list[int]:
-        """The same number as `public.djn`, computed faster."""
+        """Blinding as `public.djn` computes it, faster."""
         exponents = short_exponents(self.public.bits, count)
         left, right = self._halves_of_hs
         return chinese(left.powers(exponents), right.powers(exponents), left.modulus, right.modulus)
 
     def crt(self, count: int) -> list[int]:
-        """The same number as `public.full`, computed faster: n-th powers modulo p^2 are p-th powers there."""
+        """Blinding as `public.full` computes it, faster: n-th powers modulo p^2 are p-th powers there."""
         left, right = (
             powers([1 + secrets.randbelow(int(prime) - 1) for _ in range(count)], prime, prime * prime)
             for prime in (self.p, self.q)

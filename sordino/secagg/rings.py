@@ -156,7 +156,7 @@ def _enveloped(ring: Ring, part: bytes) -> bytes:
 
 @contextmanager
 def _foreign(what: str) -> Iterator[None]:
-    """Around a parser that is not ours and names no errors: whatever it raises means that it could not read."""
+    """Turns any error of a foreign parser, which names none, into a malformed message."""
     try:
         yield
     except Exception as error:

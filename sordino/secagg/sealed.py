@@ -1,5 +1,5 @@
-"""What travels: ciphertexts behind a header that says whose key, which round, which layout, and how many contributions
-are in it.
+"""Encrypted messages: ciphertexts behind a header that says whose key, which round, which layout, and how many
+contributions are in it.
 
 Ciphertexts are malleable and prove nothing about their sender; who may speak is the transport's business (mutually
 authenticated TLS). The header lets two honest sides notice that they do not mean the same before any arithmetic; a

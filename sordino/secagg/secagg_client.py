@@ -31,8 +31,8 @@ class Participants:
     def messages(
         self, step: str, who: Sequence[int], sent: Sequence[bytes], words: Iterable[tuple[int, Integers]] = ()
     ) -> Iterator[tuple[int, Callable[[], bytes]]]:
-        """What makes the message of each of these clients, from what the server has sent them; `words` go under the
-        masks as they come.
+        """Functions that make the message of each of these clients, from what the server has sent them; `words` are
+        masked as they come.
         """
         if step == "inbox":
             boxes = dict(zip(who, sent, strict=True))
@@ -90,7 +90,7 @@ class Participant:
         return self._session.pack(MessageKind.SHARES, self._who, sealed)
 
     def masked(self, inbox: bytes, words: Integers) -> bytes:
-        """The words from 0 to `top`, under the masks shared with everybody in the inbox."""
+        """Words from 0 to `top`, under the masks shared with every client in the inbox."""
         self._take(MessageKind.INBOX)
         _, records = self._session.unpack(inbox, MessageKind.INBOX)
         peers = {sender for sender, _ in records}
@@ -114,8 +114,8 @@ class Participant:
         return self._session.pack(MessageKind.MASKED, self._who, [(masks.written(total, self._session.width),)])
 
     def unmask(self, request: bytes) -> bytes:
-        """The shares that are asked for: of the seed of a survivor, or of the mask key of one that vanished, never
-        both of one peer.
+        """Shares that are asked for: of the seed of a survivor, or of the mask key of one that vanished, never both of
+        one peer.
         """
         self._take(MessageKind.REQUEST)
         _, records = self._session.unpack(request, MessageKind.REQUEST)

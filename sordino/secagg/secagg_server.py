@@ -40,7 +40,7 @@ class Aggregator:
         self.sent: dict[int, int] = defaultdict(int)  # bytes of each client
 
     def play(self, take: TakeStep) -> None:
-        """All steps up to the opening."""
+        """Takes all steps up to the opening."""
         take("round", lambda who: [], self.receive_from)
         roster = self.roster()
         take("roster", lambda who: [roster], self.receive_from)
@@ -50,7 +50,7 @@ class Aggregator:
         take("request", lambda who: [request], self.receive_from)
 
     def receive_from(self, client: int, data: bytes) -> None:
-        """A message that came from this client's place."""
+        """Takes a message that came from this client's place; refused where it names another sender."""
         if self._read(data)[1] != client:
             raise WireError("a message of somebody else", fix="ignore it", code="other-sender")
         self.sent[client] += len(data)

@@ -1,5 +1,5 @@
-"""What the two sides of a round of secure aggregation agree on beforehand, and the messages they exchange: a header of
-fixed size, then records of one size.
+"""Session of secure aggregation: the facts that both sides agree on beforehand, and the messages they exchange: a
+header of fixed size, then records of one size.
 """
 
 from __future__ import annotations

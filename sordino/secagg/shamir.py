@@ -59,7 +59,7 @@ def _value(polynomial: list[int], point: int) -> bytes:
 
 
 def _lagrange(points: Sequence[int]) -> list[int]:
-    """What each value of a polynomial counts towards its value at 0."""
+    """Lagrange weights: the coefficient of each value of a polynomial in its value at 0."""
     weights = []
     for point in points:
         above = below = 1

@@ -1,4 +1,4 @@
-"""Who carries letters from the server to its sites and brings the answers."""
+"""Carrier of letters from the server to its sites, and of the answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def cancel(self, ticket: int) -> None:
-        """Nobody waits for this answer any more: the letter need not be delivered."""
+        """Cancels a letter: its answer is not waited for any more, and it need not be delivered."""
 
     @property
     @abstractmethod
@@ -65,5 +65,5 @@ class Carrier(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is carried any more."""
+        """Ends the carrier."""
         return

@@ -75,11 +75,11 @@ class Porter:
         return command
 
     def does(self, asked: Operation) -> Answer | None:
-        """What a place does by itself, and not its clients; None where that is nothing."""
+        """Answer of the place itself, not of its clients; None where it has none."""
         return None
 
     def secure(self, stage: int) -> SecureStage | None:
-        """What adds the uploads of this phase, where nobody may read a single one."""
+        """Secure stage of this phase; None where single uploads are read."""
         return None
 
     def key(self, stage: int) -> PublicKey:
@@ -95,7 +95,7 @@ class Porter:
         """This place does not do what it was asked."""
 
     def failed(self, error: SordinoError) -> SordinoError:
-        """What the server is told of an error in the work itself."""
+        """Error of the work itself, as the server is told it."""
         return error
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
@@ -124,7 +124,7 @@ class Desk:
         porter: Porter | None = None,
         shelf: Shelf | None = None,
     ) -> None:
-        """`sites`: the clients of this place as they stand before a phase; without a shelf nothing is kept."""
+        """`sites`: clients of this place as they stand before a phase. Without a shelf nothing is kept."""
         self._letterhead, self._make, self._shelf = letterhead, sites, shelf
         self._porter = porter or Porter()
         self._stage = -1
@@ -183,7 +183,7 @@ class Desk:
         return answer, bodies
 
     def _uploads(self, site: Site, asked: Operation, command: Round) -> Iterator[bytes]:
-        """What leaves a site: ciphertexts, where the server may read no upload."""
+        """Uploads that leave a site: ciphertexts, where the server may read none."""
         if not isinstance(self._porter.secure(asked.stage), Encrypted):
             yield from site.obey(command, asked.messages)
             return

@@ -1,4 +1,4 @@
-"""A letter: what the server asks of a site, or what the site answers.
+"""Letter: a command of the server to a site, or the site's answer.
 
     u32 length of the head | head | signature (64 bytes) | bodies
 
@@ -60,7 +60,7 @@ _HEAD: TypeAdapter[Heading] = TypeAdapter(Heading)
 
 @dataclass(frozen=True)
 class Letterhead:
-    """What stands on all letters that one side writes in a run, and whom it believes."""
+    """Letterhead of one side in a run: what stands on all letters that it writes, and the keys that it believes."""
 
     name: str
     run: str
@@ -87,7 +87,7 @@ class Letterhead:
         return b"".join([LENGTH.pack(len(text)), text, signature, *bodies])
 
     def read(self, data: bytes | memoryview) -> Letter:
-        """A letter to this side about this run, written by somebody whom it believes."""
+        """Authenticated letter to this side about this run."""
         view = memoryview(data).cast("B")
         head, text, signature = _opened(view)
         if self.known is not None:
@@ -117,7 +117,7 @@ class Letterhead:
         return Letter(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
 
     def own(self, signed: bytes) -> Heading:
-        """A head of this side's own in this run, given back by somebody who kept it."""
+        """Head that this side wrote in this run, given back by a side that kept it."""
         head, text, signature = _opened(memoryview(signed))
         if self.key is not None:
             _check_signature({self.name: self.key.public_key()}, head, text, signature)
@@ -127,7 +127,7 @@ class Letterhead:
 
 
 def peek(data: bytes | memoryview) -> Heading:
-    """The head of a letter, believed by nobody yet."""
+    """Unauthenticated head of a letter."""
     return _opened(memoryview(data).cast("B"))[0]
 
 

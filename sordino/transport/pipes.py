@@ -28,7 +28,7 @@ class Pipes(Carrier):
     """Processes that answer letters on their standard streams."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-        """`commands`: what starts each of them."""
+        """`commands`: command line of each process."""
         self._came: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         self._processes = {str(i): _started(command) for i, command in enumerate(commands)}
         self._owed = {peer: collections.deque[int]() for peer in self._processes}  # tickets, oldest first
@@ -83,7 +83,7 @@ class Pipes(Carrier):
         return [Arrived(self._owed[peer].popleft(), frame)]
 
     def cancel(self, ticket: int) -> None:
-        """What a process has been told it will do."""
+        """Cancels nothing: a process does every command that it was sent."""
 
     def given_up(self, peer: str, seconds: float) -> SordinoError:
         return RunError(
@@ -95,7 +95,7 @@ class Pipes(Carrier):
         )
 
     def _hear(self, peer: str, stream: IO[bytes]) -> None:
-        """Puts what a process says where the server finds it: a pipe that nobody empties would stop the process."""
+        """Puts answers of a process where the server finds them: a pipe that is not emptied would stop the process."""
         frame: bytes | None = b""
         while frame is not None:
             frame = read(stream)
@@ -113,7 +113,7 @@ class Pipes(Carrier):
 
 
 def _refusal(frame: bytes) -> SordinoError:
-    """Why a process could not begin."""
+    """Error of a process that could not begin."""
     try:
         answer = read_answer(json.loads(frame))
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
-"""Where a site keeps what it has answered, with the states of its clients. An answer counts as kept once the checkpoint
-that names it is durable: a crash at any moment leaves the answer with the states after it, or neither.
+"""Shelf of a site: its answers, with the states of its clients. An answer counts as kept once the checkpoint that names
+it is durable: a crash at any moment leaves the answer with the states after it, or neither.
 """
 
 from __future__ import annotations

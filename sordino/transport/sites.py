@@ -33,7 +33,7 @@ SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a round waits, and for whom. Seconds."""
+    """Seconds that a round waits, and for which sites."""
 
     timeout: float = FOREVER  # after it a round goes on without those who are silent
     minimum: int = 0  # clients that must have answered before a round goes on
@@ -80,7 +80,7 @@ class Sites(Executor):
         self.carrier.__exit__(kind, error, trace)
 
     def away(self, client: int) -> bool:
-        """Is its site out of reach, or does it owe an answer?"""
+        """True where the client's site is out of reach, or owes an answer."""
         return not self._free(self._site_of[client])
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
@@ -164,15 +164,15 @@ class Sites(Executor):
 
     @property
     def _patience_of_all(self) -> float:
-        """How long everybody is waited for, where all must answer."""
+        """Seconds that every site is waited for, where all must answer."""
         return FOREVER
 
     def _may_be_asked(self, peer: str, command: Command) -> bool:
-        """Does a site do what this command says?"""
+        """True where a site does what this command says."""
         return True
 
     def _among(self, terms: Mapping[int, Terms]) -> int:
-        """How many clients begin a round together, where nobody may read one upload."""
+        """Number of clients that begin a round of a secure sum; 0 where single uploads are read."""
         return 0
 
     def _refused(self, peer: str, error: SordinoError) -> None:
@@ -180,11 +180,11 @@ class Sites(Executor):
         raise error
 
     def _asks_again(self, ticket: int, error: SordinoError) -> bool:
-        """Is the letter sent once more that a site has refused?"""
+        """True where a letter that a site has refused is sent once more."""
         return False
 
     def _due(self, until: float) -> float:
-        """When the deadline is that was until this moment."""
+        """Deadline that replaces the one that ends now."""
         return until
 
     def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
@@ -192,11 +192,11 @@ class Sites(Executor):
         return {}
 
     def _enough(self, t: int, of: Mapping[int, int]) -> bool:
-        """May a round go on without those who are silent?"""
+        """True where a round may go on without the silent sites."""
         return True
 
     def _close(self) -> None:
-        """Nobody waits any more. Processes still owe what they have not answered."""
+        """Stops waiting. Processes still owe what they have not answered."""
         self._wanted.clear()
         self._came.clear()
         self._tickets = {sent: first for sent, first in self._tickets.items() if first in self._out}
@@ -220,7 +220,7 @@ class Sites(Executor):
         return of
 
     def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
-        """Whom each site is asked for, but for sites that would not answer."""
+        """Clients that each site is asked for, without sites that would not answer."""
         return self._at(self._expected(), terms)
 
     def _at(self, peers: Collection[str], terms: Mapping[int, Terms]) -> dict[str, list[int]]:
@@ -236,7 +236,7 @@ class Sites(Executor):
         return {peer for peer in self.members if self._free(peer)}
 
     def _parts_of(self, t: int, down: Tree, clients: Sequence[int]) -> list[bytes]:
-        """A message for each client, and nobody else's part is in it."""
+        """Messages of the clients, each with nothing of another's in it."""
         assert self.told is not None
         return [wire.encode(self.header(t), self.told(down, k)) for k in clients]
 

@@ -19,7 +19,7 @@ SERVER = "server"  # the name of its files
 
 
 class Pems(NamedTuple):
-    """What the three files hold."""
+    """Contents of the three files."""
 
     chain: bytes
     key: bytes
