@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +14,7 @@ from tests.mutants.counted import COUNTED_OR_NOT
 from tests.mutants.deployed import DEPLOYED
 from tests.mutants.hostile import HOSTILE
 from tests.mutants.kept import KEPT
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import FAILED, ROOT, Mutant, planted, run, warm_process
 from tests.mutants.mutants import PRIVACY
 from tests.mutants.receipts import RECEIPTS
 from tests.mutants.secret_rows import SECRET_ROWS
@@ -26,11 +22,9 @@ from tests.mutants.sums import SUMS
 from tests.mutants.together import TOGETHER
 from tests.mutants.told import TOLD
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sordino.__file__).parent
 MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *RECEIPTS, *SUMS, *KEPT, *SECRET_ROWS, *TOLD, *COUNTED_OR_NOT]
 IDS = [mutant.name for mutant in MUTANTS]
-FAILED = 1  # pytest's exit code for tests that ran and failed
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=IDS)
@@ -60,50 +54,17 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@contextmanager
-def planted(mutant: Mutant, copy: Path) -> Iterator[None]:
-    target = copy / "sordino" / mutant.file
-    text = target.read_text(encoding="utf-8")
-    for old, new in mutant.edits:
-        text = text.replace(old, new)
-    target.write_text(text, encoding="utf-8")
-    try:
-        yield
-    finally:
-        shutil.copy2(PACKAGE / mutant.file, target)
-        for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
-            compiled.unlink()
-
-
 @pytest.fixture(scope="module")
 def warm() -> Iterator[subprocess.Popen[str]]:
-    started = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("warm.py"))],
-        cwd="/",
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with started:
+    with warm_process() as started:
         yield started
-        started.stdin.close()  # type: ignore[union-attr]
-
-
-def run(warm: subprocess.Popen[str], place: Path, *tests: str, timeout: float = 300) -> tuple[int | None, str]:
-    flags = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-o", "addopts=", f"--basetemp={place / 'temporary'}"]
-    assert warm.stdin is not None
-    assert warm.stdout is not None
-    warm.stdin.write(json.dumps([str(place), timeout, [*flags, *tests]]) + "\n")
-    warm.stdin.flush()
-    code, printed = json.loads(warm.stdout.readline())
-    return code, printed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=IDS)
 def test_a_mutant_is_killed(mutant: Mutant, copy: Path, warm: subprocess.Popen[str]) -> None:
-    with planted(mutant, copy):
+    target = copy / "sordino" / mutant.file
+    with planted(target, mutant.changed(target.read_text(encoding="utf-8"))):
         code, printed = run(warm, copy, *mutant.tests)
     assert code == FAILED, f"it survived, with {code}:\n{printed[-2000:]}"
 
