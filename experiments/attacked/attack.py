@@ -21,8 +21,8 @@ from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
 from sordino.audits.gates import NOTHING, audit
 from sordino.errors import SordinoError
+from sordino.planning.planner import Planner
 from sordino.results.attack_file import AttackFinding
-from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import settle, simulated
 
 HERE = Path(__file__).parent
@@ -125,7 +125,7 @@ def measured(name: str, images: Path) -> dict[str, Any]:
 def promised(experiment: config.Experiment) -> Guarantee:
     """The strongest finite row against the strongest adversary, else one with a printed number that proves nothing."""
     simulation = simulated(experiment)
-    rows = Rehearsal(simulation.setup, simulation.home).guarantees
+    rows = Planner(simulation.setup).guarantees
     order = [(unit, by) for unit in ("client", "example", "image") for by in ("server", "participants", "public")]
     by = {(row.unit, row.adversary): row for row in rows}
     kept = [by[key] for key in order if key in by]

@@ -18,7 +18,7 @@ from sordino import config, keys
 from sordino.accounting.statement import Guarantee
 from sordino.attacks.membership import ALARMS, hits_at
 from sordino.audits.trained import WRONG, judged, placed, scores, strongest
-from sordino.runs.rehearsal import Rehearsal
+from sordino.planning.planner import Planner
 from sordino.runs.simulation import Simulation, settle, simulated
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def measured(asked: Asked, images: Path) -> list[str]:
     data = f"data={{source='images',path='{images}',standardise='fixed',train={asked.rows},test=1000}}"
     held = f"partition={{scheme='iid',clients={asked.clients}}}"
     simulation = simulated(settle(config.load(None, [data, held, "model.name=logistic", *asked.words])))
-    promise = strongest([row for row in Rehearsal(simulation.setup, simulation.home).guarantees if row.finite])[0]
+    promise = strongest([row for row in Planner(simulation.setup).guarantees if row.finite])[0]
     begun = time.process_time()
     sound = [played(simulation, promise, asked.canaries, 1.0, 1000 + seed) for seed in range(asked.seeds)]
     seconds = (time.process_time() - begun) / asked.seeds

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sordino import config, keys
 from sordino.accounting.statement import Guarantee
 from sordino.audits.trained import CANARIES, WRONG, judged, placed, scores, strongest
-from sordino.runs.rehearsal import Rehearsal
+from sordino.planning.planner import Planner
 from sordino.runs.simulation import Simulation, settle, simulated
 
 ONE_STEP = ["algorithm.local_steps=1", "algorithm.batch_size=full"]
@@ -48,7 +48,7 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in asked.rows:
         simulation = simulated(settle(config.load(None, ROWS[name])))
-        promise = strongest([row for row in Rehearsal(simulation.setup, simulation.home).guarantees if row.finite])[0]
+        promise = strongest([row for row in Planner(simulation.setup).guarantees if row.finite])[0]
         sound = refuted(simulation, promise, 1.0, range(1000, 1000 + asked.sound))
         twins = [refuted(simulation, promise, weak, range(asked.seeds)) for weak in WEAK]
         canaries = placed(simulation, promise, CANARIES, keys.root(0))

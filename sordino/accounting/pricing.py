@@ -156,6 +156,10 @@ class Counted:
     releases: int
 
     @property
+    def accountant(self) -> str:
+        return accountant(self.releases)
+
+    @property
     def currency(self) -> Currency:
         return Currency(f"plan {self.name}", ("release",), "all")
 
@@ -244,12 +248,13 @@ def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
     return constant, [j * (j - 1) / 2 for j in range(order + 1)]
 
 
-def _accountant(releases: int) -> str:
+def accountant(releases: int) -> str:
+    """The accountant of a fixed plan of sampled releases."""
     return "pld" if releases <= MANY else "rdp"
 
 
 def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
-    multiplier = sampled_multiplier(epsilon, delta, rate, releases, _accountant(releases))
+    multiplier = sampled_multiplier(epsilon, delta, rate, releases, accountant(releases))
     return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, releases)
 
 
@@ -273,7 +278,7 @@ def counted_phases(
             for (rate, times, _), z in zip(phases, noise(granted), strict=True)
         )
         return epsilon_by(
-            _accountant(sum(times for _, times, _ in phases)), Together(tuple(releases)), delta, "zero_out"
+            accountant(sum(times for _, times, _ in phases)), Together(tuple(releases)), delta, "zero_out"
         )
 
     good, bad, granted = 0.0, math.inf, epsilon  # a Renyi accountant asks for more noise than its grant needs

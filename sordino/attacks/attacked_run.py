@@ -24,8 +24,8 @@ from sordino.attacks.poisoned import Lies, Poisoned
 from sordino.audits.replay import Bare, Change, Heard, PlayedPreparation, Replay, Rounds, preparation, raw, unprotected
 from sordino.errors import ConfigError
 from sordino.keys import Key
+from sordino.planning.planner import Planner
 from sordino.privacy.readers.beside_public import taken
-from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation
 from sordino.types import Examples, Params, Task
@@ -152,7 +152,7 @@ class AttackedRun:
     @cached_property
     def promises(self) -> tuple[Promised, ...]:
         """Guarantees of the whole run, from its plan."""
-        return tuple(map(Promised.of, Rehearsal(self.setup, self.simulation.home).guarantees))
+        return tuple(map(Promised.of, Planner(self.setup).guarantees))
 
     @cached_property
     def of_round(self) -> tuple[Promised, ...]:

@@ -35,11 +35,11 @@ from sordino.audits.lower_bounds import (
 from sordino.audits.replay import BEGINNING, PhaseStart, check_allowed, preparation
 from sordino.config import Experiment
 from sordino.errors import Range, check_range
+from sordino.planning.planner import Planner
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.receipts.private import key_of_data
 from sordino.results.audit_file import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
-from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.simulation import Simulation, settle, simulated
 
 CANARIES = 400
@@ -77,7 +77,7 @@ def audit_trained(
     )
     data_key = b"" if folder is None else key_of_data(folder)
     simulation = simulated(settle(experiment), data_key)
-    guarantees = Rehearsal(simulation.setup, simulation.home).guarantees
+    guarantees = Planner(simulation.setup).guarantees
     held = strongest([row for row in guarantees if promised_itself(simulation, row)])
     prepared, found = preparation(simulation, bare=False) if held else None, []
     for number, promise in enumerate(held):

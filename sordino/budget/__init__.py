@@ -1,4 +1,4 @@
 """Turn a privacy budget into noise multipliers, rates and shares.
 
-Plans and calculators turn an epsilon into noise, and noise into an epsilon.
+Plans cut a budget into one price for each client and exposure.
 """

@@ -185,7 +185,8 @@ class Plan:
     def _kinds(self) -> list[tuple[int, int]]:
         """Exposures of, and the first client of, every kind that is priced differently."""
         levels = None if self.budget is None else self.budget.personal
-        return [(times, client) for times, _, client in kinds(self.exposures, self.reads, levels)]
+        found = kinds(self.exposures, self.reads, *([] if levels is None else [levels]))
+        return [(self.exposures[client], client) for client, _ in found]
 
     @cached_property
     def quietest(self) -> float:
@@ -246,17 +247,14 @@ class Plan:
         return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(limits, spent, strict=True))
 
 
-def kinds(
-    exposures: Sequence[int], reads: Sequence[int], levels: Sequence[float] | None = None
-) -> list[tuple[int, int, int]]:
-    """Every (exposures, reads per exposure) that occurs, at every level of budgets, with the first client that has
-    it.
-    """
-    times, each = np.asarray(exposures, np.int64), np.asarray(reads, np.int64)
-    width, pairs = int(each.max(initial=0)) + 1, int(times.max(initial=0) + 1) * (int(each.max(initial=0)) + 1)
-    level = 0 if levels is None else np.unique(np.asarray(levels), return_inverse=True)[1]
-    found, first = np.unique(times * width + each + pairs * level, return_index=True)
-    return [(*divmod(pair % pairs, width), client) for pair, client in zip(found.tolist(), first.tolist(), strict=True)]
+def kinds(*columns: Sequence[float]) -> list[tuple[int, int]]:
+    """Clients that are alike in all columns: the first one of each kind, and how many there are."""
+    kind = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, which = np.unique(np.asarray(column), return_inverse=True)
+        kind = np.unique(kind * len(values) + which, return_inverse=True)[1]  # stays below the number of clients
+    _, first, many = np.unique(kind, return_index=True, return_counts=True)
+    return list(zip(first.tolist(), many.tolist(), strict=True))
 
 
 def draft(
@@ -279,7 +277,7 @@ def draft(
         return Plan(None, None, None, None, exposures, once(exposures))
     offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
     per_round = reads["example"] if offer.subject.unit != "client" else once(exposures)
-    longest = max((times * each for times, each, _ in kinds(exposures, per_round)), default=1)
+    longest = max((exposures[client] * per_round[client] for client, _ in kinds(exposures, per_round)), default=1)
     pricing = currency or _pricing(offer, budget, max(longest, 1), published)
     plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
     plan.rehearse()

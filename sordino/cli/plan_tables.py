@@ -13,9 +13,11 @@ from rich.table import Table
 
 from sordino.accounting.belief import epsilon_text
 from sordino.accounting.claims import standing
-from sordino.budget.calculator import LOUD, NO_WAY, QUIET, Answer, Enough, PlanRow, warning, ways_out
 from sordino.cli.tables import STATUS_STYLE, guarantees
 from sordino.metrics.headlines import bytes_text
+from sordino.planning.calculator import Answer
+from sordino.planning.noise_level import LOUD, NO_WAY, QUIET, Enough, warning, ways_out
+from sordino.planning.planner import PlanRow
 from sordino.runs.forecast import Compared, Planned
 
 WIDE = 105  # columns of a terminal from which every fact gets a column of its own
@@ -23,7 +25,7 @@ WIDE = 105  # columns of a terminal from which every fact gets a column of its o
 
 def numbers(console: Console, answers: Sequence[Answer], given: float | None) -> None:
     """Print a plan without data; `given` is the noise multiplier where that was the question."""
-    first, rows = answers[0], [answer.row for answer in answers]
+    first = answers[0]
     q, made = first.question, first.promise
     promise = f"epsilon {q.epsilon:.4g} at delta {q.delta:g}"
     whom = f"for one {made.unit} ({made.neighbours}), against {made.adversary}"
@@ -37,8 +39,8 @@ def numbers(console: Console, answers: Sequence[Answer], given: float | None) ->
         f"{q.clip:g} (--clip; set it to the typical norm of a public pilot, no ratio below depends on it). Status "
         f"{made.status}, accountant {made.accountant}.[/dim]"
     )
-    console.print(table(rows, "What the promise costs", console.width))
-    commands(console, rows, "sordino run")
+    console.print(table(answers, "What the promise costs", console.width))
+    commands(console, answers)
     console.print(
         "[dim]MB: parameters of 4 bytes, down and up. After run, name an EXPERIMENT.toml with your data and model; "
         "without one, these train on the bundled digits, where they fit. `sordino privacy plan EXPERIMENT.toml` also "
@@ -52,7 +54,7 @@ def experiment(console: Console, found: Compared) -> None:
     console.print(guarantees(found.guarantees, found.simulated))
     if len(found.rows) > 1:
         console.print(table(found.rows, "What else the same budget would buy", console.width))
-        commands(console, found.rows, "sordino run")
+        commands(console, found.rows)
     elif found.rows[0].promise:
         console.print(
             "[dim]A typed noise has no alternatives: set privacy.epsilon to see what else would keep it.[/dim]"
@@ -149,10 +151,10 @@ NARROW_COLUMNS: dict[str, Cell] = {
 }
 
 
-def commands(console: Console, rows: Sequence[PlanRow], start: str) -> None:
+def commands(console: Console, rows: Sequence[PlanRow]) -> None:
     console.print("To run one of them:")
     for number, row in enumerate(rows):
-        line = " ".join([start, *map(_quoted, row.run)])
+        line = " ".join(["sordino run", *map(_quoted, row.run)])
         console.print(f"{number:>2}  {line}", soft_wrap=True, highlight=False, markup=False)
 
 

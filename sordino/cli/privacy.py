@@ -18,7 +18,7 @@ from sordino.errors import ConfigError
 from sordino.later import loading, when_used
 
 if TYPE_CHECKING:
-    from sordino.budget.calculator import Enough
+    from sordino.planning.noise_level import Enough
     from sordino.receipts.run_files import Spending
 
 app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
@@ -100,8 +100,8 @@ def plan(
 
 def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
     with when_used("torch"):
-        from sordino.budget import calculator
         from sordino.cli import plan_tables as planned
+        from sordino.planning import calculator
 
     question = calculator.ask(**given)
     answers = calculator.answer(question)
@@ -145,7 +145,7 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
 
 
 def _verdict(ratio: float | None, found: Sequence[Enough], delta: float) -> dict[str, Any]:
-    from sordino.budget.calculator import NO_WAY, warning, ways_out
+    from sordino.planning.noise_level import NO_WAY, warning, ways_out
 
     ways = ways_out(found, delta) or [NO_WAY]
     return {

@@ -98,7 +98,7 @@ def _say_only(
     forecast, files = Forecast(simulation), [str(path) for path in would_write(folder, simulation.setup)]
     row, decided = forecast.row("as asked", words, timed=True), choices(experiment.engine, settled.engine, settled)
     if as_json:
-        promised = [one.to_json() for one in forecast.guarantees]
+        promised = [one.to_json() for one in forecast.planner.guarantees]
         told = {"dry_run": True, "folder": str(folder), "would_write": files, "decided": decided}
         told |= {"remarks": simulation.remarks}
         say({**told, "answer": row.to_json(), "guarantees": promised})
@@ -109,7 +109,7 @@ def _say_only(
         console = Screen()
         simulated = not settled.privacy.real
         planned.facts(console, row, forecast.timing, simulated)
-        console.print(guarantees(forecast.guarantees, simulated))
+        console.print(guarantees(forecast.planner.guarantees, simulated))
         for line in (*decided, *simulation.remarks):
             console.print(f"· {escape(line)}", highlight=False)
         console.print(f"A run would write, and this one did not: {escape(', '.join(files))}", highlight=False)

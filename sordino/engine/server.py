@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from sordino import tree
 from sordino.algorithms.optional import Estimates, Home
-from sordino.budget.noise_level import in_mean, of_reader, of_uplink
 from sordino.budget.plan import Price
 from sordino.budget.schedules import Adaptive
 from sordino.engine.executor import Answers, Tally
 from sordino.engine.inbox import Inbox, Mail
 from sordino.engine.secure_sum import SecureSum
 from sordino.planning.accounts import Accounts, OpenRound
+from sordino.planning.noise_level import in_mean, of_reader, of_uplink
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed
 from sordino.privacy.uplink.robust import fewest

@@ -187,6 +187,11 @@ class PlannedPhase:
         """Numbers in one upload, before compression."""
         return self._coordinates(self.algorithm)
 
+    @property
+    def parameters(self) -> int:
+        """Numbers in the model; where it is not here, those of an upload."""
+        return self.coordinates
+
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
         """As agreed: the model may be somebody's own, and not here."""
         assert self.whole.agreed is not None

@@ -1,8 +1,7 @@
 """`privacy plan EXPERIMENT.toml`: what a real experiment will promise, send and take, before any of it happens.
 
-The promise is the statement of a rehearsal: every round is reserved in a ledger in memory, as the run would reserve it,
-and nothing is computed. The bytes are those of the same rounds, message by message. Minutes are an estimate: the work
-of a few clients and one evaluation are timed here, and scaled.
+Promise and noise are the planner's. The bytes are those of the rounds that it reserves, message by message. Minutes are
+an estimate: the work of a few clients and one evaluation are timed here, and scaled.
 """
 
 from __future__ import annotations
@@ -19,29 +18,28 @@ from typing import NamedTuple
 import torch
 
 from sordino import config
-from sordino.accounting.claims import Subject
 from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
-from sordino.accounting.statement import Guarantee, Promised, unspent
-from sordino.algorithms.optional import Estimates, PublicTensors
-from sordino.budget.calculator import Enough, PlanRow
+from sordino.accounting.statement import Guarantee
+from sordino.algorithms.optional import PublicTensors
 from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.engine.choose_executor import cores
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
+from sordino.ledger.ledger import MEMORY
+from sordino.planning.alternatives import alternatives, untouched, wider_cohort
+from sordino.planning.noise_level import Enough
+from sordino.planning.planner import Planner, PlanRow
 from sordino.receipts.private import throwaway
 from sordino.runs.clients import forks_of
-from sordino.runs.noise_level import ExpectedNoise, expected_noise, loud_enough, multiplier
 from sordino.runs.population import Population
-from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.tree import Tree
 from sordino.types import Terms
 
-LIKELY_STEP = 0.1  # of a method that does not say
 SAMPLE = 4  # clients that are timed at first
 ENOUGH = 0.2  # seconds: clients that take less are timed again, four times as many: an engine trains them together
 PATIENCE = 5.0  # seconds: work that took longer is not timed a second time
@@ -63,7 +61,7 @@ class Traffic(Fact):
 
 
 class Planned(Traffic, PlanRow):
-    """What an experiment will promise, send and take."""
+    """Plan of an experiment whose rows are here."""
 
     examples: int
     parameters: int
@@ -110,10 +108,10 @@ def compare(
     typed = [*overrides, *(f"{key}={value}" for key, value in given.items())]
     asked = Forecast(simulation)
     rows, impossible = [asked.row("as asked", [*file, *typed], timed=True)], []
-    for what, changes in alternatives(simulation.setup):
-        said = [*_untouched(overrides, changes), *changes]
-        others = {key: value for key, value in given.items() if _untouched([f"{key}="], changes)}
-        words = [*_untouched(typed, changes), *changes]
+    for what, changes in (*alternatives(simulation.setup), *_more_clients(simulation.setup)):
+        said = [*untouched(overrides, changes), *changes]
+        others = {key: value for key, value in given.items() if untouched([f"{key}="], changes)}
+        words = [*untouched(typed, changes), *changes]
         try:
             other = beside(simulation, config.load(source, said, others))
             alike = all(getattr(other.setup.experiment, part) == getattr(experiment, part) for part in LOCAL_WORK)
@@ -125,84 +123,23 @@ def compare(
         privacy = experiment.privacy.model_copy(update={"delta": delta})
         return beside(simulation, experiment.model_copy(update={"privacy": privacy})).setup
 
-    found = loud_enough(simulation.setup, asked.noise, at_delta) if asked.noise else []
-    asked_for = experiment.privacy
-    return Compared(rows, asked.guarantees, impossible, found, asked.timing, not asked_for.real, asked_for.delta)
-
-
-def _untouched(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """Without what a change says anew."""
-    new = [change.partition("=")[0] for change in changes]
-    return [o for o in overrides if not any((o.partition("=")[0] + ".").startswith(f"{path}.") for path in new)]
+    found, guarantees, privacy = asked.planner.loud_enough(at_delta), asked.planner.guarantees, experiment.privacy
+    return Compared(rows, guarantees, impossible, found, asked.timing, not privacy.real, privacy.delta)
 
 
 LOCAL_WORK = ("data", "model", "algorithm", "read")  # what the seconds of one client's work depend on
 
 
-# alternatives ---------------------------------------------------------------------------------------------------------
-
-
-def alternatives(setup: Setup) -> Iterator[tuple[str, list[str]]]:
-    """What else would keep the same promise, or another unit's at the same price: a name, and what to give to `sordino
-    run`.
-    """
-    experiment, offer, population = setup.experiment, setup.plan.offer, len(setup.public.sizes)
-    if offer is None or experiment.privacy.epsilon is None:
-        return
-    if wider := _cohort(experiment, 2, population):
-        yield "twice the cohort", [wider]
-    if experiment.rounds > 1:
-        yield "half the rounds", [f"rounds={experiment.rounds // 2}"]
-    if "clients" in experiment.partition:
-        more = _cohort(experiment, 2, 2 * population, size_only=True)
-        yield "twice the clients, same data", [f"partition.clients={2 * population}", *([more] if more else [])]
-    yield from _other_gates(setup)
-
-
-GROWS = {"poisson": "rate", "round_robin_peer": "fraction", "round_robin": "size", "random": "size"}
-
-
-def _cohort(experiment: Experiment, factor: int, population: int, size_only: bool = False) -> str | None:
-    key = GROWS.get(experiment.cohort["name"])
-    if key is None or (size_only and key != "size"):
-        return None
-    value = experiment.cohort[key] * factor
-    return f"cohort.{key}={value}" if value <= (population if key == "size" else 1) else None
-
-
-def _other_gates(setup: Setup) -> Iterator[tuple[str, list[str]]]:
-    experiment, offer, algorithm = setup.experiment, setup.plan.offer, setup.algorithm
-    assert offer is not None
-    lr, population = Estimates.of(algorithm).step_size or LIKELY_STEP, len(setup.public.sizes)
-    records = offer.subject.unit != "client"
-    clip = (algorithm.read.cut or 1.0) if records else algorithm.uplink.bound(setup.coordinates).l2
-    opened = ["read={name='open'}"] if experiment.read is not None else []
-    fedavg = [f"algorithm={{name='fedavg', lr={lr}}}", *opened] if records else []
-    bounded = f"uplink={{client=[{{name='clip', radius={clip}}}%s], server=[%s]}}"
-    rate, hidden = setup.cohort.expected(population) / population, setup.policy.hidden
-    unit = "protect clients, " if records else ""
-    if records or not (hidden and algorithm.uplink.server):
-        coins = [] if hidden else [f"cohort={{name='poisson', rate={rate}}}"]
-        # each at the rate its own budget affords
-        if setup.whole.budget is not None and setup.whole.budget.personal is not None:
-            coins = [f"cohort={{name='by_budget', size={setup.cohort.expected(population):g}}}"]
-        central = bounded % ("", "{name='noise', neighbours='zero_out'}")
-        yield f"{unit}central noise, hidden cohort", [*fedavg, central, *coins]
-    if records or algorithm.uplink.server:
-        yield f"{unit}local noise", [*fedavg, bounded % (", {name='noise'}", "")]
-    if not records:
-        read = [f"read={{name='noisy_gradient', clip={clip}}}"] if experiment.read is not None else []
-        raw = ["uplink={client=[{name='weigh'}]}"] if experiment.uplink is not None else []
-        step = f"algorithm={{name='gaussian_gdp', clip={clip}, lr={lr}}}"
-        yield "protect records, not clients", [step, *read, *raw]
+def _more_clients(setup: Setup) -> Iterator[tuple[str, list[str]]]:
+    experiment, clients = setup.experiment, 2 * len(setup.public.sizes)
+    if setup.plan.offer is not None and experiment.privacy.epsilon is not None and "clients" in experiment.partition:
+        more = wider_cohort(experiment, 2, clients, size_only=True)
+        yield "twice the clients, same data", [f"partition.clients={clients}", *([more] if more else [])]
 
 
 def beside(simulation: Simulation, experiment: Experiment) -> Simulation:
     """A changed experiment; data that are the same are not read again."""
     return Simulation.of(Population.like(simulation.population, settle(experiment)))
-
-
-# a rehearsal ----------------------------------------------------------------------------------------------------------
 
 
 class Seconds(NamedTuple):
@@ -224,31 +161,13 @@ class Forecast:
         return self.simulation.setup
 
     @cached_property
-    def _rehearsal(self) -> Rehearsal:
-        return Rehearsal(self.setup, self.simulation.home)
+    def planner(self) -> Planner:
+        return Planner(self.setup)
 
-    @property
+    @cached_property
     def federation(self) -> Federation:
-        return self._rehearsal.federation
-
-    @property
-    def rounds(self) -> list[Sequence[int]]:
-        """Who will take part and pay, round by round."""
-        return self._rehearsal.rounds
-
-    @property
-    def guarantees(self) -> list[Guarantee]:
-        """What the receipt will say when every planned round has been played."""
-        return self._rehearsal.guarantees
-
-    @cached_property
-    def noise(self) -> ExpectedNoise | None:
-        return expected_noise(self.setup)
-
-    @cached_property
-    def busiest(self) -> int:
-        plan = self.setup.plan
-        return max(range(len(plan.exposures)), key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
+        """The server's side, with books of its own: it sizes messages and sets terms."""
+        return self.setup.federation(self.simulation.home, "", MEMORY, self.planner.run)
 
     def traffic(self) -> Traffic:
         run, algorithm = self.federation, self.setup.algorithm
@@ -256,7 +175,7 @@ class Forecast:
         fields = wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(self.setup.task, down)))
         inbox = run.inbox
         both, total_down = Counter[int](), 0
-        for t, granted in enumerate(self.rounds):
+        for t, granted in enumerate(self.planner.rounds):
             one, up = inbox.bytes_down(t, down, [0]), wire.sizes(inbox.header(t, 0), fields)
             both.update({k: one + up(k) for k in granted})
             total_down += one * len(granted)
@@ -278,7 +197,7 @@ class Forecast:
     def minutes(self) -> float:
         """Minutes of local work and evaluation; the disk is not counted."""
         experiment, timed = self.setup.experiment, self.timed
-        visits = Counter(k for granted in self.rounds for k in granted)
+        visits = Counter(k for granted in self.planner.rounds for k in granted)
         effort = sum(times * _effort(self.setup, k) for k, times in visits.items())
         engine, evaluation = self.setup.engine, experiment.evaluation
         # it was timed with one pair of hands where forks will help, with all threads elsewhere
@@ -298,30 +217,19 @@ class Forecast:
         )
 
     def row(self, what: str, run: list[str], timed: bool) -> Planned:
-        setup, offer, experiment = self.setup, self.setup.plan.offer, self.setup.experiment
-        promise = None if offer is None else self._promise(offer.subject)
-        return Planned(
-            what=what,
-            clients=len(setup.public.sizes),
-            cohort=setup.cohort.expected(len(setup.public.sizes)),
-            rounds=experiment.rounds,
-            examples=sum(setup.public.sizes),
-            parameters=setup.coordinates,
-            promise=promise,
-            noise_multiplier=None if offer is None else multiplier(setup, self.busiest),
-            exposures=setup.plan.exposures[self.busiest],
-            noise_norm=self.noise and self.noise.norm,
-            largest_signal=self.noise and self.noise.signal,
-            noise_to_signal=self.noise and self.noise.ratio,
+        noise = self.planner.expected_noise
+        return self.planner.row(
+            Planned,
+            what,
+            run,
+            self.planner.promise,
+            examples=sum(self.setup.public.sizes),
+            parameters=self.setup.coordinates,
+            noise_norm=noise and noise.norm,
+            largest_signal=noise and noise.signal,
             **dict(self.traffic()),
             minutes=self.minutes if timed else None,
-            run=tuple(run),
         )
-
-    def _promise(self, subject: Subject) -> Promised:
-        rows = {row.subject: row for row in self.guarantees}
-        row = rows[subject] if subject in rows else unspent(subject, "none: nobody ever takes part")
-        return Promised.of(row, accountant=row.accountant)
 
 
 def _effort(setup: Setup, client: int) -> int:

@@ -22,12 +22,12 @@ from sordino.errors import BudgetExhausted, unwritten
 from sordino.fast.processor import keep_freed_memory
 from sordino.ledger.files import append_line
 from sordino.metrics.rows import RoundCost, RoundRow
+from sordino.planning.planner import Planner
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
 from sordino.runs import bundle, callbacks
-from sordino.runs.noise_level import drowning
 from sordino.runs.preparation import prepare
 from sordino.runs.reused_preparation import adopt
 from sordino.runs.rounds import PlayedPhase, RunInPlay
@@ -103,7 +103,7 @@ def play(
             begun = None
         notes = [
             *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
-            *drowning(setup),
+            *Planner(setup).warnings,
             *half.home.disclosed,
             *session.remarks(experiment.model_dump()),
             *([f"{len(missed)} {MISSED}"] if missed else []),

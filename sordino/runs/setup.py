@@ -131,6 +131,10 @@ class Setup(PlannedPhase):
     def task(self) -> Task:
         return self.whole.task
 
+    @property
+    def parameters(self) -> int:
+        return tree.size(self.task.init(0))
+
     def over(self, server: Tree) -> bool:
         """True where a phase of the preparation has found what it prepares."""
         return isinstance(self.algorithm, Phase) and self.algorithm.over(server)

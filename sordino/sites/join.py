@@ -21,12 +21,11 @@ from sordino.config import Experiment
 from sordino.errors import ConfigError, LedgerError, RunError, UnsoundGuarantee
 from sordino.fast.processor import keep_freed_memory
 from sordino.metrics.evaluation import check_shared
+from sordino.planning.planner import Planner
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Receipt
 from sordino.runs.new_folder import environment_of, found
-from sordino.runs.rehearsal import Rehearsal
-from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Whole
 from sordino.runs.witness import needed, place_for
 from sordino.sites import invitation as invitations
@@ -116,7 +115,7 @@ class Proposed:
     def guarantees(self) -> list[Guarantee]:
         """What this client can lose in the whole run, as its own ledger will have it."""
         whole = self.whole
-        rows = Rehearsal(whole.phases[-1], ServerData(whole), (self.client,)).guarantees
+        rows = Planner(whole.phases[-1], (self.client,)).guarantees
         return beside_scores(rows, self.experiment.privacy.delta) if self.asked.shares_scores else rows
 
     @cached_property

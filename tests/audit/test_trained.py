@@ -35,9 +35,9 @@ from sordino.audits.trained import (
     strongest,
 )
 from sordino.errors import SordinoError
+from sordino.planning.planner import Planner
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.results.audit_file import TrainedAudit
-from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.run import start
 from sordino.runs.simulation import settle, simulated
 from tests.helpers.command_line import spoken
@@ -276,7 +276,7 @@ def test_canaries_are_seen_through_masks_as_closely_as_the_noise_in_their_sum_al
         "algorithm": {"name": "fedavg", "local_steps": 1, "batch_size": "full"},
     }
     simulation = simulated(settle(config.load(table, [])))
-    guarantees = [row for row in Rehearsal(simulation.setup, simulation.home).guarantees if row.finite]
+    guarantees = [row for row in Planner(simulation.setup).guarantees if row.finite]
     canaries = placed(simulation, strongest(guarantees)[0], 50, keys.root(5))
     assert canaries is not None
     told, there = scores(canaries, weak)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sordino.budget.calculator import ask, asked
+from sordino.planning.calculator import ask, asked
 from tests.helpers.command_line import Said
 
 

@@ -196,7 +196,7 @@ DEPLOYED = [
     ),
     one(
         "a cap against the rounds that a public seed draws",
-        "runs/rehearsal.py",
+        "planning/planner.py",
         "            if self.only is None:",
         "            if True:",
         f"{MOST}::test_a_server_that_asks_in_every_round_costs_no_more_than_was_shown",

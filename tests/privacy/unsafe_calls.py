@@ -26,10 +26,11 @@ from sordino.accounting import (
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.pdp_prox import pdp_prox
 from sordino.attacks.assault import check_allowed
-from sordino.budget import calculator, client_budgets, schedules
+from sordino.budget import client_budgets, schedules
 from sordino.budget.plan import Budget
 from sordino.cli import data as data_verbs
 from sordino.config import gates
+from sordino.planning import calculator
 from sordino.privacy.noise.discrete import discrete_gaussian
 from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import Counter, System
@@ -208,7 +209,9 @@ CALLS: dict[str, Call] = {
         "budget-exhausted", lambda: schedules.Adaptive().next_share([1.0], 0.0, 1, False, 1)
     ),
     "a price for the textbook formula": Call("classic-needs-budget", lambda: pricing.Classic().cost(1.0)),
-    "planning with delta 1/N": Call("delta-too-large", lambda: calculator.Question(1.0, 0.1, "client", 10, 2, 5)),
+    "planning with delta 1/N": Call(
+        "delta-too-large", lambda: calculator.asked(calculator.Question(1.0, 0.1, "client", 10, 2, 5))
+    ),
     "planning from no noise": Call("noise-not-positive", lambda: calculator.ask(noise_multiplier=0.0)),
     "planning from noise that hides nobody": Call("noise-buys-nothing", lambda: calculator.ask(noise_multiplier=1e-3)),
     "planning from more noise than delta takes": Call(

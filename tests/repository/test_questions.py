@@ -77,6 +77,19 @@ def of_uploads(node: ast.AST) -> bool:
     )
 
 
+def of_calibration(node: ast.AST) -> bool:
+    """A call that turns a budget into a noise multiplier."""
+    calibrate = ("exact_multiplier", "sampled_multiplier", "classic_multiplier", "nominal_multiplier", "best_order")
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in calibrate
+
+
+def of_planned_rounds(node: ast.AST) -> bool:
+    """Books that are opened in memory."""
+    if not isinstance(node, ast.Call) or ast.unparse(node.func).split(".")[-1] not in ("accounts", "federation"):
+        return False
+    return any(ast.unparse(arg) in ("MEMORY", "':memory:'") for arg in node.args)
+
+
 QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is this noise real?": (
         of_noise,
@@ -119,6 +132,24 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         # the plan answers; before there is one, these two look for offers that cannot be priced together
         {"budget/plan.py", "planning/prices.py"},
     ),
+    "which noise does a budget buy?": (
+        of_calibration,
+        # prices by currency; a plan, one by personal budgets, and the published label that proves nothing
+        {"accounting/pricing.py", "budget/plan.py", "budget/plans_by_budget.py", "planning/prices.py"},
+    ),
+    "what will all rounds cost, before they are played?": (
+        of_planned_rounds,
+        # the planner; others play rounds that leave nothing, count those of a ledger again, or size messages
+        {
+            "planning/planner.py",
+            "audits/canaries.py",
+            "audits/gates.py",
+            "audits/replay.py",
+            "laws/federations.py",
+            "receipts/verify.py",
+            "runs/forecast.py",
+        },
+    ),
 }
 
 
@@ -159,6 +190,9 @@ def test_each_question_is_asked_in_one_place(question: str) -> None:
             "about which unit, under which change, against whom?",
             "subject = (offer.unit, offer.neighbours, offer.adversary)",
         ),
+        ("which noise does a budget buy?", "z = exact_multiplier(epsilon, delta, rounds)"),
+        ("which noise does a budget buy?", "z = calibrate.sampled_multiplier(epsilon, delta, 0.1, rounds)"),
+        ("what will all rounds cost, before they are played?", "books = phase.accounts(Accounts, '', MEMORY, run)"),
         ("does everyone pay, and one price?", "alike = plan.offer.everyone_pays and not plan.individual"),
     ],
 )

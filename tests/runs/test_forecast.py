@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sordino import config
-from sordino.budget import calculator
-from sordino.budget.calculator import PlanRow, Question, answer, ask, bought
-from sordino.runs import noise_level
+from sordino.accounting import pricing
+from sordino.budget.plan import Plan
+from sordino.planning.calculator import Question, answer, ask, bought
+from sordino.planning.planner import Planner, PlanRow
 from sordino.runs.forecast import Compared, Forecast, compare
-from sordino.runs.noise_level import drowning, expected_noise, loud_enough
 from sordino.runs.run import start
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, simulated
@@ -60,11 +60,11 @@ def test_bytes_and_promise_are_those_of_the_run(name: str, tmp_path: Path) -> No
     ended = start(made, tmp_path / "run")
     for way in ("bytes_down", "bytes_up"):
         assert traffic.to_json()[way] == sum(row.to_json()[way] for row in ended.metrics)
-    for row, promised in zip(ended.receipt.guarantees, foreseen.guarantees, strict=True):
+    for row, promised in zip(ended.receipt.guarantees, foreseen.planner.guarantees, strict=True):
         assert row.beside(nominal_epsilon=None) == promised
     if (budget := ended.receipt.budget) is not None:
-        assert max(foreseen.federation.exposures.values()) == budget.exposures_used.max
-        assert foreseen.setup.plan.exposures[foreseen.busiest] == budget.exposures_planned.max
+        assert max(foreseen.planner.books.exposures.values()) == budget.exposures_used.max
+        assert foreseen.setup.plan.exposures[foreseen.planner.busiest] == budget.exposures_planned.max
 
 
 def test_messages_are_not_all_of_one_length() -> None:
@@ -124,10 +124,10 @@ def test_the_printed_numbers_are_those_of_the_run(unit: str, cohort: int, tmp_pa
         if row.question.records != 120:
             continue  # no command can make records
         run = ["partition={scheme='iid', clients=12}", *row.run]
-        parts = kept(row.row, run, tmp_path / str(number), 4.0)
-        noise = expected_noise(parts.setup)
+        parts = kept(row, run, tmp_path / str(number), 4.0)
+        noise = Planner(parts.setup).expected_noise
         assert noise is not None
-        assert noise_level.multiplier(parts.setup, 0) == pytest.approx(row.noise_multiplier, rel=1e-4)
+        assert Planner(parts.setup).multiplier(0) == pytest.approx(row.noise_multiplier, rel=1e-4)
         if row.question.clients == 12:  # the same data for ten times the clients are fewer records for each
             assert noise.ratio == pytest.approx(row.noise_to_signal, rel=0.01)
 
@@ -172,18 +172,17 @@ def test_the_federation_that_would_be_heard_recalibrates_where_delta_must_fall()
     parts = simulated(
         config.validate(DIGITS | {"algorithm": {"name": "whole_update"}, "privacy": {"epsilon": 4.0, "delta": 1e-3}})
     )
-    noise, at = expected_noise(parts.setup), []
+    at = []
 
     def smaller(delta: float) -> Setup:
         at.append(delta)
         table = DIGITS | {"algorithm": {"name": "whole_update"}, "privacy": {"epsilon": 4.0, "delta": delta}}
         return simulated(config.validate(table)).setup
 
-    assert noise is not None
-    for found in loud_enough(parts.setup, noise, smaller):
+    for found in Planner(parts.setup).loud_enough(smaller):
         assert found.delta in at
         assert found.delta < 1 / found.clients <= 1e-3
-        again = expected_noise(smaller(found.delta))
+        again = Planner(smaller(found.delta)).expected_noise
         assert again is not None
         assert again.ratio * math.sqrt(3 / found.cohort) == pytest.approx(found.noise_to_signal)
         assert found.noise_to_signal < found.below <= again.ratio * math.sqrt(3 / (found.cohort - 1))
@@ -203,7 +202,7 @@ def test_a_run_that_will_hear_nothing_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{}, {"algorithm": {"name": "fedavg"}, "privacy": {}}])
 def test_nothing_is_said_where_the_signal_can_be_heard(changes: Table) -> None:
     parts = simulated(config.validate(DIGITS | {"cohort": {"name": "everyone"}, "rounds": 4} | changes))
-    assert drowning(parts.setup) == []
+    assert Planner(parts.setup).warnings == []
 
 
 def test_the_warning_reads_public_numbers_and_calibrates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +212,6 @@ def test_the_warning_reads_public_numbers_and_calibrates_nothing(monkeypatch: py
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("called at the start of a run")
 
-    for place, name in ((calculator, "exact_multiplier"), (calculator, "sampled_multiplier"), (Setup, "federation")):
+    for place, name in ((Plan, "rehearse"), (pricing, "sampled_multiplier"), (Setup, "accounts")):
         monkeypatch.setattr(place, name, never)
-    assert len(drowning(parts.setup)) == 1
+    assert len(Planner(parts.setup).warnings) == 1

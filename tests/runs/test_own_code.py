@@ -19,12 +19,12 @@ from sordino import config, user_code
 from sordino.algorithms.fedavg import FedAvg
 from sordino.planning.accounts import KEEPS, STATES, Accounts
 from sordino.planning.phase import shown_rows
+from sordino.planning.planner import Planner
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.receipts.verify import examine, verify
 from sordino.report import run_facts, run_page
-from sordino.runs.rehearsal import Rehearsal
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
 from sordino.types import Bound, Grant
@@ -59,7 +59,7 @@ def test_a_promise_about_rows_that_own_code_sees_is_conditional(name: str, tmp_p
     made = BY_NAME["gaussian_gdp"].experiment(**OWN[name])
     condition = KEEPS.format(f"{HERE}:{name}")
     planned = simulated(made)
-    rows = Rehearsal(planned.setup, planned.home).guarantees
+    rows = Planner(planned.setup).guarantees
     ended = start(made, tmp_path / "run")
     for row in (*rows, *ended.receipt.guarantees):
         if row.finite:
@@ -73,7 +73,7 @@ def test_a_library_s_own_network_and_loss_stay_proved() -> None:
     for own in ({}, {"model": {"name": "mlp", "hidden": 8}}):
         planned = simulated(BY_NAME["gaussian_gdp"].experiment(**own))
         assert shown_rows(planned.setup.experiment) == ()
-        rows = Rehearsal(planned.setup, planned.home).guarantees
+        rows = Planner(planned.setup).guarantees
         assert {row.status for row in rows if row.finite} == {"proved"}
 
 
@@ -117,7 +117,7 @@ def test_a_client_alone_in_its_process_is_bounded_by_its_clip() -> None:
     planned = simulated(BY_NAME["whole_update"].experiment(model={"name": f"{HERE}:Net"}))
     condition = KEEPS.format(f"{HERE}:Net")
     for only, status in ((None, "conditional"), ((1,), "proved")):
-        rows = Rehearsal(planned.setup, planned.home, only).guarantees
+        rows = Planner(planned.setup, only).guarantees
         (row,) = (row for row in rows if (row.unit, row.adversary) == ("client", "server"))
         assert (row.status, condition in row.because) == (status, status == "conditional")
 
@@ -152,9 +152,9 @@ def test_a_stage_that_states_its_own_bound_is_conditional_in_all_books(name: str
     made = of.experiment(algorithm={"name": f"{HERE}:{name}", "local_steps": 3, "lr": 0.5})
     planned = simulated(made)
     condition = STATES.format(f"{HERE}:{stated}")
-    alone = Rehearsal(planned.setup, planned.home, (1,)).guarantees
+    alone = Planner(planned.setup, (1,)).guarantees
     ended = start(made, tmp_path / "run")
-    everywhere = (*Rehearsal(planned.setup, planned.home).guarantees, *alone, *ended.receipt.guarantees)
+    everywhere = (*Planner(planned.setup).guarantees, *alone, *ended.receipt.guarantees)
     about = [row for row in everywhere if row.finite and row.unit == "client"]
     assert len(about) > 3
     assert {condition in row.because for row in about} == {bool(stated)}

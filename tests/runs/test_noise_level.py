@@ -8,8 +8,8 @@ import pytest
 
 from sordino import config, tree
 from sordino.engine import server
+from sordino.planning.planner import Planner
 from sordino.round import one_round
-from sordino.runs.noise_level import expected_noise
 from sordino.runs.simulation import Simulation, simulated
 from tests.helpers.planned import CLIP, WEIGH, Table
 
@@ -90,7 +90,7 @@ VARIED = {name for name in NOISY if name.endswith(("slow", "every round", "three
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in VARIED)) for n in NOISY])
 def test_the_expected_noise_is_the_noise(name: str) -> None:
     parts = parts_of(NOISY[name])
-    noise = expected_noise(parts.setup)
+    noise = Planner(parts.setup).expected_noise
     assert noise is not None
     check_noise(name, noise.norm)
 
@@ -98,7 +98,7 @@ def test_the_expected_noise_is_the_noise(name: str) -> None:
 def test_the_check_finds_noise_that_is_averaged_wrongly() -> None:
     """Central noise taken for every client's own, as a rough estimate would, and the reverse."""
     for name, wrong in (("clients, central", math.sqrt(2)), ("clients, local", 1 / math.sqrt(2))):
-        noise = expected_noise(parts_of(NOISY[name]).setup)
+        noise = Planner(parts_of(NOISY[name]).setup).expected_noise
         assert noise is not None
         with pytest.raises(AssertionError):
             check_noise(name, noise.norm * wrong)
@@ -107,7 +107,7 @@ def test_the_check_finds_noise_that_is_averaged_wrongly() -> None:
 def test_the_closed_form_of_central_noise() -> None:
     """std * sqrt(d) / cohort, against an update of at most the radius."""
     parts = parts_of(NOISY["clients, central"])
-    noise, price = expected_noise(parts.setup), parts.setup.plan.price(0, 0, parts.setup.plan.currency.zero())
+    noise, price = Planner(parts.setup).expected_noise, parts.setup.plan.price(0, 0, parts.setup.plan.currency.zero())
     assert noise is not None
     assert price is not None
     assert noise.norm == pytest.approx(price.multiplier * 2.0 * math.sqrt(DIM) / 2)
@@ -123,7 +123,7 @@ def test_convex_stable_noises_the_last_step_only() -> None:
         "privacy": {"epsilon": 0.01, "delta": 1e-6},
     }
     parts = simulated(config.validate(table))
-    noise, federation = expected_noise(parts.setup), parts.federation(":memory:", "run")
+    noise, federation = Planner(parts.setup).expected_noise, parts.federation(":memory:", "run")
     assert noise is not None
     mean = one_round(federation, parts.setup.state("server"), 0, parts.site("run")).received.mean
     # 650 dimensions: a deviation of 2.8 %, so 14 % is five of them

@@ -1,0 +1,223 @@
+"""`privacy plan` without data: a question in numbers becomes an experiment over public numbers, and its planner answers
+from a budget to noise and back, and what else would keep the promise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from sordino import config
+from sordino.accounting.accountants import EXACT, epsilon_by
+from sordino.accounting.events import Gaussian, Json, Poisson, Repeat, check_multiplier, valid_epsilon
+from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.pricing import Counted, accountant
+from sordino.accounting.statement import Promised
+from sordino.errors import (
+    COUNT,
+    POSITIVE,
+    ConfigError,
+    Range,
+    SordinoError,
+    UnsoundGuarantee,
+    UnsupportedEvent,
+    check_range,
+)
+from sordino.planning.agreement import MOST_CLIENTS, PublicNumbers
+from sordino.planning.alternatives import alternatives, untouched, wider_cohort
+from sordino.planning.noise_level import Enough
+from sordino.planning.phase import PlannedRun
+from sordino.planning.planner import Planner, PlanRow
+from sordino.sampling.kinds import alike
+
+BYTES = 4  # of a float32 parameter on the wire
+
+
+@dataclass(frozen=True)
+class Question:
+    epsilon: float
+    delta: float
+    unit: Literal["client", "example"]
+    clients: int
+    cohort: int
+    rounds: int
+    parameters: int = 21_840
+    records: int = 600  # per client; matters for unit "example" only
+    clip: float = 1.0  # of an update, or of a record's gradient
+
+    def __post_init__(self) -> None:
+        valid_epsilon(self.epsilon)
+        check_range("clip", self.clip, POSITIVE, "clip-not-positive")
+        for name in ("cohort", "rounds", "parameters", "records"):
+            check_range(name, getattr(self, name), COUNT, "out-of-range")
+        check_range("clients", self.clients, Range(least=1, most=MOST_CLIENTS, whole=True), "out-of-range")
+        if self.cohort > self.clients:
+            raise ConfigError(
+                f"a cohort of {self.cohort} out of {self.clients} clients",
+                why="a client takes part at most once in a round",
+                fix="make the cohort at most as large as the number of clients",
+                code="cohort-too-large",
+            )
+
+    @property
+    def rate(self) -> float:
+        return self.cohort / self.clients
+
+    @property
+    def turns(self) -> int:
+        """Rounds of the busiest client where clients take turns and nothing amplifies."""
+        return -(-self.rounds * self.cohort // self.clients)
+
+    @property
+    def run(self) -> list[str]:
+        """Arguments of `sordino run` for the set-up asked for."""
+        clip = f"{{name='clip', radius={self.clip}}}"
+        central = f"uplink={{client=[{clip}], server=[{{name='noise', neighbours='zero_out'}}]}}"
+        return [
+            f"rounds={self.rounds}",
+            f"partition.clients={self.clients}",
+            *(
+                ("algorithm=fedavg", central, f"cohort={{name='poisson', rate={self.rate}}}")
+                if self.unit == "client"
+                else (
+                    f"algorithm={{name='gaussian_gdp', clip={self.clip}}}",
+                    f"cohort={{name='round_robin', size={self.cohort}}}",
+                )
+            ),
+            f"privacy.epsilon={self.epsilon}",
+            f"privacy.delta={self.delta}",
+        ]
+
+
+DEFAULTS: Json = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 100, "rounds": 100}
+
+
+class Answer(PlanRow):
+    """One way to keep the promise."""
+
+    promise: Promised
+    noise_multiplier: float  # noise / sensitivity
+    noise_to_signal: float  # norm of the noise in the mean, in units of the largest possible mean update or gradient
+    question: Question
+    clip: float
+    noise_std: float  # of one coordinate of the sum: multiplier times sensitivity
+
+
+def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: object) -> Question:
+    """A question in numbers, in one direction: from a budget, or from the budget that a noise multiplier buys."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ConfigError(
+            "both epsilon and a noise multiplier" if epsilon is not None else "neither epsilon nor a noise multiplier",
+            why="one of the two must be given, and the other one is computed",
+            fix="give --epsilon E to compute the noise, or --noise-multiplier Z to compute epsilon",
+            code="one-direction",
+        )
+    question = Question(**{"epsilon": 1.0 if epsilon is None else epsilon, **DEFAULTS, **facts})
+    return question if noise_multiplier is None else replace(question, epsilon=bought(noise_multiplier, question))
+
+
+def bought(multiplier: float, question: Question) -> float:
+    """The epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it
+    (`question.epsilon` is not read).
+    """
+    q = question
+    check_multiplier(multiplier, "give a multiplier above 0: noise / sensitivity")
+    try:
+        if q.unit == "client" and q.rate < 1:
+            event = Repeat(Poisson(q.rate, Gaussian(multiplier)), q.rounds)
+            epsilon = epsilon_by(accountant(q.rounds), event, q.delta, "zero_out")
+        else:
+            epsilon = epsilon_of(math.sqrt(q.turns) / multiplier, q.delta)
+    except UnsupportedEvent:
+        epsilon = math.inf
+    if not 0 < epsilon < 1e6:
+        raise UnsoundGuarantee(
+            f"a noise multiplier of {multiplier:g} gives {('no finite epsilon' if epsilon else 'epsilon 0')} "
+            f"at delta {q.delta:g}",
+            why="this delta alone already allows whatever such strong noise still shows"
+            if epsilon == 0
+            else "so little noise protects nobody",
+            fix="give a smaller multiplier, or a smaller delta" if epsilon == 0 else "give a larger multiplier",
+            code="noise-buys-nothing",
+        )
+    return epsilon
+
+
+def answer(question: Question) -> list[Answer]:
+    """The set-up asked for, then what else keeps its promise."""
+    return [asked(question), *_others(question)]
+
+
+def asked(question: Question) -> Answer:
+    how = "central noise, hidden cohort" if question.unit == "client" else "noise in each gradient"
+    return _row(question, f"as asked: {how}", question.run)
+
+
+def enough_for(question: Question) -> list[Enough]:
+    """The smallest federations for both marks that the set-up asked for does not reach yet."""
+    return planned(question).loud_enough(lambda delta: planned(replace(question, delta=delta)).phase)
+
+
+def planned(question: Question, run: Sequence[str] | None = None) -> Planner:
+    """Planner of the set-up asked for, or of another one in the words of `sordino run`."""
+    return _planner(tuple(question.run if run is None else run), question.records, question.parameters)
+
+
+@lru_cache(maxsize=32)
+def _planner(run: tuple[str, ...], records: int, parameters: int) -> Planner:
+    """For equal clients."""
+    experiment = config.load(None, run)
+    sizes = alike(records, experiment.partition["clients"])
+    public = PublicNumbers(kind="table", shape=(1,), classes=2, named=2, sizes=sizes)
+    return Planner(PlannedRun(experiment, public, {"": parameters}).phases[-1])
+
+
+def _others(question: Question) -> Iterator[Answer]:
+    phase, people = planned(question).phase, question.clients * 10
+    wider = wider_cohort(phase.experiment, 10, people, size_only=True)
+    larger = [f"partition.clients={people}", *([wider] if wider else [])]
+    others = [*alternatives(phase), *([("10 x the clients and the cohort", larger)] if people <= MOST_CLIENTS else [])]
+    for what, changes in others:
+        yield from _possible(question, what, [*untouched(question.run, changes), *changes])
+    if question.unit == "example":
+        yield from _possible(replace(question, records=4 * question.records), "4 x the records per client")
+
+
+def _possible(question: Question, what: str, run: Sequence[str] | None = None) -> list[Answer]:
+    try:
+        return [_row(question, what, question.run if run is None else run)]
+    except SordinoError:  # delta no longer lies below one over what is protected
+        return []
+
+
+def _row(question: Question, what: str, run: Sequence[str]) -> Answer:
+    planner = planned(question, run)
+    phase, plan, z = planner.phase, planner.phase.plan, planner.multiplier(planner.busiest)
+    assert plan.offer is not None
+    assert plan.budget is not None
+    assert z is not None
+    subject, people, rounds = plan.offer.subject, len(phase.public.sizes), phase.experiment.rounds
+    unit: Literal["client", "example"] = "client" if subject.unit == "client" else "example"
+    cohort = round(phase.cohort.expected(people))
+    # every round is planned alike, so that what the budget grants is what the receipt will say
+    promise = Promised(
+        **dict(subject),
+        epsilon=plan.budget.epsilon,
+        delta=plan.budget.delta,
+        accountant=plan.pricing.accountant if isinstance(plan.pricing, Counted) else EXACT,
+        status="proved",
+        because=(),
+    )
+    return planner.row(
+        Answer,
+        what,
+        run,
+        promise,
+        bytes=2 * BYTES * question.parameters * cohort * rounds,  # of the parameters alone, down and up
+        question=replace(question, clients=people, cohort=cohort, rounds=rounds, unit=unit),
+        clip=question.clip,
+        noise_std=z * question.clip * (2 if subject.neighbours == "replace" else 1),
+    )
