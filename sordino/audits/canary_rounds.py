@@ -134,7 +134,7 @@ class CanaryRounds(Replay):
         return CanaryScores(self._moved, self._weight)
 
     def _with(self, algorithm: AnyAlgorithm) -> Site:
-        return replace(self.site, algorithm=algorithm, executor="loop")
+        return replace(self.site, algorithm=algorithm, sharing="loop")
 
     def _sent(self, t: int, gates: AnyAlgorithm, clients: Overheard) -> dict[int, Tree]:
         """Uploads of all clients if all canaries do the same; of all canaries where the cohort is hidden."""

@@ -240,7 +240,7 @@ class Bare(Rounds):
     ) -> None:
         self.algorithm = unprotected(simulation.setup.method)
         super().__init__(simulation, change, key, start)
-        self.site = replace(self.site, executor="loop")
+        self.site = replace(self.site, sharing="loop")
 
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
         rows = raw(self.simulation)

@@ -67,7 +67,7 @@ class Site(Executor):
     key: int = 0  # of a simulation's draws
     noise: str = "counter"  # where noise comes from
     # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
-    executor: str = "loop"
+    sharing: str = "loop"
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
     threads: Threads | None = None  # None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
@@ -162,7 +162,7 @@ class Site(Executor):
 
     def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
         """Clients that are computed in one go, in their order. It does not depend on who computes."""
-        if self.executor == "pooled":
+        if self.sharing == "pooled":
             return pools(members, self.task, tree.size(down))
         if not self._shared:
             return ([member] for member in members)
@@ -180,7 +180,7 @@ class Site(Executor):
         """True where clients can be stacked: they have one broadcast and one set of public examples, and no message of
         their own.
         """
-        return self.executor == "stack" and self.handed is None and not isinstance(self.algorithm, PerClientMessages)
+        return self.sharing == "stack" and self.handed is None and not isinstance(self.algorithm, PerClientMessages)
 
     @property
     def _ordered(self) -> bool:
@@ -287,7 +287,7 @@ class Site(Executor):
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
         """Upload and new state of each client of a unit."""
-        if self.executor == "pooled":
+        if self.sharing == "pooled":
             return self._alone(task, down, sharing(unit, task, down), apart)
         if len(unit) > 1:
             try:
@@ -306,7 +306,7 @@ class Site(Executor):
             mine = down if apart else PerClientMessages.of(self.algorithm).per_client_message(down, member.client)
             upload, state = self.algorithm.local(task, mine, member.state, shard, member.key)
             # alone is the reference: the same bytes as from a process of its own, which has to write them out
-            yield (tree.formed(upload) if self.executor == "loop" else upload), state
+            yield (tree.formed(upload) if self.sharing == "loop" else upload), state
 
 
 def told(

@@ -214,7 +214,7 @@ def test_what_cannot_be_stacked_is_left_to_the_loop_in_every_round_anew(calls: l
     parts.__dict__["algorithm"] = Branching(lr=0.3, local_epochs=2, batch_size=16)
     whole, again = trained(parts), trained(parts, rounds=1)
     assert torch.equal(whole[0], again[0])
-    assert parts.site("run").executor == "stack"
+    assert parts.site("run").sharing == "stack"
     assert len(calls) > 3  # tried in every round
 
 
