@@ -6,8 +6,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from sordino.errors import SecureError
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import SecureStage
 
@@ -51,6 +52,32 @@ class Channel(Protocol):
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
         """The sum of round t; `cohort` are those who began it, `noise` what the server adds."""
+        ...
+
+
+class MaskedChannel(Channel, Protocol):
+    """A masked sum, whose clients may be at sites."""
+
+    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> Opened:
+        """The sum of round t, which so many clients begin; `model` is the digest of the broadcast."""
+        ...
+
+
+class EncryptedPeers(Protocol):
+    """Clients and key holder of an encrypted round, in this process or at sites."""
+
+    watch: Stopwatch
+
+    def uploads(self) -> Iterable[tuple[int, bytes | None]]: ...  # None: added in clear, which only a probe does
+    def absent(self, client: int, error: SecureError) -> None: ...  # its message does not count
+    def decrypt(self, total: bytes, count: int) -> Ints | str: ...  # the sum of so many uploads, or why not
+
+
+class EncryptedChannel(Channel, Protocol):
+    """An encrypted sum, whose clients and key holder may be at sites."""
+
+    def add(self, t: int, public: Any, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
+        """The sum of round t, which so many clients began; `public` is the key holder's, of the stage's scheme."""
         ...
 
 

@@ -8,13 +8,14 @@ round and adds the integers of the others in clear: the same sum for a fraction 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from sordino.engine.channels import Opened, Stopwatch, Uploads
+from sordino.engine.channels import EncryptedChannel, EncryptedPeers, Opened, Stopwatch, Uploads
 from sordino.errors import EmptyRound, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
@@ -45,59 +46,28 @@ class Ciphertexts:
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
         """Sum of clients in this process, with a key holder in it."""
-        beyond, clear, watch = 0, np.zeros(size, np.int64), Stopwatch()
+        watch = Stopwatch()
         with watch("keys"):
             holder = self._holder
-        # who has the whole key may be faster
-        encrypt = holder.encrypt if self._stage.keys == "shared" else holder.public.encrypt
-
-        def messages() -> Iterator[tuple[int, bytes | None]]:
-            nonlocal beyond
-            for i, (k, values) in enumerate(uploads):
-                beyond += self._layout.at_the_end(values)
-                if self._stage.mode == "probe" and i:
-                    np.add(clear, values, out=clear)
-                    yield k, None
-                    continue
-                with watch("encrypt"):
-                    message = encrypt(values, t, self._layout).pack()
-                yield k, message
-
-        def opens(total: Sealed, count: int) -> Ints:
-            with watch("open"):
-                return holder.open(total) + clear
-
-        found = self.add(t, holder.public, messages(), len(cohort), size, noise, opens, _raised, watch)
+        here = PeersHere(self._stage, self._layout, holder, t, uploads, np.zeros(size, np.int64), watch)
+        found = self.add(t, holder.public, here, len(cohort), size, noise)
         each = found.payload * len(found.who)
-        return found._replace(saturated=beyond, bytes_up=found.bytes_up if self._stage.mode == "full" else each)
+        return found._replace(saturated=here.beyond, bytes_up=found.bytes_up if self._stage.mode == "full" else each)
 
-    def add(
-        self,
-        t: int,
-        public: Public,
-        messages: Iterable[tuple[int, bytes | None]],
-        began: int,
-        size: int,
-        noise: Ints | None,
-        opens: Callable[[Sealed, int], Ints | str],
-        absent: Callable[[int, SecureError], None],
-        watch: Stopwatch,
-    ) -> Opened:
-        """Adds up a round, wherever its clients and its key holder are. `opens` decrypts the sum of so many uploads, or
-        says why not; `absent` is called for a message that does not count; a message that is None was added in clear.
-        """
-        own = [] if noise is None else pieces(noise, self._layout)
+    def add(self, t: int, public: Public, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
+        """Adds up a round, wherever its clients and its key holder are."""
+        own, watch = [] if noise is None else pieces(noise, self._layout), peers.watch
         server, expected = Adder(public), public.header(t, size, self._layout)
         server.check(self._layout, began + len(own))
         who, sizes = list[int](), [0]
-        for k, message in messages:
+        for k, message in peers.uploads():
             try:
                 if message is not None:
                     with watch("add"):
                         server.take(message, expected)
                     sizes.append(len(message))
             except SecureError as error:
-                absent(k, error)
+                peers.absent(k, error)
             else:
                 who.append(k)
         nothing = Opened(np.zeros(size, np.int64), [], sum(sizes), sizes[-1], watch.seconds, None)
@@ -108,15 +78,46 @@ class Ciphertexts:
                 sealed = public.encrypt(piece, t, self._layout).pack()
             with watch("add"):
                 server.take(sealed, expected)
-        opened = opens(server.total(), len(who))
+        opened = peers.decrypt(server.total().pack(), len(who))
         return nothing._replace(aborted=opened) if isinstance(opened, str) else nothing._replace(total=opened, who=who)
 
 
-def _raised(client: int, error: SecureError) -> None:
-    raise error
+@dataclass
+class PeersHere:
+    """Clients and key holder of an encrypted round in this process."""
+
+    stage: Encrypted
+    layout: Layout
+    holder: Secret
+    t: int
+    integers: Uploads
+    clear: Ints  # the sum of uploads that are not encrypted
+    watch: Stopwatch
+    beyond: int = 0  # values at the end of the range
+
+    def uploads(self) -> Iterator[tuple[int, bytes | None]]:
+        # who has the whole key may be faster
+        encrypt = self.holder.encrypt if self.stage.keys == "shared" else self.holder.public.encrypt
+        for i, (k, values) in enumerate(self.integers):
+            self.beyond += self.layout.at_the_end(values)
+            if self.stage.mode == "probe" and i:
+                self.clear += values
+                yield k, None
+                continue
+            with self.watch("encrypt"):
+                message = encrypt(values, self.t, self.layout).pack()
+            yield k, message
+
+    def absent(self, client: int, error: SecureError) -> None:
+        raise error
+
+    def decrypt(self, total: bytes, count: int) -> Ints:
+        with self.watch("open"):
+            expected = self.holder.public.header(self.t, len(self.clear), self.layout)
+            return self.holder.open(unpack(total, expected)) + self.clear
 
 
-def channel(stage: Encrypted, layout: Layout, run: str) -> Ciphertexts:
+def channel(stage: Encrypted, layout: Layout, run: str) -> EncryptedChannel:
     return Ciphertexts(stage, layout)
 
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.engine.channels import Messages, Opened, Step, Stopwatch, TakeStep, Uploads
+from sordino.engine.channels import MaskedChannel, Messages, Opened, Step, Stopwatch, TakeStep, Uploads
 from sordino.errors import IntegrityError, SecAggAborted
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
@@ -99,16 +99,15 @@ class Masks:
 
         # all halves are played here on one model: what tells it apart from others is the run and the round
         model = hashlib.sha256(f"{self._run}/{t}".encode()).digest()
-        found = self.open(masked, t, size, model, lambda session: ClientsHere(session, cohort, words(), watch))
+        found = self.open(t, len(cohort), size, model, lambda session: ClientsHere(session, cohort, words(), watch))
         return found._replace(seconds=watch.seconds | found.seconds, saturated=beyond)
 
-    def open(
-        self, masked: MaskedWords, t: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]
-    ) -> Opened:
+    def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]) -> Opened:
         """Plays a round to its end, wherever its clients are; `model` is the digest of the broadcast. A round that is
         broken off opens nothing, and nothing of it is used.
         """
         nothing, watch = Opened(np.zeros(size, np.int64), [], 0, 0, {}, None), Stopwatch()
+        masked = MaskedWords(self._stage, self._layout, among)
         if masked.too_few:
             return nothing._replace(aborted=masked.too_few)
         server = Aggregator(session := masked.session(self._run, t, size, model))
@@ -142,4 +141,4 @@ class ClientsHere:
         self._there = took
 
 
-channel = Masks
+channel: Callable[[Aggregated, Layout, str], MaskedChannel] = Masks

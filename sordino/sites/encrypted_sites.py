@@ -7,19 +7,18 @@ Noise of the server goes into the sum as a ciphertext, before the holder opens i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.engine.channels import Ciphertext, Opened, Stopwatch, SumAtSites
+from sordino.engine.channels import EncryptedChannel, Opened, Stopwatch, SumAtSites
 from sordino.engine.commands import Command, Encrypt, OpenSum, Publish
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
 from sordino.privacy.uplink.layout import Ints
-from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.events import RunEvent
 from sordino.transport.message import Letter
@@ -88,22 +87,23 @@ class EncryptedSum(SumAtSites):
 
     def __init__(self, sites: EncryptedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
         self._sites, self._t, self._down, self._terms = sites, t, down, terms
+        self.watch = Stopwatch()
         self._size = words_of(sites.algorithm, sites.task, t, down)
 
     def open(self, noise: Ints | None) -> Opened:
         uplink = self._sites.algorithm.uplink
-        assert isinstance(uplink.secure, Encrypted)
+        assert uplink.secure is not None
         assert uplink.grid is not None
-        sums, stage = uplink.secure.sums, uplink.secure
-        adding, public = sums.Ciphertexts(stage, uplink.grid.layout), sums.public_key(stage, self._sites.key)
-        came = ((k, bytes(one)) for k, one in self._sites.collected(self._t, self._down, self._terms))
-        began, watch = len(self._terms), Stopwatch()
-        found: Opened = adding.add(self._t, public, came, began, self._size, noise, self._opened, self._absent, watch)
-        return found
+        sums = uplink.secure.sums
+        adding: EncryptedChannel = sums.channel(uplink.secure, uplink.grid.layout, self._sites.header(self._t).run)
+        public = sums.public_key(uplink.secure, self._sites.key)
+        return adding.add(self._t, public, self, len(self._terms), self._size, noise)
 
-    def _opened(self, total: Ciphertext, count: int) -> Ints | str:
-        """What the key holder says; or why it is no sum."""
-        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, count), [total.pack()])})
+    def uploads(self) -> Iterator[tuple[int, bytes]]:
+        return ((k, bytes(one)) for k, one in self._sites.collected(self._t, self._down, self._terms))
+
+    def decrypt(self, total: bytes, count: int) -> Ints | str:
+        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, count), [total])})
         if HOLDER not in answers:
             return f"the {HOLDER} has not opened the sum"
         body = b"".join(answers[HOLDER].bodies)
@@ -111,6 +111,6 @@ class EncryptedSum(SumAtSites):
             return f"what the {HOLDER} sent is no opened sum"
         return np.frombuffer(body, INTEGERS).astype(np.int64)
 
-    def _absent(self, client: int, error: SecureError) -> None:
+    def absent(self, client: int, error: SecureError) -> None:
         why = f"client {self._sites.called(client)} counts as absent: {error.what}"
         self._sites.note(RunEvent(event="dropped", round=self._t + 1, why=why))

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
-from sordino.engine.channels import Messages, Opened, Step, SumAtSites, TakeStep
+from sordino.engine.channels import MaskedChannel, Messages, Opened, Step, SumAtSites
 from sordino.engine.commands import Answered, Command, Mask, Round, read_answer
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import check_one_broadcast, words_of
 from sordino.errors import SordinoError, WireError
 from sordino.privacy.uplink.layout import Ints
-from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.events import RunEvent
 from sordino.transport.sites import Replies
@@ -56,14 +55,11 @@ class MaskedSum(SumAtSites):
     def open(self, noise: Ints | None) -> Opened:
         assert noise is None  # under masks the server adds its noise to the sum that it opens
         uplink, run = self._sites.algorithm.uplink, self._sites.header(self._t).run
-        assert isinstance(uplink.secure, Aggregated)
+        assert uplink.secure is not None
         assert uplink.grid is not None
-        sums = uplink.secure.sums
-        masked = sums.MaskedWords(uplink.secure, uplink.grid.layout, len(self._terms))
-        masks = sums.Masks(uplink.secure, uplink.grid.layout, run)
+        masks: MaskedChannel = uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
         model = hashlib.sha256(self._message).digest()
-        take: TakeStep = self._take_step
-        found: Opened = masks.open(masked, self._t, self._size, model, lambda session: take)
+        found = masks.open(self._t, len(self._terms), self._size, model, lambda session: self._take_step)
         self._sites.have_answered(self._t, found.who)
         return found
 

@@ -119,7 +119,7 @@ SUMS = [
     one(
         "a ciphertext that does not count ends the round of all",
         "secagg/encrypted.py",
-        "                absent(k, error)\n",
+        "                peers.absent(k, error)\n",
         "                raise\n",
         f"{ENCRYPTED}::test_integers_that_are_not_encrypted_are_found",
     ),
