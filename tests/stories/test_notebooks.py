@@ -37,7 +37,7 @@ def play(cells: Iterator[str]) -> int:
 
 
 def test_they_are_kept_clean_and_found() -> None:
-    page = (ROOT / "docs" / "guide" / "notebooks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "python.md").read_text(encoding="utf-8")
     assert len(NOTEBOOKS) == 4
     for path in NOTEBOOKS:
         assert f"examples/notebooks/{path.name}" in page
