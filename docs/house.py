@@ -11,6 +11,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "sordino"
 
+# the rooms that a newcomer looks for
+MAIN = "attacks audits report sites cli runs secagg engine receipts algorithms privacy ledger accounting"
+
 
 @cache
 def parsed(file: Path) -> ast.Module:
@@ -71,8 +74,8 @@ def floors() -> list[list[str]]:
 
 
 def drawing(brief: bool = False) -> str:
-    """One line for each room, the highest floor first, a gap between floors; brief: folders alone, without gaps."""
-    said = {room: text for room, text in rooms().items() if not brief or (PACKAGE / room).is_dir()}
+    """One line for each room, the highest floor first, a gap between floors; brief: the main rooms, without gaps."""
+    said = {room: text for room, text in rooms().items() if not brief or room in MAIN.split()}
     width = max(map(len, said)) + 4
     name = {room: f"{room}/" if (PACKAGE / room).is_dir() else f"{room}.py" for room in said}
     shown = ("\n".join(f"{name[room]:<{width}}{said[room]}" for room in floor if room in said) for floor in floors())

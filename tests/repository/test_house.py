@@ -25,6 +25,7 @@ MOST_FILES = 12  # on the top floor
 def test_the_plan_that_is_shown_is_drawn_from_the_imports() -> None:
     for page, brief in (("README.md", True), ("docs/adr/012-the-house.md", False)):
         assert f"```text\n{house.drawing(brief)}\n```" in (ROOT / page).read_text(encoding="utf-8"), page
+    assert set(house.MAIN.split()) <= set(house.rooms())
 
 
 def test_the_top_floor_is_small_and_every_room_says_what_it_holds() -> None:
