@@ -131,9 +131,9 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),
 ) -> None:
     """Draw how examples are divided among clients: clients across, labels up."""
+    from sordino.branches import part
     from sordino.errors import DataError
     from sordino.ledger.files import atomic_write
-    from sordino.partition.picture import svg
     from sordino.runs.population import Population
 
     if out.suffix != ".svg":
@@ -143,6 +143,7 @@ def plot(
             fix="use --out NAME.svg",
             code="not-an-svg",
         )
+    svg = part("figures", "partition")
     population = Population(_experiment(what or []))
     title = f"Who holds what: {population.dataset.name}, {_scheme(population)}"
     names = population.dataset.class_names or ["all"]

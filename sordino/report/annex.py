@@ -20,7 +20,7 @@ from sordino.planning.agreement import FILE as AGREEMENT
 from sordino.receipts.evidence import COLUMNS, FORGED, Evidence
 from sordino.receipts.evidence import table as rows_of
 from sordino.report.frame import document, source
-from sordino.report.markup import Html, joined, listed, section, table, tag
+from sordino.results.markup import Html, joined, listed, section, table, tag
 
 NOTHING = "Nothing is promised about anybody by this run."
 READ = f"privacy.json, ledger.sqlite, experiment.toml, {AGREEMENT} and environment.json"

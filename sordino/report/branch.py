@@ -10,5 +10,6 @@ PARTS = {
     "figures": {
         "comparison": "sordino.report.figures:draw_comparison",
         "available": "sordino.report.figures:available",
+        "partition": "sordino.report.partition_picture:svg",
     },
 }

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from sordino.report.markup import Html, folded, joined, scrolled, tag
 from sordino.report.palette import look
+from sordino.results.markup import Html, folded, joined, scrolled, tag
 
 LEFT, WIDE = 11, 86  # percent of the width: where the plotting area begins, and its width
 TOP, BOTTOM, HEIGHT = 14, 226, 270  # pixels

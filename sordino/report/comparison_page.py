@@ -23,11 +23,11 @@ from sordino.metrics.measures import Metrics, Point, curve, headline
 from sordino.metrics.preparation_cost import flops_until
 from sordino.report.charts import Axis, Line, Lines, ScatterPoint, Spot, lines, number, points
 from sordino.report.frame import promises, self_contained, top
-from sordino.report.markup import Html, folded, joined, scrolled, section, tag
 from sordino.report.run_charts import COMPUTED, ROUND, SENT, score_axis, written
 from sordino.report.run_facts import EVALUATOR
 from sordino.report.run_page import configuration
 from sordino.results.comparison_table import Row, caption, measured_by, shaped, sources
+from sordino.results.markup import Html, folded, joined, scrolled, section, tag
 from sordino.version import __version__
 
 if TYPE_CHECKING:

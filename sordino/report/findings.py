@@ -10,9 +10,9 @@ import numpy as np
 
 from sordino.accounting.words import WHO
 from sordino.report.charts import Axis, Line, Lines, Spot, bars, lines, number, percent
-from sordino.report.markup import Html, joined, listed, note, scrolled, section, tag
 from sordino.results.attack_file import Assault, AttackFinding, PictureRow, Roc, figures, promised, sheet
 from sordino.results.audit_file import COLUMNS, AuditedPromise, TrainedAudit
+from sordino.results.markup import Html, joined, listed, note, scrolled, section, tag
 from sordino.results.pictures import png
 
 LEAST = 1e-3  # of the false alarms that a curve shows

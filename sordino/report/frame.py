@@ -8,13 +8,13 @@ from importlib.resources import files
 from sordino.accounting.belief import epsilon_text
 from sordino.accounting.words import Described
 from sordino.report import palette
-from sordino.report.markup import Html, joined, tag
+from sordino.results.markup import Html, joined, tag
 
 SELF_CONTAINED = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
-def document(title: str, head: Sequence[Html], body: Sequence[str], *scripts: Html) -> str:
-    """One whole HTML document."""
+def document(title: str, head: Sequence[Html], body: Sequence[str], *scripts: Html, **main: str) -> str:
+    """One whole HTML document. `main`: attributes of its main part."""
     top = (
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -22,7 +22,7 @@ def document(title: str, head: Sequence[Html], body: Sequence[str], *scripts: Ht
         tag("title", title),
         tag("link", rel="icon", href="data:,"),
     )
-    whole = tag("html", tag("head", *top), tag("body", tag("main", *body, id="main"), *scripts), lang="en")
+    whole = tag("html", tag("head", *top), tag("body", tag("main", *body, id="main", **main), *scripts), lang="en")
     return f"<!doctype html>\n{whole}\n"
 
 

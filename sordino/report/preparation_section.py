@@ -7,8 +7,8 @@ import math
 from sordino.metrics.headlines import bytes_text
 from sordino.metrics.preparation_cost import Cost, Reached, Target
 from sordino.report.charts import percent
-from sordino.report.markup import Html, joined, note, scrolled, tag
-from sordino.report.markup import section as titled
+from sordino.results.markup import Html, joined, note, scrolled, tag
+from sordino.results.markup import section as titled
 from sordino.results.preparation import Gallery, OfClass, Preparation
 
 WAYS = {"down": "↓", "up": "↑"}

@@ -18,8 +18,8 @@ from sordino.receipts.run_files import Between, Group, OfClient
 from sordino.report import findings, preparation_section, run_charts
 from sordino.report.charts import Axis, bars, heat, lines, number, percent
 from sordino.report.frame import promises, self_contained, top
-from sordino.report.markup import Html, cards, folded, listed, note, saved, scrolled, section, tag
 from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather
+from sordino.results.markup import Html, cards, folded, listed, note, saved, scrolled, section, tag
 
 MIXED = (
     "Total variation: how far a client's mix of labels is from that of all clients, 0 alike to 1. Effective classes: "

@@ -5,7 +5,6 @@ sent before the first round.
 from __future__ import annotations
 
 import csv
-import html
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from sordino.metrics.measures import (
     worst_tenth,
 )
 from sordino.metrics.preparation_cost import before
+from sordino.results import markup
 from sordino.results.preparation import label_of
 from sordino.results.sweeps import Notes
 from sordino.runs.listing import promise
@@ -294,10 +294,6 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {"csv": as_csv, "latex": as
 
 def snippet(table: Sequence[Row], told: Sequence[str]) -> str:
     """HTML of the table for a notebook, with the sentences that must accompany it."""
-    head, *body = ([html.escape(text) for text in line] for line in lines(table))
-    rows = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in line)}</tr>" for line in body)
-    titles, said = "".join(f"<th>{text}</th>" for text in head), (*sources(table), *told)
-    return (
-        f"<table><caption>{html.escape(caption(table))}</caption><thead><tr>{titles}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
-    )
+    head, *body = lines(table)
+    said = (markup.tag("p", text) for text in (*sources(table), *told))
+    return markup.joined((markup.table(caption(table), head, body), *said))

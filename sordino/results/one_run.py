@@ -7,7 +7,6 @@ on the clients' test data, and no epsilon covers them.
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from sordino.metrics.measures import Metrics, final, headline, last_scored, scor
 from sordino.metrics.rows import PreparedRow, RoundRow
 from sordino.receipts.folder import RunFolder, numbers
 from sordino.receipts.run_files import Receipt
+from sordino.results.markup import Html, joined, tag
 from sordino.runs.listing import promised
 from sordino.user_code import lent
 
@@ -195,12 +195,13 @@ class Result:
         return "\n  ".join(filter(None, said))
 
     def _repr_html_(self) -> str:
-        said = [f"<strong>{html.escape(self._reached)}</strong> after {len(self.metrics)} rounds"]
-        said += [
-            html.escape(line) for line in (*warnings(self.metrics), self.promise, self.candidates, *self.notes) if line
+        told = (*warnings(self.metrics), self.promise, self.candidates, *self.notes)
+        said = [
+            joined((tag("strong", self._reached), f" after {len(self.metrics)} rounds")),
+            *filter(None, told),
+            tag("code", str(self.folder)),
         ]
-        said.append(f"<code>{html.escape(str(self.folder))}</code>")
-        return f'<div style="line-height:1.6">{_curve(self.metrics)}{"<br>".join(said)}</div>'
+        return tag("div", _curve(self.metrics), *(tag("div", line) for line in said), style="line-height:1.6")
 
 
 def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) -> Result:
@@ -221,23 +222,21 @@ def _share(spent: tuple[float, ...], granted: tuple[float, ...]) -> float:
     return max(part / limit for part, limit in zip(spent, granted, strict=True))
 
 
-def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> str:
+def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> Html:
     """SVG of the headline score over rounds; empty where there are fewer than two points."""
     judged = HEADLINES[headline(metrics)]
     points = [(row.round, score) for row, score in scores(metrics)]
     rounds, values = [x for x, _ in points], [y for _, y in points]
     if len(points) < 2 or not all(map(math.isfinite, values)):
-        return ""
+        return Html("")
     low, high = (0.0, 1.0) if judged.percent else (min(values), max(values))
     across, up = (rounds[-1] - rounds[0]) or 1, (high - low) or 1
     line = " ".join(f"{(x - rounds[0]) / across * width:.1f},{height - (y - low) / up * height:.1f}" for x, y in points)
     told = f"{judged.words} from {values[0]:.3g} in round {rounds[0]} to {values[-1]:.3g} in round {rounds[-1]}"
-    return (
-        f'<svg role="img" aria-label="{html.escape(told)}" width="{width + 4}" height="{height + 4}" '
-        f'viewBox="-2 -2 {width + 4} {height + 4}" '
-        f'style="display:block"><path d="M0,0V{height}H{width}" fill="none" stroke="currentColor" stroke-opacity=".3"/>'
-        f'<polyline points="{line}" fill="none" stroke="#2a78d6" stroke-width="2"/></svg>'
-    )
+    axes = tag("path", d=f"M0,0V{height}H{width}", fill="none", stroke="currentColor", stroke_opacity=".3")
+    curve = tag("polyline", points=line, fill="none", stroke="#2a78d6", stroke_width="2")
+    size = {"width": f"{width + 4}", "height": f"{height + 4}", "viewBox": f"-2 -2 {width + 4} {height + 4}"}
+    return tag("svg", axes, curve, role="img", aria_label=told, style="display:block", **size)
 
 
 def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, instead: str) -> pandas.DataFrame:

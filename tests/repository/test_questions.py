@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +91,23 @@ def of_planned_rounds(node: ast.AST) -> bool:
     return any(ast.unparse(arg) in ("MEMORY", "':memory:'") for arg in node.args)
 
 
+def of_a_round(node: ast.AST) -> bool:
+    """A round that is played."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "one_round"
+
+
+ELEMENTS = "a|b|br|circle|code|dd|div|dl|dt|g|h[1-6]|i|li|main|p|path|rect|span|strong|svg|table|tbody|td|text|th|tr|ul"
+
+
+def of_markup(node: ast.AST) -> bool:
+    """Markup that is written by hand: an element, or the beginning of one."""
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.match(rf"<(!doctype|/?({ELEMENTS})\b)", node.value) is not None
+    )
+
+
 QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is this noise real?": (
         of_noise,
@@ -126,6 +144,10 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         of_a_secure_sum,
         {"secagg/masked.py", "secagg/encrypted.py", "secagg/secagg_server.py"},
     ),
+    # an audit plays single rounds of a run again, and a law tries an algorithm before there is a run
+    "the round loop": (of_a_round, {"runs/rounds.py", "audits/replay.py", "laws/federations.py"}),
+    # elements are made by results.markup.tag; one string is written by hand
+    "pages: one renderer": (of_markup, {"report/frame.py"}),
     "are clients in other processes?": (compared("processes", "ranks"), {"config/settings.py", "runs/setup.py"}),
     "does everyone pay, and one price?": (
         of_prices,
@@ -177,6 +199,9 @@ def test_each_question_is_asked_in_one_place(question: str) -> None:
         ("are single uploads unread?", "if setup.algorithm.uplink.secure is not None:\n    pass"),
         ("secure sums: one implementation", "boxes = self._server.inboxes()"),
         ("secure sums: one implementation", "server = stage.sums.Adder(public)"),
+        ("the round loop", "for t in range(3):\n    server = one_round(federation, server, t, clients).server"),
+        ("pages: one renderer", "bar = f'<rect width={wide}>'"),
+        ("pages: one renderer", "row = '<td>' + cell + '</td>'"),
         ("are clients in other processes?", "far = engine.executor in ('processes', 'ranks')"),
         (
             "about which unit, under which change, against whom?",

@@ -20,7 +20,7 @@ from sordino.report import frame, run_charts
 from sordino.report.charts import lines
 from sordino.report.dashboard.watched import Now, Watched
 from sordino.report.frame import promises
-from sordino.report.markup import Html, cards, folded, joined, note, scrolled, tag
+from sordino.results.markup import Html, cards, folded, joined, note, scrolled, tag
 from sordino.runs.watched import SiteNow
 from sordino.transport.events import OF_ROUNDS, RunEvent
 
@@ -50,8 +50,9 @@ def page(run: Watched, now: Now, cursor: str) -> str:
         _section("events", "Events", _events(now.events)) if site else "",
     )
     head = tag("meta", name="color-scheme", content="light dark"), tag("link", rel="stylesheet", href="page.css")
-    text = frame.document(f"sordino: {experiment.name}", head, body, tag("script", src="page.js"))
-    return text.replace('<main id="main">', f'<main id="main" data-cursor="{cursor}">', 1)
+    return frame.document(
+        f"sordino: {experiment.name}", head, body, tag("script", src="page.js"), data_cursor=str(cursor)
+    )
 
 
 @cache

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
 from sordino.partition.row_numbers import Array
+from sordino.report.palette import DARK, LIGHT
+from sordino.results.markup import Html, joined, tag
 
 LARGEST = 9  # the radius that the largest bubble needs
 NAMED = 150  # clients that can still be told apart
@@ -22,15 +23,20 @@ LEVELS = 8  # shades of a cell
 LEFT, RIGHT, WIDTH = 70, 150, 1000  # legend on the right; the left at least
 LETTER, LONGEST = 7, 28  # width of one, and how many of a class name are shown
 TOP, BARS, GAP = 78, 64, 26  # title, sizes of clients, space
-STYLE = """
-svg { color-scheme: light dark; --ink: #1c2127; --soft: #5b6570; --paper: #fbfaf7; --line: #dedad1; --main: #0b66a3; }
-@media (prefers-color-scheme: dark) {
-  svg { --ink: #e9e6df; --soft: #a7adb5; --paper: #14171b; --line: #343a42; --main: #6cb2ea; }
-}
-text { font: 13px system-ui, sans-serif; fill: var(--soft); }
-.title { font-size: 18px; font-weight: 600; fill: var(--ink); }
-.paper { fill: var(--paper); } .mark { fill: var(--main); } .grid { stroke: var(--line); fill: none; }
-.end { text-anchor: end; } .mid { text-anchor: middle; }
+INKS = {"ink": "ink", "soft": "soft", "paper": "paper", "line": "line", "main": "c0"}
+
+
+def _colours(theme: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {theme[colour]};" for name, colour in INKS.items())
+
+
+STYLE = f"""
+svg {{ color-scheme: light dark; {_colours(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{ svg {{ {_colours(DARK)} }} }}
+text {{ font: 13px system-ui, sans-serif; fill: var(--soft); }}
+.title {{ font-size: 18px; font-weight: 600; fill: var(--ink); }}
+.paper {{ fill: var(--paper); }} .mark {{ fill: var(--main); }} .grid {{ stroke: var(--line); fill: none; }}
+.end {{ text-anchor: end; }} .mid {{ text-anchor: middle; }}
 """
 
 
@@ -88,55 +94,59 @@ def svg(counts: Array, title: str, names: Sequence[str] | None = None, clients_a
     )
     axis = "client" if named else "clients, in the order of their most frequent label"
     called = [*(clients_are or map(str, range(clients)))]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {frame.height:.0f}" width="{WIDTH}" '
-        f'height="{frame.height:.0f}" role="img" aria-labelledby="title said">',
-        f'<title id="title">{escape(title)}</title><desc id="said">{escape(said)}</desc><style>{STYLE}</style>',
-        '<rect class="paper" width="100%" height="100%"/>',
-        f'<text class="title" x="{frame.left}" y="30">{escape(title)}</text><text x="{frame.left}" '
-        f'y="52">{said}</text>',
+    parts = (
+        tag("title", title, id="title"),
+        tag("desc", said, id="said"),
+        tag("style", Html(STYLE)),
+        tag("rect", class_="paper", width="100%", height="100%"),
+        _text(title, frame.left, 30, "title"),
+        _text(said, frame.left, 52),
         *_sizes(frame, sizes[order]),
         *_axes(frame, names, axis, called, ticks=named, lines=not shaded),
         *(_cells(frame, counts[order], names) if shaded else _bubbles(frame, counts[order], names, called)),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    )
+    size = {"viewBox": f"0 0 {WIDTH} {frame.height:.0f}", "width": f"{WIDTH}", "height": f"{frame.height:.0f}"}
+    return tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", role="img", aria_labelledby="title said", **size)
 
 
-def _sizes(frame: Frame, sizes: Array) -> Iterator[str]:
+def _text(words: str, x: float, y: float, kind: str = "") -> Html:
+    return tag("text", words, x=f"{x:g}", y=f"{y:.1f}", **({"class_": kind} if kind else {}))
+
+
+def _circle(x: float, y: float, radius: float, *inside: Html, **how: str) -> Html:
+    return tag("circle", *inside, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.2f}", **how)
+
+
+def _sizes(frame: Frame, sizes: Array) -> Iterator[Html]:
     base, most = TOP + BARS, max(int(sizes.max()), 1)
     width = max(frame.column * 0.8, min(frame.column, 0.7))
     bars = "".join(
         f"M{frame.x(k) - width / 2:.2f} {base}v{-BARS * size / most:.2f}h{width:.2f}V{base}z"
         for k, size in enumerate(sizes)
     )
-    yield f'<path class="mark" d="{bars}"/><path class="grid" d="M{frame.left} {base}H{WIDTH - RIGHT}"/>'
-    yield (
-        f'<text class="end" x="{frame.left - 10}" y="{TOP + 10}">{most:,}</text><text class="end" '
-        f'x="{frame.left - 10}" y="{base + 4}">0</text>'
-    )
-    yield (
-        f'<text x="{WIDTH - RIGHT + 14}" y="{TOP + BARS / 2}">examples</text><text x="{WIDTH - RIGHT + 14}" '
-        f'y="{TOP + BARS / 2 + 16}">of each client</text>'
-    )
+    yield tag("path", class_="mark", d=bars)
+    yield tag("path", class_="grid", d=f"M{frame.left} {base}H{WIDTH - RIGHT}")
+    yield _text(f"{most:,}", frame.left - 10, TOP + 10, "end")
+    yield _text("0", frame.left - 10, base + 4, "end")
+    yield _text("examples", WIDTH - RIGHT + 14, TOP + BARS / 2)
+    yield _text("of each client", WIDTH - RIGHT + 14, TOP + BARS / 2 + 16)
 
 
 def _axes(
     frame: Frame, names: Sequence[str], axis: str, clients: Sequence[str], ticks: bool, lines: bool
-) -> Iterator[str]:
+) -> Iterator[Html]:
     if lines:
         drawn = "".join(f"M{frame.left} {frame.y(c):.1f}H{WIDTH - RIGHT}" for c in range(frame.classes))
-        yield f'<path class="grid" d="{drawn}"/>'
+        yield tag("path", class_="grid", d=drawn)
     every = max(1, math.ceil(15 / frame.row))
     for c in range(0, frame.classes, every):
-        yield f'<text class="end" x="{frame.left - 10}" y="{frame.y(c) + 4.5:.1f}">{escape(_short(names[c]))}</text>'
+        yield _text(_short(names[c]), frame.left - 10, frame.y(c) + 4.5, "end")
     middle = (frame.top + frame.bottom) / 2
-    yield f'<text class="mid" transform="translate(18 {middle:.1f}) rotate(-90)">label</text>'
+    yield tag("text", "label", class_="mid", transform=f"translate(18 {middle:.1f}) rotate(-90)")
     step = _nice(frame.clients / 10)
     for k in range(0, frame.clients, step) if ticks else ():
-        name = escape(_short(clients[k]))
-        yield f'<text class="mid" x="{frame.x(k):.1f}" y="{frame.bottom + 18:.1f}">{name}</text>'
-    yield f'<text class="mid" x="{(frame.left + WIDTH - RIGHT) / 2}" y="{frame.bottom + 40:.1f}">{axis}</text>'
+        yield _text(_short(clients[k]), frame.x(k), frame.bottom + 18, "mid")
+    yield _text(axis, (frame.left + WIDTH - RIGHT) / 2, frame.bottom + 40, "mid")
 
 
 def _short(name: str) -> str:
@@ -149,28 +159,30 @@ def _nice(least: float) -> int:
     return next(int(n * power) for n in (1, 2, 5, 10) if n * power >= least)
 
 
-def _bubbles(frame: Frame, counts: Array, names: Sequence[str], clients: Sequence[str]) -> Iterator[str]:
+def _bubbles(frame: Frame, counts: Array, names: Sequence[str], clients: Sequence[str]) -> Iterator[Html]:
     most = max(int(counts.max()), 1)
-    yield '<g class="mark" fill-opacity="0.7">'
-    for k, c in np.argwhere(counts):
-        text = f"client {clients[k]}, label {names[c]}: {counts[k, c]:,}"
-        radius = frame.radius * math.sqrt(counts[k, c] / most)
-        yield (
-            f'<circle cx="{frame.x(k):.1f}" cy="{frame.y(c):.1f}" '
-            f'r="{radius:.2f}"><title>{escape(text)}</title></circle>'
-        )
-    yield "</g>"
+    yield tag(
+        "g",
+        *(
+            _circle(
+                frame.x(k),
+                frame.y(c),
+                frame.radius * math.sqrt(counts[k, c] / most),
+                tag("title", f"client {clients[k]}, label {names[c]}: {counts[k, c]:,}"),
+            )
+            for k, c in np.argwhere(counts)
+        ),
+        class_="mark",
+        fill_opacity="0.7",
+    )
 
-    def bubble(count: int, x: float, y: float) -> str:
-        return (
-            f'<circle class="mark" fill-opacity="0.7" cx="{x}" cy="{y}" '
-            f'r="{frame.radius * math.sqrt(count / most):.2f}"/>'
-        )
+    def bubble(count: int, x: float, y: float) -> Html:
+        return _circle(x, y, frame.radius * math.sqrt(count / most), class_="mark", fill_opacity="0.7")
 
     yield from _legend(frame, sorted({1, _near(most / 4), most}), bubble)
 
 
-def _cells(frame: Frame, counts: Array, names: Sequence[str]) -> Iterator[str]:
+def _cells(frame: Frame, counts: Array, names: Sequence[str]) -> Iterator[Html]:
     most = max(int(counts.max()), 1)
     shade = np.ceil(LEVELS * np.sqrt(counts / most)).astype(int)  # 0 only where there is nothing
     width, height = frame.column - (frame.column > 4), frame.row - 1
@@ -180,11 +192,12 @@ def _cells(frame: Frame, counts: Array, names: Sequence[str]) -> Iterator[str]:
             for k, c in np.argwhere(shade == level)
         )
         if cells:
-            yield f'<path class="mark" fill-opacity="{level / LEVELS:.3f}" d="{cells}"/>'
+            yield tag("path", class_="mark", fill_opacity=f"{level / LEVELS:.3f}", d=cells)
 
-    def swatch(count: int, x: float, y: float) -> str:
+    def swatch(count: int, x: float, y: float) -> Html:
         opacity = math.ceil(LEVELS * math.sqrt(count / most)) / LEVELS
-        return f'<rect class="mark" fill-opacity="{opacity:.3f}" x="{x - 9}" y="{y - 9}" width="18" height="18"/>'
+        place = {"x": f"{x - 9:g}", "y": f"{y - 9:g}", "width": "18", "height": "18"}
+        return tag("rect", class_="mark", fill_opacity=f"{opacity:.3f}", **place)
 
     yield from _legend(frame, sorted({1, _near(most / 4), most}), swatch)
 
@@ -196,8 +209,8 @@ def _near(value: float) -> int:
     return int(float(f"{value:.1g}"))
 
 
-def _legend(frame: Frame, values: list[int], mark: Callable[[int, float, float], str]) -> Iterator[str]:
+def _legend(frame: Frame, values: list[int], mark: Callable[[int, float, float], Html]) -> Iterator[Html]:
     x, y = WIDTH - RIGHT + 32, frame.top + 34
-    yield f'<text x="{x - 18}" y="{frame.top + 8:.1f}">examples of a label</text>'
+    yield _text("examples of a label", x - 18, frame.top + 8)
     for i, value in enumerate(values):
-        yield mark(value, x, y + 34 * i) + f'<text x="{x + 24}" y="{y + 34 * i + 4.5:.1f}">{value:,}</text>'
+        yield joined((mark(value, x, y + 34 * i), _text(f"{value:,}", x + 24, y + 34 * i + 4.5)))
