@@ -9,8 +9,9 @@ pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 A discrete Gaussian has Renyi divergences and nothing else: the curve of the continuous law is not its own. Under a
 Poisson sample these are known at whole orders, where the moments of both laws agree term by term.
 
-rdp and pld are dp-accounting's; what is ours is what is put into them. Each number is an upper bound of its
-own, so the smallest is valid too, and two that disagree by more than their looseness betray a bug.
+rdp and pld are dp-accounting's; what is ours is what is put into them, and the losses of a sampled Gaussian, which are
+to the bit theirs, sooner. Each number is an upper bound of its own, so the smallest is valid too, and two that disagree
+by more than their looseness betray a bug.
 
 Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an
 unsampled mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls

@@ -118,9 +118,9 @@ class Gaussian(_Normal):
         return math.sqrt(times) / self.noise_multiplier
 
     def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
-        return pld.from_gaussian_mechanism(
-            self.noise_multiplier, sampling_prob=rate, value_discretization_interval=grid
-        )
+        if rate == 1:
+            return pld.from_gaussian_mechanism(self.noise_multiplier, value_discretization_interval=grid)
+        return pld.PrivacyLossDistribution(*(_sampled_losses(self.noise_multiplier, rate, grid, s) for s in (1, -1)))
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
         mu = 1 / self.noise_multiplier
@@ -239,6 +239,33 @@ def amplified(epsilon: float, rate: float) -> float:
     if epsilon < 30:
         return math.log1p(rate * math.expm1(epsilon))
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
+
+
+def _sampled_losses(multiplier: float, rate: float, grid: float, sign: int) -> Any:
+    """Losses of a Poisson-sampled Gaussian where a unit is removed (`sign` 1) or added (-1): to the bit what
+    `from_gaussian_mechanism` makes, which inverts one loss at a time in a Python loop.
+    """
+    import numpy as np
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    kind = AdjacencyType.REMOVE if sign > 0 else AdjacencyType.ADD
+    law = GaussianPrivacyLoss(multiplier, sampling_prob=rate, adjacency_type=kind)
+    bounds = law.connect_dots_bounds()
+    low, high = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
+    epsilons = np.arange(low, high + 1) * grid
+    inside = sign * epsilons > math.log1p(-rate)  # beyond, one of the two laws is above the other everywhere
+    deltas = -np.expm1(epsilons) if sign > 0 else np.zeros(len(epsilons))
+    signed = sign * epsilons[inside]
+    least = math.log(1 - rate)
+    with np.errstate(divide="ignore", invalid="ignore"):  # what is not a number here is set below
+        whole = signed + np.log(1 / rate)
+        losses = whole + np.log1p(-np.exp(np.log(1 / rate - 1) - whole))  # of the Gaussian that is not sampled
+    losses[signed == 0] = np.log(1 / rate + (1 - 1 / rate))
+    losses[np.abs(signed - least) <= 1e-9 * np.maximum(np.abs(signed), abs(least))] = -math.inf
+    x = (0 if sign > 0 else 1) + (-0.5 - sign * losses * multiplier**2)
+    deltas[inside] = law.mu_upper_cdf(x) - np.exp(epsilons[inside] + law.mu_lower_log_cdf(x))
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, low, high, np.clip(deltas, 0, 1))
 
 
 def _thinned(typical: float, rate: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -18,7 +19,9 @@ from sordino.metrics.headlines import bytes_text
 from sordino.planning.calculator import Answer
 from sordino.planning.noise_level import LOUD, NO_WAY, QUIET, Enough, warning, ways_out
 from sordino.planning.planner import PlanRow
-from sordino.runs.forecast import Compared, Planned
+
+if TYPE_CHECKING:
+    from sordino.runs.forecast import Compared, Planned
 
 WIDE = 105  # columns of a terminal from which every fact gets a column of its own
 

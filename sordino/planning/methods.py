@@ -13,6 +13,7 @@ from sordino.algorithms.optional import OwnLoss
 from sordino.algorithms.phases import Phased
 from sordino.config import Experiment, build
 from sordino.errors import ConfigError
+from sordino.later import when_used
 from sordino.privacy.readers.open import Open
 from sordino.sampling.by_budget import COHORTS
 from sordino.sampling.kinds import Cohort, check_promises
@@ -47,7 +48,8 @@ class Methods:
         made = self._made
         before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
         if self.experiment.read is not None or self.experiment.uplink is not None:
-            from sordino.config import gates  # most methods stand behind their own, and need no other
+            with when_used("torch"):  # a plan from public numbers computes nothing with it
+                from sordino.config import gates  # most methods stand behind their own, and need no other
         if self.experiment.read is not None:
             algorithm = algorithm.behind(read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,17 @@ def test_renyi_at_integer_orders(rate: float, z: float, steps: int, improved: fl
     )
     mine = min(r + math.log1p(-1 / a) - math.log(1e-5 * a) / (a - 1) for a, r in zip(INTEGERS, rho, strict=True))
     assert mine == pytest.approx(improved, abs=1e-5)
+
+
+@pytest.mark.parametrize("z", [0.3, 1.0, 2.3456, 60.0])
+@pytest.mark.parametrize("rate", [1e-4, 0.1, 0.5, 0.999])
+def test_losses_of_a_sampled_gaussian_are_those_of_dp_accounting_to_the_bit(z: float, rate: float) -> None:
+    grid, asked = 2.0**-10, np.linspace(-2, 8, 1001)
+    mine = Gaussian(z).loss(pld, grid, rate)
+    theirs = pld.from_gaussian_mechanism(z, sampling_prob=rate, value_discretization_interval=grid)
+    twin = pld.from_gaussian_mechanism(z, sampling_prob=rate * (1 - 1e-9), value_discretization_interval=grid)
+    found = [each.self_compose(3).get_delta_for_epsilon(asked).tolist() for each in (mine, theirs, twin)]
+    assert found[0] == found[1] != found[2]
 
 
 def renyi(order: int, rate: float, z: float) -> float:
