@@ -93,7 +93,7 @@ class Ciphertext(Protocol):
 
 
 class PublicKey(Protocol):
-    """The half of a key that everybody may hold."""
+    """Public half of a key."""
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Ciphertext: ...  # signed integers of a Layout
     def check(self, layout: Layout, count: int) -> None: ...  # so many messages can be added

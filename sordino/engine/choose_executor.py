@@ -19,7 +19,7 @@ def decide(executor: str, precision: str, noisy: bool, device: str = CPU) -> tup
     # both are the plain loop
     if executor == "auto":
         executor = "pooled" if noisy else "stack"
-    if precision == "auto":  # on an accelerator nobody has measured yet what bf16 costs, and what it saves
+    if precision == "auto":  # on an accelerator it has not been measured yet what bf16 costs, and what it saves
         precision = "bf16" if device == CPU and bf16_instructions() else "fp32"
     return executor, precision
 

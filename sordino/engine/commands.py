@@ -24,7 +24,7 @@ class Round:
     t: int
     terms: dict[int, Terms]
     apart: bool = False  # is every client told something of its own? Then there is a message for each
-    among: int = 0  # clients that begin the round, where nobody may read one upload; 0: uploads are read
+    among: int = 0  # clients that begin the round, in a secure sum; 0: single uploads are read
     do: Literal["round"] = "round"
 
     @property
@@ -161,7 +161,7 @@ def read_command(fields: object) -> Command:
 
 def _no_command(error: ValueError) -> WireError:
     return WireError(
-        "a site was sent what is no command",
+        "a site was sent something that is not a command",
         why=str(error),
         fix="server and sites must run the same version of the library",
         code="no-command",
@@ -224,7 +224,7 @@ def read_answer(fields: Mapping[str, Any]) -> Answer:
         return _ANSWER.validate_python(fields)
     except ValidationError as error:
         raise WireError(
-            "what a site said is no answer",
+            "a site sent something that is not an answer",
             why=str(error)[:300],
             fix="server and sites must run the same version of sordino",
             code="no-answer",

@@ -1,7 +1,7 @@
 """Shared memory between two processes of one machine: words, and tensors behind them, as they were computed.
 
 Both sides see the same memory. What is said is left there until the next round, and a pipe tells where; what there is
-no room for goes through the pipe. Nothing of it outlives the processes, and nobody else can write into it.
+no room for goes through the pipe. Nothing of it outlives the processes, and no other process can write into it.
 """
 
 from __future__ import annotations

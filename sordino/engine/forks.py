@@ -92,7 +92,7 @@ class Fork:
         """False where there is no room for the states."""
         leaves = [dense(leaf) for state in unit.states for leaf in tree.leaves(state)]
         if not self.ends.room(sum(leaf.nbytes + WORDS for leaf in leaves) + WORDS * len(unit.clients)):
-            return False  # whoever waits at a full pipe hears nothing
+            return False  # a process that waits at a full pipe hears nothing
         told = {"do": "unit", "number": number, "clients": list(unit.clients), "terms": list(unit.terms)}
         self.given[number] = unit
         self.cost += unit.cost
@@ -100,7 +100,7 @@ class Fork:
         return True
 
     def say(self, told: Told, tensors: Sequence[Tensor]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is gone, as whoever listens will hear
+        with contextlib.suppress(BrokenPipeError):  # it is gone, as the next `heard` will tell
             self.ends.say(told, tensors)
 
     def heard(self) -> Spoken | None:
@@ -216,7 +216,7 @@ class Forks:
                 yield found
                 handed_on += time.perf_counter() - asked
         finally:
-            if self._owed:  # nobody wants the rest
+            if self._owed:  # the rest is not wanted
                 self.close()
         done = self._own.cost + sum(fork.cost for fork in self._forks)
         busy = self._own.busy + sum(fork.busy for fork in self._forks)
@@ -228,7 +228,7 @@ class Forks:
         left = to_give = cost  # answers of so much are still to be handed on; so much is still to be given
         known = cost > 0
         for number, unit in enumerate(units):
-            # where nothing is known of a first round, it is as if everybody would get another such unit
+            # where nothing is known of a first round, it is as if each would get another such unit
             to_give = max(0.0, to_give - unit.cost) if known else unit.cost * (len(self._forks) + 1)
             first = min(self._forks, key=self._free_at, default=None)
             theirs = first is not None and self._sooner(first, unit.cost, max(0.0, left), to_give)

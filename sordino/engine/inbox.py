@@ -39,7 +39,7 @@ class Inbox:
     task: Task
     run: str
     config: str
-    secure_sum: SecureSum | None = None  # what adds uploads that nobody reads
+    secure_sum: SecureSum | None = None  # adds uploads that are never read alone
     called: Callable[[int], str] = str  # the name of a client, or its number
     remarks: list[str] = field(default_factory=list)  # what the user should know of answers that could not be used
 
@@ -72,7 +72,7 @@ class Mail:
         """The uploads of those who were in time."""
         inbox, t, late = self._inbox, self._t, self._crew.late
         length = wire.sizes(inbox.header(t, 0), self._schema)
-        # where noise protects the sum, or nobody can read it, single uploads are not seen
+        # where noise protects the sum, or it cannot be read, single uploads are not seen
         each_is_seen = not self._uplink.central and self._uplink.secure is None
         unbounded = self._unbounded
         for one in self._uploads:
@@ -109,8 +109,8 @@ class Mail:
         return Tally(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
 
     def digest(self, mean: Tree) -> bytes:
-        """Digest of all that the round lets the server see. Who was in time is in the mean, which tells any two
-        releases apart; who was late was seen all the same.
+        """Digest of all that the round lets the server see. Uploads in time are in the mean, which tells any two
+        releases apart; late ones were seen all the same.
         """
         digest = hashlib.sha256(json.dumps(self._seen).encode())
         for leaf in tree.leaves(mean):

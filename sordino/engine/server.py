@@ -110,7 +110,7 @@ class Federation(Accounts):
         if self.plan.offer is None:
             return 0.0
         if self.plan.offer.subject.unit == "client" and self.algorithm.uplink.central:
-            # one noise, over the public denominator, whoever answered
+            # one noise, over the public denominator, however many answered
             if now.central is None:
                 return 0.0
             return self._noise_std(now.central, 0, coordinates) / self._denominator(now)

@@ -61,8 +61,8 @@ class Site(Executor):
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
     states: States
     tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
-    handed: Mapping[str, Tensor] | None = None  # what everybody was given before the first round
-    # the number of examples that each client agreed to, by its number, whatever its data hold; None: nobody is told
+    handed: Mapping[str, Tensor] | None = None  # tensors that every client was given before the first round
+    # the number of examples that each client agreed to, by its number, whatever its data hold; None: none is told
     sizes: Sequence[int] | Mapping[int, int] | None = None
     key: int = 0  # of a simulation's draws
     noise: str = "counter"  # where noise comes from
@@ -71,7 +71,7 @@ class Site(Executor):
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
     threads: Threads | None = None  # None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
-    adds: bool = False  # may clients that are computed in one go be added up here? Where nobody looks at one of them
+    adds: bool = False  # may clients that are computed in one go be added up here? Where none of them is read alone
     hears: Callable[[int, Tree], None] | None = None  # who is shown every upload before it is added to others
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
     _bears: Differences | None = field(default=None, repr=False)  # of clients in one call; None: not tried yet
@@ -359,7 +359,7 @@ class RoundHere:
         held = list(uploads()) if self._uplink.unbounded(tree.size(self._zero)) else None
         reach = {one.client: one.grant.reach for one in unit}
         total = self._uplink.sum(held or uploads(), self._zero, reach=reach.__getitem__).total
-        # a sum that is finite has finite summands, so that nobody has to be looked at; else, whose it is will be told
+        # a sum that is finite has finite summands, so that none is looked at alone; else its client is named later
         if held and not tree.finite(total) and not all(tree.finite(upload) for _, upload in held):
             return UnitAnswers(clients, [upload for _, upload in held], states)
         return UnitAnswers(clients, [total], states)

@@ -218,7 +218,7 @@ def differences(algorithm: Any, task: Task, like: Member) -> Differences:
     """Differences between clients that leave the numbers of `local` as they are alone. It depends on the shapes of
     `like` only, so that a run that goes on after a crash finds the same.
     """
-    if task.stacks(1) == 1:  # nobody shares a call, and an order by size does no harm
+    if task.stacks(1) == 1:  # calls are not shared, and an order by size does no harm
         return Differences(task.pads, True)
     if task.pads and _agree(algorithm, task, like, Differences(True, True)):
         return Differences(True, True)

@@ -51,7 +51,7 @@ _DTYPES = {
 
 
 def _whole(value: object, low: int, high: int) -> bool:
-    return type(value) is int and low <= value < high  # `type is`: True is no round
+    return type(value) is int and low <= value < high  # `type is`: True is not a round
 
 
 def _matches(pattern: str) -> Callable[[Any], bool]:

@@ -50,7 +50,7 @@ class SlowNetwork:
     compute: float = 1.0  # times slower
 
     def behind(self, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-        """The same answers, each as late as from a device that is `compute` times as slow, behind such a network."""
+        """Answers as late as from a device that is `compute` times as slow, behind such a network."""
         if self == SlowNetwork():
             return answer
 
@@ -65,7 +65,7 @@ class SlowNetwork:
         return late
 
     def receive(self, size: int) -> None:
-        """What everybody is handed once comes on the same way."""
+        """Waits for the tensors that every client is given once: they come on the same way."""
         self._wait(size, self.down_mbit)
 
     def _wait(self, size: int, mbit: float | None) -> None:

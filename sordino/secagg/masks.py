@@ -1,7 +1,7 @@
 """Masks: agreements between two clients, keys derived from them, and streams of words that cancel in the sum.
 
 X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer may read, and AES-256 in counter mode as
-the generator. A stream is keyed with 256 bits that nobody uses twice, so its nonce is zero and its words are uniform
+the generator. A stream is keyed with 256 bits that are never used twice, so its nonce is zero and its words are uniform
 over their whole range, as far as anybody can tell who has not the key.
 """
 
@@ -77,7 +77,7 @@ def agree(own: X25519PrivateKey, peer: bytes) -> bytes:
     except ValueError:
         raise SecAggAborted(
             f"the public key {peer.hex()} cannot be used",
-            why="with this key every agreed secret would be the same, and known to everybody",
+            why="with this key every agreed secret would be the same, and known to all",
             fix="leave out the client that sent it, and run the round again",
             code="secagg-weak-point",
         ) from None
@@ -100,6 +100,6 @@ def unseal(key: bytes, sealed: bytes, who: int) -> bytes:
         raise SecAggAborted(
             f"what client {who} sent cannot be opened",
             why="it was changed on the way, or the server showed the two clients different lists of members",
-            fix="run the round again; nothing was uploaded. If it happens twice, ask whoever runs the server",
+            fix="run the round again; nothing was uploaded. If it happens twice, ask the operator of the server",
             code="secagg-unsealed",
         ) from None

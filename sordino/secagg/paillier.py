@@ -239,7 +239,7 @@ def read_public(data: bytes, testing: bool = False) -> PaillierPublic:
     key = PaillierPublic(int.from_bytes(data[4:], "big"))
     _strong(key.bits, testing)
     if len(data) != 4 + key.bits // 8 or key.n % 2 == 0:
-        raise _no_key("its number is no product of two odd primes")
+        raise _no_key("its number is not a product of two odd primes")
     return key
 
 

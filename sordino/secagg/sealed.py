@@ -89,7 +89,7 @@ def _agree(found: SealedHeader, expected: SealedHeader) -> None:
     if found.key != expected.key:
         raise KeyMismatch(
             f"a ciphertext under the key {found.key.hex()}, but {expected.key.hex()} is expected",
-            why="nobody could open a sum under two keys",
+            why="a sum under two keys cannot be opened",
             fix="give all clients the same public key",
             code="key-mismatch",
         )

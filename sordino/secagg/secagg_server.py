@@ -52,7 +52,7 @@ class Aggregator:
     def receive_from(self, client: int, data: bytes) -> None:
         """Takes a message that came from this client's place; refused where it names another sender."""
         if self._read(data)[1] != client:
-            raise WireError("a message of somebody else", fix="ignore it", code="other-sender")
+            raise WireError("a message of another client", fix="ignore it", code="other-sender")
         self.sent[client] += len(data)
         self.receive(data)
 

@@ -31,7 +31,7 @@ _HEAD = struct.Struct("<4sBBI16sQQBQI")  # all little-endian
 
 class MessageKind(IntEnum):
     ADVERT = 1  # model, channel key, mask key
-    ROSTER = 2  # of everybody: number, advert
+    ROSTER = 2  # of every client: number, advert
     SHARES = 3  # to whom, sealed shares
     INBOX = 4  # from whom, sealed shares
     MASKED = 5  # the words
@@ -70,7 +70,7 @@ def two_thirds(count: int) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """The public facts of one round, the same for everybody but for `model`, which is the digest of what each
+    """The public facts of one round, the same for all but for `model`, which is the digest of what each
     received.
     """
 

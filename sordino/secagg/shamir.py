@@ -48,7 +48,7 @@ def reconstruct(rows: Sequence[tuple[int, Row]], threshold: int) -> list[bytes]:
     if len({len(row) for row in held}) > 1:
         raise _unusable("the clients hold shares of different secrets", "share-unequal")
     if any(len(part) != SHARE_BYTES or int.from_bytes(part, "little") >= PRIME for row in held for part in row):
-        raise _unusable(f"a share is no number below 2^521 - 1 in {SHARE_BYTES} bytes", "share-malformed")
+        raise _unusable(f"a share is not a number below 2^521 - 1 in {SHARE_BYTES} bytes", "share-malformed")
     weights = _lagrange(points)
     return [_secret(weights, parts) for parts in zip(*held, strict=True)]
 

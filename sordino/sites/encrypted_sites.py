@@ -108,7 +108,7 @@ class EncryptedSum(SumAtSites):
             return f"the {HOLDER} has not opened the sum"
         body = b"".join(answers[HOLDER].bodies)
         if len(body) != self._size * INTEGERS.itemsize:
-            return f"what the {HOLDER} sent is no opened sum"
+            return f"the answer of the {HOLDER} is not a sum of this size"
         return np.frombuffer(body, INTEGERS).astype(np.int64)
 
     def absent(self, client: int, error: SecureError) -> None:

@@ -1,5 +1,5 @@
 """The server's half of masked sums between sites: it collects what clients send at each step, passes on what it cannot
-open, and opens the sum of those who stayed. Who is silent at a step has dropped out there.
+open, and opens the sum of those who stayed. A client that is silent at a step has dropped out.
 
 What a site holds against the server: each client binds its keys to the digest of the broadcast that this site received,
 and to the whole list of members, so clients that were sent other models or other lists cannot even read each other.
@@ -64,7 +64,7 @@ class MaskedSum(SumAtSites):
         return found
 
     def _take_step(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None:
-        """Hands on what came in time; whoever sent nothing that counts is no longer there."""
+        """Hands on the messages that came in time; clients without one that counts have dropped out."""
         if step == "round":
             self._there = self._sites.asked(self._terms)
             self._sites.have_been_asked(self._t, self._there)
@@ -82,7 +82,7 @@ class MaskedSum(SumAtSites):
             for k, body in zip(clients, letter.bodies, strict=False):
                 try:
                     if k not in self._there[peer]:
-                        raise WireError("a message of somebody else", fix="ignore it", code="other-sender")
+                        raise WireError("a message of another client", fix="ignore it", code="other-sender")
                     receive(k, bytes(body))
                 except SordinoError as error:
                     why = f"client {self._sites.called(k)} of {peer} drops out: {error.what}"

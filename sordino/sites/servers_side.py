@@ -42,14 +42,14 @@ from sordino.types import Examples, Params
 
 @dataclass
 class PostOffice:
-    """How a server reaches its sites; the same for all phases of a run."""
+    """Connection of a server to its sites, the same for all phases of a run."""
 
     carrier: Carrier
     letterhead: Letterhead
     patience: Patience = Patience()
     note: Callable[[RunEvent], None] = lambda event: None
     ledger: Callable[[], str] = lambda: ""  # where the server's ledger stands
-    stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
+    stopped: Callable[[], bool] = lambda: False  # true where the run shall stop
     sites: RemoteSites | None = None  # of the phase that is played
 
 
@@ -158,7 +158,7 @@ class SitesEvaluation:
         names = self.models or tuple(held)[:1]
         told, numbers = score(t, [held[name] for name in names], asked), len(names) * len(asked) * len(task.metrics)
         found = {k: row for k, row in told.items() if len(row) == numbers and all(map(math.isfinite, row))}
-        if not found:  # nobody shares scores
+        if not found:  # no site shares scores
             return Scores()
         rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.side.agreed.clients)]
         evaluator = Evaluator(task, Examples(torch.empty(0), torch.empty(0)), rows)
@@ -174,7 +174,7 @@ def _signed(file: Path) -> Kept:
 
 
 def _keep_signed(file: Path, newest: Kept) -> None:
-    """Beside what nobody else may see: how often a site has answered tells of a hidden cohort who was drawn."""
+    """Keeps signed heads privately: how often a site has answered tells who was drawn of a hidden cohort."""
     if file.parent.is_dir():  # where noise is real
         told = {site: [many, head.hex()] for site, (many, head) in newest.items()}
         atomic_write(file, json.dumps(told).encode(), private=True)

@@ -198,7 +198,7 @@ class Desk:
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None
             if (before := self._kept(asked)) is not None:
-                return before  # nobody: what masked the words that have left is lost
+                return before  # no client: what masked the words that have left is lost
             begun: Callable[..., MaskedSteps] = branches.part("secure_sums", "masked round")
             self._masked = begun(asked, self._porter.pay(asked, command), self._site_of(asked.stage))
         return self._masked.first(asked)
@@ -272,9 +272,9 @@ class Desk:
 
 def _other_uploads(hides: bool) -> UnsoundGuarantee:
     return UnsoundGuarantee(
-        f"the server asks for uploads {'in clear' if hides else 'that nobody reads'}",
+        f"the server asks for uploads {'in clear' if hides else 'for a secure sum'}",
         why="this site has accepted an experiment "
-        + ("in which nobody reads a single upload" if hides else "without a secure sum"),
+        + ("whose single uploads the server may not read" if hides else "without a secure sum"),
         fix="the server must keep to the experiment of the invitation",
         code="other-uploads",
     )

@@ -1,4 +1,4 @@
-"""Events of a run between sites: who came and went, who was asked and answered. A line of events.jsonl each."""
+"""Events of a run between sites: sites come and go, are asked and answer. Each is a line of events.jsonl."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Heading:
     agreement: Name = ""  # digest of the agreement
     ledger: Name = ""  # where the server's ledger stands, or how many rounds have left a site: NUMBER:HASH
     sizes: tuple[Size, ...] = ()  # of the bodies
-    digest: Name = ""  # of the bodies, where somebody signs
+    digest: Name = ""  # of the bodies, where letters are signed
 
 
 class Letter(NamedTuple):
@@ -67,7 +67,7 @@ class Letterhead:
     config: str = ""
     agreement: str = ""
     key: Ed25519PrivateKey | None = field(default=None, repr=False)
-    known: Mapping[str, Ed25519PublicKey] | None = None  # whose letters are read; None: nobody signs
+    known: Mapping[str, Ed25519PublicKey] | None = None  # whose letters are read; None: letters are not signed
 
     def write(
         self,
@@ -167,11 +167,11 @@ def _check_signature(known: Mapping[str, Ed25519PublicKey], head: Heading, text:
     except InvalidSignature:
         raise WireError(
             f"a letter that {head.sender!r} did not sign",
-            why="it was written by somebody else, or changed on its way",
+            why="it was written by another side, or changed on its way",
             fix="ignore it; if the site has a new key, take the old one off the list and allow the new one",
             code="wrong-signature",
         ) from None
 
 
 def _no_letter(why: str) -> WireError:
-    return WireError("what came is no letter", why=why, fix="ignore it", code="no-letter")
+    return WireError("the bytes that came are not a letter", why=why, fix="ignore it", code="no-letter")

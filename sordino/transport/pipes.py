@@ -103,7 +103,7 @@ class Pipes(Carrier):
 
     def _gone(self, peer: str) -> RunError:
         process = self._processes[peer]
-        process.kill()  # one that says what is no frame is no client process any more
+        process.kill()  # a process that sends anything but frames is not a client any more
         return RunError(
             f"a client process ended with status {process.wait()}",
             why="it was killed, ran out of memory, or its program ended it",

@@ -55,7 +55,7 @@ class Shelf:
         if known.asked != asked:
             raise LedgerError(
                 f"{operation} was asked before with another content",
-                why="a second answer beside the first one would show their difference, which nobody has paid for",
+                why="a second answer beside the first one would show their difference, which is not paid for",
                 fix="the server must go on from the checkpoint that this round belongs to",
                 code="other-content",
             )

@@ -64,7 +64,7 @@ class Sites(Executor):
     _out: dict[int, _Out] = field(default_factory=dict)  # by ticket
     _tickets: dict[int, int] = field(default_factory=dict)  # of letters that were sent again: the first one's
     _came: dict[int, Letter | SordinoError] = field(default_factory=dict)
-    _wanted: set[int] = field(default_factory=set)  # tickets whose answers somebody waits for
+    _wanted: set[int] = field(default_factory=set)  # tickets whose answers are waited for
     _moved: dict[str, float] = field(default_factory=dict)  # when a site was last asked or heard
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Sites(Executor):
         return Answers(self.collected(t, down, terms))
 
     def collected(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]]:
-        """The messages of a round, one client after another; of who is silent at the deadline there is none."""
+        """Messages of a round, one client after another; none of clients that are silent at the deadline."""
         of = self._ask_round(t, down, terms)
         until, answers = time.monotonic() + self.patience.timeout, dict[int, memoryview]()
         left = collections.deque(sorted(of))
@@ -285,7 +285,7 @@ class Sites(Executor):
         for one in arrived:
             ticket = self._tickets.get(one.ticket, -1)
             if (out := self._out.get(ticket)) is None:
-                continue  # the second answer to one letter, or one that nobody waits for any more
+                continue  # the second answer to one letter, or one that is not waited for any more
             try:
                 letter = self._read(out, one.letter)
             except SordinoError as error:
@@ -319,7 +319,7 @@ class Sites(Executor):
             return {}
         answer = read_answer(letter.head.said)
         if not isinstance(answer, Answered) or len(answer.clients) != len(letter.bodies):
-            error = WireError("what came is no answer to a round", fix="ignore it", code="no-answer")
+            error = WireError("a letter came that does not answer a round", fix="ignore it", code="no-answer")
             self._refused(letter.head.sender, error)
             return {}
         return {k: body for k, body in zip(answer.clients, letter.bodies, strict=True) if k in clients}

@@ -73,7 +73,7 @@ class Certificates:
             key = serialization.load_pem_private_key(data, None).public_key()
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
             raise _wrong(
-                self.key, f"it is no private key that can be read without a password: {error}", "no-key"
+                self.key, f"it is not a private key that can be read without a password: {error}", "no-key"
             ) from None
         return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
@@ -141,6 +141,6 @@ def _wrong(path: Path, why: str, code: str) -> ConfigError:
     return ConfigError(
         f"{path} cannot be used for connections",
         why=why[:300],
-        fix="ask whoever runs the CA for a certificate; for a trial `sordino certificates DIR` makes them",
+        fix="ask the operator of the CA for a certificate; for a trial `sordino certificates DIR` makes them",
         code=code,
     )

@@ -56,7 +56,7 @@ SUMS = [
     one(
         "a masked round begun again after its words have left",
         "transport/desk.py",
-        "return before  # nobody: what masked the words that have left is lost",
+        "return before  # no client: what masked the words that have left is lost",
         "pass",
         f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
     ),

@@ -231,7 +231,9 @@ def test_no_site_speaks_for_the_clients_of_another(
 
     monkeypatch.setattr(masked_round.MaskedRound, "first", falsely)
     assert play.play()[0]["answered"] == 4
-    assert any(f"client {named} of site-0 drops out: a message of somebody else" in note for note in play.between.notes)
+    assert any(
+        f"client {named} of site-0 drops out: a message of another client" in note for note in play.between.notes
+    )
 
 
 BAD: tuple[Callable[[bytes], bytes], ...] = (
