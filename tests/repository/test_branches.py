@@ -23,6 +23,15 @@ for module in pkgutil.walk_packages(sordino.__path__, "sordino."):
         importlib.import_module(module.name)
         print(module.name)
 """
+SPOKEN = """
+import sys, sordino.cli
+for line in sys.stdin:
+    sys.argv = ["sordino", *line.split()]
+    try:
+        sordino.cli.main()
+    except SystemExit as end:
+        print(f"\\n{line.strip()}: {end.code or 0}", file=sys.stderr)
+"""
 SMALL = ("run", "rounds=1", "partition.clients=2", "data.train=80", "data.test=40")
 VERBS = {"sites": ("serve", "identity"), "report": ("report",), "audits": ("audit",), "attacks": ("attack",)}
 REFUSED = """
@@ -43,9 +52,9 @@ def without(place: Path, *branches: str) -> Path:
     return place
 
 
-def python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(place), "COLUMNS": "200"}
-    return subprocess.run([sys.executable, *arguments], cwd=place, env=environment, capture_output=True, text=True)
+def python(place: Path, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(place), "COLUMNS": "200"}
+    return subprocess.run(command, cwd=place, env=environment, input=said, capture_output=True, text=True)
 
 
 GONE = [
@@ -59,20 +68,22 @@ GONE = [
 @pytest.mark.parametrize("gone", GONE)
 def test_the_rest_imports_and_runs_without_a_branch(gone: tuple[str, ...], tmp_path: Path) -> None:
     place = without(tmp_path, *gone)
-    found = python(place, "-c", IMPORTED)
-    assert found.returncode == 0, found.stderr
-    modules = found.stdout.split()
+    imported = python(place, "-c", IMPORTED)
+    assert imported.returncode == 0, imported.stderr
+    modules = imported.stdout.split()
     assert "sordino.runs.play" in modules
     assert not any(name.split(".")[1] in gone for name in modules)
-    for verb in ((*SMALL, "--out", "run"), ("show", "run"), ("privacy", "verify", "run")):
-        ran = python(place, "-m", "sordino", *verb)
-        assert ran.returncode == 0, ran.stderr
-    verbs = [verb for branch in gone for verb in VERBS.get(branch, ())]
-    for verb in verbs:
-        refused = python(place, "-m", "sordino", verb)
-        assert refused.returncode == 2
-        assert f"there is no command '{verb}' here  (no-branch)" in refused.stderr
-        assert all(branch in refused.stderr for branch in gone)
+    commands = [" ".join((*SMALL, "--out", "run")), "show run", "privacy verify run"]
+    refused = [verb for branch in gone for verb in VERBS.get(branch, ())]
+    said = python(place, "-c", SPOKEN, said="\n".join(commands + refused)).stderr
+    for command in commands:
+        assert f"\n{command}: 0\n" in said, said
+    for verb in refused:
+        end = f"\n{verb}: 2\n"
+        assert end in said, said
+        _, found, why = said.partition(end)[0].rpartition(f"there is no command '{verb}' here  (no-branch)")
+        assert found
+        assert all(branch in why for branch in gone)
 
 
 @pytest.mark.slow
