@@ -93,6 +93,7 @@ def test_folding_is_a_path_and_not_a_set() -> None:
     assert keys.fold(keys.fold(key, "a"), 1) == keys.fold(key, "a", 1)
 
 
+@pytest.mark.slow
 def test_no_two_of_many_keys_draw_the_same() -> None:
     """50,000 first words of keys that differ in one small number; a collision has probability 1e-10."""
     places = product(range(2), ("noise", "client", "cohort", "read"), range(50), range(125))

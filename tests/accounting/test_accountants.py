@@ -37,6 +37,7 @@ FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # enough for laws tha
 
 
 # ---------------------------------------------------------------------------------------------- known numbers
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("rate", "z", "steps", "improved", "basic"),
     [(1.0, 1.0, 1, 4.75273, 5.30259), (0.01, 1.0, 1000, 2.10775, 2.53835), (0.2, 2.0, 100, 5.55518, 6.18068)],
@@ -80,6 +81,7 @@ def test_renyi_of_order_two_in_closed_form() -> None:
     assert math.log1p(1e-4 * (math.e - 1)) == pytest.approx(1.718134e-4, rel=1e-6)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "events",
     [
@@ -341,6 +343,7 @@ def test_millions_of_releases_are_priced_at_once() -> None:
     assert [bound.accountant for bound in bounds(many, 1e-5, "zero_out")] == ["rdp"]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("noise", "count", "delta"), [(0.4, 1, 1e-9), (3.0, 40, 1e-5), (200.0, 2, 0.05)])
 def test_of_plain_gaussians_no_accountant_is_below_the_exact_one(noise: float, count: int, delta: float) -> None:
     """So `best` asks no other one."""

@@ -273,6 +273,7 @@ def test_scaffold_reaches_the_optimum_that_fedavg_misses() -> None:
     assert not (twin - OPTIMUM).norm() < 1e-2  # `not <`: it may be no number any more
 
 
+@pytest.mark.slow
 def test_scaffold_reaches_it_with_two_clients_a_round() -> None:
     run = quadratics(Scaffold(**local())).play(120, lambda t: [t % CLIENTS, (t + 1) % CLIENTS])
     assert (run.w - OPTIMUM).norm() < 1e-6

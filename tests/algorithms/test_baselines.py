@@ -233,6 +233,7 @@ def test_fedgens_server_steps_down_the_naive_loss() -> None:
             assert not torch.allclose(after[name], generator[name], atol=1e-3), name
 
 
+@pytest.mark.slow
 def test_fedgen_begins_in_its_second_round_and_fades() -> None:
     algorithm, made, _ = fedgen()
     state = algorithm.init(made, 1)

@@ -85,6 +85,7 @@ class Watched:
 # rates and radii that travel ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("algorithm", [PUBLISHED, {**PUBLISHED, "share": "sum_of_norms"}], ids=["whole", "sum"])
 def test_rates_come_from_the_model_and_then_from_the_last_update(algorithm: dict[str, Any]) -> None:
     """They go down beside the model, and what comes up are as many numbers as they say: sum of m_l, four bytes each."""
@@ -160,6 +161,7 @@ def test_other_processes_do_what_the_loop_does(name: str, tmp_path: Path, quick_
     assert differences(loop, trace(tmp_path / "apart")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["published", *(pytest.param(c, marks=pytest.mark.slow) for c in list(CASES)[1:])])
 def test_killed_anywhere_it_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
     algorithm, tables = CASES[name]
@@ -177,6 +179,7 @@ def test_noise_from_the_system_keeps_the_books_in_order(name: str, tmp_path: Pat
     assert verify(tmp_path / "run") == []
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", CASES)
 def test_the_order_of_clients_does_not_matter(name: str) -> None:
     """Backwards and one by one: noise and data order are keyed by round and client."""
@@ -202,6 +205,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
     assert not torch.equal(tree.leaves(upload)[0], tree.leaves(run.uploads[k])[0])
 
 
+@pytest.mark.slow
 def test_all_methods_see_the_same_clients_and_start_from_the_same_model() -> None:
     seen, models = set(), []
     for name in ("fedavg", "scaffold", "pfl_dyn", "udp", "prifedsync", "cuag_pfl"):

@@ -99,6 +99,7 @@ def test_a_pull_ends_between_the_own_optimum_and_the_global_model() -> None:
         assert torch.allclose(own(run, k), (A[k] * B[k] + pull * run.w) / (A[k] + pull), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_large_pull_ends_at_the_global_model() -> None:
     def gap(pull: float) -> float:
         run = quadratics(ditto(pull, personal_lr=0.5 / (1 + pull))).play(12)

@@ -43,6 +43,7 @@ def turned(flip: float, draws: int) -> float:
     return noised / draws
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("flip", "chance"), [(0.5, 0.75), (0.01, 0.505)])
 def test_newflags_are_as_likely_as_published(flip: float, chance: float) -> None:
     """600 draws, five deviations: a false alarm in 1.7 million. The other reading lies 12 deviations away."""
@@ -58,6 +59,7 @@ def test_newflags_of_many_draws(flip: float, chance: float) -> None:
     assert turned(flip, 15_000) == pytest.approx(chance, abs=5 * math.sqrt(chance * (1 - chance) / 15_000))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("target", ["aggregate_any", "per_client"])
 def test_a_flag_of_one_stays_one_and_a_zero_stays_where_nobody_turns_it(target: Any) -> None:
     for wants, flip, noisy in ((1.0, 0.0, True), (1.0, 0.5, True), (0.0, 0.0, False), (0.0, 1.0, True)):

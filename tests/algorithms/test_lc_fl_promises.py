@@ -214,6 +214,7 @@ CENTRAL = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("rounds", "z", "epsilon"),
     [

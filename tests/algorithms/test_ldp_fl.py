@@ -90,6 +90,7 @@ def test_accuracy_is_that_of_clean_images(tmp_path: Path) -> None:
     assert noisy != pytest.approx(found, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_in_every_round_and_by_every_executor(seen: dict[int, set[bytes]], tmp_path: Path) -> None:
     for executor in ("loop", "stack", "pooled"):
         start(made(LDP, cohort=EVERYONE, engine={"executor": executor}), tmp_path / executor)
@@ -155,6 +156,7 @@ def test_real_answers_are_drawn_once_and_outlive_a_crash(seen: dict[int, set[byt
     assert not same_model(Rounds(made(LDP, **SYSTEM), secret_of(tmp_path / "other")), folder)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("left", "code"),
     [(None, "no-secret"), (b"", "run-file-damaged"), (bytes(31), "run-file-damaged")],

@@ -181,6 +181,7 @@ def test_the_gates_of_a_run_stop_what_succeeds_without_them() -> None:
     assert (example.status, example.adversary, example.neighbours) == ("proved", "server", "replace")
 
 
+@pytest.mark.slow
 def test_a_mechanism_that_forgets_its_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: the same claims and no noise. Pictures come back, and the canary refutes the claim."""
 
@@ -199,6 +200,7 @@ def test_a_run_without_protection_is_its_own_control() -> None:
     assert all(held.status == "none" for held in found.promises)
 
 
+@pytest.mark.slow
 def test_noise_of_a_trusted_server_protects_from_others_alone() -> None:
     """The server gets every upload as it is; participants get models behind noise on their sum."""
     uplink = {"client": [{"name": "clip", "radius": 1.0}], "server": [{"name": "noise", "multiplier": 3.0}]}
@@ -219,6 +221,7 @@ def test_of_a_sum_that_hides_no_single_upload_is_seen() -> None:
     assert found["analytic"].measured[0].value < found["analytic"].measured[0].control
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["ldp_fl", "gaussian_gdp", "fedavg"])
 def test_a_gate_between_images_and_attackers_is_seen(name: str) -> None:
     """Answers at random are protection, too: behind them an attack has the same run without them as its control, where

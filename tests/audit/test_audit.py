@@ -202,7 +202,7 @@ def test_a_sound_gate_stays_below_its_claim_and_its_twin_is_caught(name: str) ->
     assert (twin.claimed, twin.unit, twin.neighbours) == (one.claimed, one.unit, one.neighbours)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "trials", "least"), [(0.5, 10_000, 0.1), (9.0, 10_000, 0.5), (50.0, 1_000, None)])
 def test_an_audit_says_which_missing_noise_it_would_notice(noise: float, trials: int, least: float | None) -> None:
     """The larger the noise, the less a few trials find; below what they find they prove nothing, and say so."""

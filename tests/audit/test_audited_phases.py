@@ -117,6 +117,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("variant", "phase"), [("rigorous_b", "pool"), ("rigorous_a", "ask")])
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_phase_that_is_broken_alone_is_refuted_alone(

@@ -104,6 +104,7 @@ def canaries(name: str, wanted: int = 16) -> Canaries:
     return kind(run(*words), subject, wanted, KEY)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", KINDS)
 def test_without_noise_scores_are_the_coins(name: str) -> None:
     found = canaries(name)

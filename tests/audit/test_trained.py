@@ -72,6 +72,7 @@ def made_up(mu: float, many: int, seed: int) -> tuple[torch.Tensor, torch.Tensor
     return coins + keys.normal(keys.root(seed), many) / mu, coins
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("mu", [0.7, 1.7])
 def test_a_true_claim_is_not_refuted_and_a_third_of_its_noise_is(mu: float) -> None:
     """Of 15 sound runs one is refuted with probability 0.015; experiments/audit_trained plays 100 whole ones."""
@@ -188,6 +189,7 @@ def test_clients_are_canaries_in_many_replays(words: tuple[str, ...]) -> None:
     assert one.played.canaries == 200
 
 
+@pytest.mark.slow
 def test_a_run_that_promises_so_little_that_nothing_can_be_found_has_no_power() -> None:
     found = audited("algorithm=gaussian_gdp", "privacy.epsilon=200")
     assert found.verdict == BLIND
@@ -254,7 +256,7 @@ def test_a_preparation_that_lacks_something_is_refused_before_it_is_played() -> 
     assert refusal.value.code in ("no-extractor", "no-candidates")
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "weak"),
     [

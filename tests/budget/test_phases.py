@@ -32,7 +32,7 @@ def test_a_plan_of_phases_is_what_the_receipt_says(variant: str, tmp_path: Path)
     )
     ended = start(experiment, tmp_path / "run")
     said = {(g.unit, g.adversary): g.epsilon for g in ended.receipt.guarantees}
-    planned = {(g.unit, g.adversary): g.epsilon for g in Forecast(simulated(experiment)).guarantees}
+    planned = {(g.unit, g.adversary): g.epsilon for g in Forecast(simulated(experiment)).planner.guarantees}
     assert said.keys() == planned.keys()
     for subject, epsilon in said.items():
         if epsilon == math.inf:

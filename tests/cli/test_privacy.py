@@ -64,6 +64,7 @@ def test_json_of_an_experiment(cli: Callable[..., Said], tmp_path: Path) -> None
     assert said["answer"]["promise"]["epsilon"] == pytest.approx(4.0)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("asked_for", [(*ALL, "--epsilon", 2), (*RECORDS, "--noise-multiplier", 9), ("rounds=2",)])
 def test_the_tables_fit(

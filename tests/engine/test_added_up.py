@@ -57,6 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("algorithm", "tables"), CASES.values(), ids=list(CASES))
 def test_the_sum_of_units_is_the_sum_of_single_uploads(
     algorithm: dict[str, Any], tables: dict[str, Any], tmp_path: Path
@@ -126,6 +127,7 @@ LOOKED_AT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("tables", LOOKED_AT.values(), ids=list(LOOKED_AT))
 def test_nobody_is_added_up_who_is_looked_at(tables: dict[str, Any], tmp_path: Path) -> None:
     assert placed(made(PLAIN), tmp_path).adds
@@ -152,6 +154,7 @@ def test_single_uploads_of_a_site_that_adds_are_not_asked_of_helpers_who_add(tmp
     assert all(torch.equal(tree.flat(each[k]), tree.flat(alone[k])) for k in terms)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("ordered", [True, False])
 def test_all_clients_of_a_round_are_held_only_where_they_are_put_in_order(
     ordered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

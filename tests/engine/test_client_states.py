@@ -155,6 +155,7 @@ def test_a_state_of_another_shape_is_kept_as_it_came() -> None:
     assert states.trees().keys() == {"states/1", "clients/2"}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_run_whose_states_lie_in_files_is_the_same_run(
     resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def numbers(found: Iterator[tuple[int, UnitAnswers]]) -> list[float]:
     return [value for *_, value in came]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("many", [1, 2, 4])
 def test_every_unit_is_answered_once(many: int) -> None:
     helpers, found, mine = asked_of(many)
@@ -261,6 +262,7 @@ def through(leaves: list[Matrix]) -> list[Matrix]:
     return whole(frame.told["made"], iter(frame.tensors))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("room", [common_memory.ROOM, 4096, 0], ids=["in memory", "some of it", "through the pipe"])
 def test_everything_arrives_as_it_was(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ends, "room", lambda self, size: self._used + size <= room)
@@ -353,6 +355,7 @@ def test_a_fork_that_is_killed_changes_no_byte(
     assert differences(alone("states"), traced(WAYS["states"], tmp_path / "three", 3)) == []
 
 
+@pytest.mark.slow
 def test_the_law_catches_answers_that_are_written_out(
     alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +368,7 @@ def test_the_law_catches_answers_that_are_written_out(
     assert "model" in differences(alone("coefficients"), traced(WAYS["coefficients"], tmp_path / "run", 3))
 
 
+@pytest.mark.slow
 def test_the_law_catches_sums_that_are_rounded(
     alone: Callable[[str], Trace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

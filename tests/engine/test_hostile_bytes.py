@@ -325,6 +325,7 @@ def test_hostile_bytes_cost_nothing_and_raise_nothing_but_wire_error(count: int)
     assert complaints(count) == set()
 
 
+@pytest.mark.slow
 def test_a_decoder_that_believes_its_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     envelope, parse = wire._check_envelope, wire._parse
 

@@ -93,6 +93,7 @@ def test_a_stack_uploads_what_the_loop_uploads(name: str, many: int, calls: list
     assert apart(alone, stacked) < CLOSE
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "work", [{"local_epochs": 2}, {"local_epochs": None, "local_steps": 7}], ids=["epochs", "steps"]
 )
@@ -118,6 +119,7 @@ def test_first_layers_are_told_by_coefficients_where_rows_are_few(model: str) ->
     assert isinstance(task.ready(x, y)[0], Tensor)
 
 
+@pytest.mark.slow
 def test_convolutions_go_one_client_at_a_time_here_and_could_go_together(
     calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_convolutions_go_one_client_at_a_time_here_and_could_go_together(
 # any client code ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @dataclass(frozen=True)
 class Clipping(FedAvg):
     """Looks at a norm: inside a stack it must be one client's."""

@@ -114,6 +114,7 @@ def test_a_trial_finds_the_differences_that_a_stack_bears(algorithm: AnyAlgorith
     assert differences(algorithm, site.task, like) == borne
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("algorithm", "sizes"),
     [

@@ -39,6 +39,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_recordable", lambda given: all(type(one) is torch.Tensor for one in given))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["scaffold", pytest.param("moon", marks=pytest.mark.slow), "cuag_pfl_published"])
 def test_a_run_of_recordings_is_the_same_run(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     experiment = BY_NAME[name].experiment()

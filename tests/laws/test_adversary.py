@@ -164,6 +164,7 @@ def test_a_raw_upload_beside_answers_is_found_out(tmp_path: Path) -> None:
     assert "pixel" in claimed  # what was printed, beside the raw upload
 
 
+@pytest.mark.slow
 def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 7. The adversary knows all rows but one and tries 20 values of it."""
 
@@ -198,7 +199,7 @@ def test_an_unkeyed_digest_is_found_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert truth < 20
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["active", "device_flops", "bytes_up", "scores"])
 def test_a_row_that_tells_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 8. How many were drawn, what they computed and sent; and how good the model is on the test data, client by

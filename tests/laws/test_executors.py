@@ -51,6 +51,7 @@ def test_clients_that_share_a_pass_train_the_same_model(case: Case, tmp_path: Pa
     assert apart(tmp_path / "loop", tmp_path / "pooled") < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=c.name, marks=[] if c.name == "fedavg" else [pytest.mark.slow]) for c in CASES]
 )

@@ -182,6 +182,7 @@ def model_of(folder: Path) -> torch.Tensor:
     return tree.flat(safetensors.torch.load_file(folder / "model.safetensors")).double()
 
 
+@pytest.mark.one_fast
 @tried_on([case for case in CASES if case.silent is not None], AGAIN)
 def test_without_noise_it_is_its_plain_twin(case: Case, base: Base, tmp_path: Path) -> None:
     assert case.silent is not None

@@ -136,6 +136,7 @@ def two_of(folder: Path, change: Change, data: Change, runs: Path) -> tuple[Seen
     return one, play(made, runs / "other")
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("change", [OWL, COLOUR], ids=["class", "colour"])
 def test_one_image_changes_no_model_of_declared_classes(change: Change, tmp_path: Path) -> None:
     one, other = two_of(tmp_path / "animals", change, DECLARED, tmp_path)

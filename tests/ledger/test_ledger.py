@@ -147,6 +147,7 @@ def test_the_ledger_in_memory_does_what_the_model_does(rule: str, steps: list[An
     assert play(":memory:", world(rule), steps) == []
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("rule", ["all", "any"])
 @given(steps=STEPS)
 @settings(derandomize=True, deadline=None, max_examples=25)
@@ -216,7 +217,7 @@ TWINS: dict[str, tuple[Any, str, Any]] = {
 
 
 # the search for a sum that floats get wrong is long
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", [pytest.param(t, marks=[pytest.mark.slow] * (t == "adds floats")) for t in TWINS])
 def test_a_broken_twin_is_caught(monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
     monkeypatch.setattr(*TWINS[twin])

@@ -57,6 +57,7 @@ def dealt_or_refused(scheme: Active, train: Split, test: Split) -> tuple[tuple[R
 # as published: 50,000 and 10,000 images, 100 clients ------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("k", [3, 5, 7])
 @pytest.mark.parametrize(("classes", "per_class"), [(10, 5000), (100, 500)])
 def test_circulant_lists_give_everybody_500_and_100_images_of_k_classes(k: int, classes: int, per_class: int) -> None:
@@ -74,6 +75,7 @@ def test_circulant_lists_give_everybody_500_and_100_images_of_k_classes(k: int, 
             assert set(np.flatnonzero(held[n])) == {(n + j) % classes for j in range(k)}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("k", [3, 5, 7])
 def test_random_lists_give_the_same_sizes(k: int) -> None:
     train, test = split_of([5000] * 10), split_of([1000] * 10, 1)
@@ -319,6 +321,7 @@ def test_names_hold_for_what_clients_hold_back() -> None:
     assert min(population.shares[1].sizes) > 0
 
 
+@pytest.mark.slow
 def test_anonymous_augmented_clients_train_alike_looped_and_stacked(tmp_path: Path) -> None:
     words = [*SMALL, "partition.anonymous=true", "data.augment=crop_flip", "model=mlp", "model.hidden=8"]
     for executor in ("loop", "stack"):

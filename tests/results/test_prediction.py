@@ -230,6 +230,7 @@ def test_a_run_without_a_bundle_is_told(run: Path, tmp_path: Path) -> None:
 # who may read it ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("more", [{"schema": "learned"}, {"standardise": "channel"}])
 def test_what_rows_have_decided_stays_private_under_real_noise(clinic: Path, tmp_path: Path, more: Any) -> None:
     """No epsilon covers levels or means of secret rows, so nobody but the owner finds them, and the owner predicts."""
@@ -324,6 +325,7 @@ PERSONAL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("way", PERSONAL)
 def test_a_clients_rows_make_the_model_its_own_as_in_the_run(clinic: Path, tmp_path: Path, way: str) -> None:
     """From the files of the run and the rows of each client, with the accuracy that the run has measured; from another

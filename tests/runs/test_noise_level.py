@@ -87,6 +87,7 @@ def check_noise(name: str, expected: float) -> None:
 VARIED = {name for name in NOISY if name.endswith(("slow", "every round", "three steps", "in turn"))}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in VARIED)) for n in NOISY])
 def test_the_expected_noise_is_the_noise(name: str) -> None:
     parts = parts_of(NOISY[name])

@@ -26,6 +26,7 @@ LABELLED: dict[str, tuple[dict[str, Any], Any, list[float]]] = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("task", LABELLED)
 def test_rows_of_ones_own_have_the_labels_that_the_task_says(task: str, tmp_path: Path) -> None:
     """As a table of the same rows: equal labels, equal scores."""

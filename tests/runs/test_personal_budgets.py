@@ -332,6 +332,7 @@ HIDDEN = {"name": "noise", "neighbours": "zero_out"}
 OWN = {"name": "noise", "neighbours": "zero_out"}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     "cohort", [MECHANISMS["rates"], MECHANISMS["threshold"], {"name": "threshold_published"}], ids=lambda c: c["name"]
 )

@@ -34,7 +34,7 @@ def busy(seconds: float) -> None:
         pass
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SLOW)
 def test_slow_work_is_found_under_its_name(
     kind: str, cli: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
@@ -63,6 +63,7 @@ def test_all_of_the_time_is_somewhere_and_waiting_is_told() -> None:
     assert 0.1 < seen.seconds < 5
 
 
+@pytest.mark.slow
 def test_threads_at_work_share_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     code = busy.__code__.replace(co_filename=Site.__call__.__code__.co_filename)
     monkeypatch.setattr(busy, "__code__", code)

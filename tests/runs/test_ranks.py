@@ -151,7 +151,7 @@ print([name for name in names if "gloo" in name])
 """
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of a process in /proc")
 @pytest.mark.parametrize("late", [False, True])
 def test_a_rank_that_has_left_keeps_no_thread(late: bool, one_rank: None) -> None:

@@ -136,6 +136,7 @@ def test_a_process_started_afresh_continues_too(tmp_path: Path) -> None:
     assert differences(whole, trace(tmp_path / "run")) == []
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("every", [3, 100])
 def test_checkpoints_may_be_rare(every: int, tmp_path: Path) -> None:
     """Rounds since the last checkpoint are done again, and are the same releases."""
@@ -243,6 +244,7 @@ def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest
     assert len(set(draws_of_round_two(tmp_path / "twin", 3))) == 4
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_copied_folder_does_not_release_a_round_again(shared: bool, tmp_path: Path) -> None:
     """On one ledger the copy is stopped before it draws; a ledger that was copied with its folder is noticed by where

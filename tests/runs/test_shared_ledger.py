@@ -49,6 +49,7 @@ def founded_under(ledger: Path, key: bytes, run: Simulation) -> bool:
         return books.charter.dataset == type(run.population)(run.setup.experiment, key).fingerprint
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_a_key_that_is_not_whole_is_refused(shared: Path, size: int) -> None:
     """An empty key is everybody's key: with it, whoever knows all rows but one finds the last one by trying."""
@@ -86,6 +87,7 @@ def test_a_full_disk_leaves_no_key_in_part(shared: Path, call: str, monkeypatch:
     }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("at", ["draft", "founded"])
 def test_a_kill_while_a_ledger_is_founded_leaves_one_that_goes_on(
     shared: Path, at: str, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +108,7 @@ def _dies(shared: Path, at: str) -> None:
     start(joining(shared), shared.parent / "dead")
 
 
+@pytest.mark.slow
 def test_runs_that_begin_at_once_found_one_ledger_under_one_key(shared: Path) -> None:
     assert _race(shared, _run) == [0] * RACING
     run = checked(joining(shared), shared.parent / "next", dry=True)
@@ -155,6 +158,7 @@ def _at_once(barrier: Any) -> None:
     shared_ledger._held = together
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("left", [".key", "-lock", "-wal"])
 def test_a_ledger_that_is_gone_is_not_begun_again(shared: Path, left: str) -> None:
     start(joining(shared), shared.parent / "first")

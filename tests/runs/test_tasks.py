@@ -74,6 +74,7 @@ JUDGED = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_goes_from_its_settings_to_predictions(task: str, table: Path, tmp_path: Path) -> None:
     run = sordino.run(asked(table, task), out=tmp_path / "run")
@@ -124,6 +125,7 @@ def test_one_row_beyond_the_declared_range_counts_as_its_end(table: Path, tmp_pa
     assert models[0] == models[1]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("task", ["regression", "multi_label"])
 def test_what_is_held_is_told_without_classes(task: str, table: Path) -> None:
     made = asked(table, task)
@@ -182,6 +184,7 @@ def notes(folder: Path, said: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("way", WORDS)
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("gaussian_gdp", marks=pytest.mark.slow)])
 def test_a_text_is_learned_from_declared_words(way: str, method: str, tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ def test_a_resumed_run_tells_what_is_new(tmp_path: Path, monkeypatch: pytest.Mon
 # what breaks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("where", ["start", "round", "end"])
 def test_a_tracker_that_fails_is_a_note(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, sound = Recorder(where), Recorder()

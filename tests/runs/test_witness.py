@@ -124,7 +124,7 @@ MOMENTS: Mapping[str, Any] = {
 }
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("before", [False, True])
 def test_killed_anywhere_a_run_that_is_put_back_draws_nothing_again(moment: str, before: bool, tmp_path: Path) -> None:
@@ -188,6 +188,7 @@ def test_a_receipt_says_where_nobody_would_notice(tmp_path: Path, monkeypatch: p
     assert not {MISSING, UNWRITABLE} & set(whole)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_copy_from_before_the_first_release_says_that_nobody_would_notice(at: int, tmp_path: Path) -> None:
     """It is put back where the state folder is another one: its ledger knows of no release, and that may be false."""
@@ -212,6 +213,7 @@ def dies(*arguments: Any) -> None:
     raise Killed
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("how", ["gone", "full"])
 def test_a_state_folder_that_fails_on_the_way_is_told(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,7 @@ def test_every_set_of_clients_is_equally_likely(size: int, population: int) -> N
     assert subsets(lambda r: Random(size).draw(r, population, KEY), size, population) > 1e-6
 
 
+@pytest.mark.slow
 def test_folding_words_back_into_the_population_is_noticed() -> None:
     def folded(r: int) -> list[int]:
         """Broken twin: what is too large is taken modulo the population instead of passed over."""
@@ -248,7 +249,7 @@ def test_the_poisson_sampler_is_what_its_event_says(rounds: int) -> None:
 
 
 # 50, 3, 2 coins and 1 coin to a word
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.02, 0.62, *(pytest.param(q, marks=pytest.mark.slow) for q in (0.3, 0.97))])
 def test_the_law_holds_at_other_rates(rate: float) -> None:
     check_poisson(drawn(PoissonSample(rate), 10_000, 100), rate)
@@ -290,6 +291,7 @@ def broken_heads(how: str) -> Callable[[Coins, float, int], NDArray[np.int64]]:
     return heads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["skips", *(pytest.param(how, marks=pytest.mark.slow) for how in ("one", "twice"))])
 def test_a_broken_skipper_is_rejected(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohorts, "heads", broken_heads(how))
@@ -310,7 +312,7 @@ def test_gaps_are_geometric_however_long_the_blocks() -> None:
             assert (stats.chisquare(seen, mass * len(gaps)).pvalue > 1e-6) == holds
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "beyond"), [(4_000, 20), pytest.param(20_000, 50, marks=pytest.mark.slow)])
 def test_other_samplers_are_rejected(rounds: int, beyond: int) -> None:
     fixed = poisson_scores(drawn(Random(20), rounds, 100), 0.2)

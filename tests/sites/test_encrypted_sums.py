@@ -155,6 +155,7 @@ def test_integers_that_are_not_encrypted_are_found(
 
 
 # the key --------------------------------------------------------------------------------------------------------------
+@pytest.mark.one_fast
 @pytest.mark.parametrize("broken", [False, True], ids=["", "broken twin"])
 def test_a_site_encrypts_under_no_key_but_the_holders(
     broken: bool, played: Played, monkeypatch: pytest.MonkeyPatch

@@ -283,6 +283,7 @@ def test_a_letter_that_comes_again_gets_the_same_bytes(played: Played) -> None:
     assert [entry.state for entry in entries] == [State.PUBLISHED]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("step", [pytest.param("roster", marks=pytest.mark.slow), "inbox", "request"])
 def test_a_restarted_site_has_dropped_out_and_masks_nothing_twice(
     step: str, playing: Callable[[Experiment], Play], monkeypatch: pytest.MonkeyPatch
@@ -323,6 +324,7 @@ def test_a_round_whose_words_have_left_is_not_begun_again(
     assert len(answer.bodies) == int(broken)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("uplink", ["secagg", None], ids=["masked", "plain"])
 def test_a_round_that_left_just_before_a_crash_is_not_played_again_much_later(
     uplink: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

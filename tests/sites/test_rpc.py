@@ -76,6 +76,7 @@ def answer_to(server: Rpc, ticket: int) -> bytes:
 # letters --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("tls", [True, False])
 def test_letters_of_every_length_come_over_as_they_are(tls: bool, trial: Papers) -> None:
     letters = [bytes(range(256)) * (n // 256) + bytes(n % 256) for n in (0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE)]
@@ -365,6 +366,7 @@ def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     assert refusal.value.code == "missing-sites-extra"
 
 
+@pytest.mark.slow
 def test_the_package_is_loaded_when_it_is_needed() -> None:
     program = "import sys, sordino.sites.grpc_server, sordino.sites.client_line; assert 'grpc' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], check=False, cwd=Path(__file__).parents[2]).returncode == 0

@@ -50,7 +50,7 @@ def test_it_is_shown(verb: str, stopped: Path, cli: Cli) -> None:
     assert str(PLAYED) in told, told
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("signed", [False, True])
 def test_what_was_made_of_it_does_not_outlive_it(signed: bool, stopped: Path, cli: Cli, tmp_path: Path) -> None:
     """Nobody has tampered with anything, so the receipt holds: a page and a signature of the run as it was go."""

@@ -154,6 +154,7 @@ def alone(task: Classification, params: Params, batch: Examples, draws: Tensor, 
     return dict(zip(leaves, back, strict=True))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", TRAINED)
 def test_each_is_trained_by_the_gradients_of_autograd(name: str) -> None:
     with torch.random.fork_rng(devices=[]):

@@ -101,6 +101,7 @@ def test_an_image_does_not_depend_on_its_neighbours() -> None:
 # gradients ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_way_to_a_gradient_sees_the_same_images(name: str, channels: int) -> None:
@@ -136,6 +137,7 @@ def test_every_way_to_a_gradient_sees_the_same_images(name: str, channels: int) 
     assert not torch.allclose(task.losses(params, x, y, DRAWS), task.losses(params, x, y, DRAWS + 1))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_clipped_sums_agree_on_both_paths(name: str, order: int) -> None:

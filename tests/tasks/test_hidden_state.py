@@ -199,6 +199,7 @@ def test_what_is_kept_is_noticed_before_the_start_and_at_a_read(place: str) -> N
     assert refusal.value.code == "model-remembers"
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("place", KEEPING)
 def test_the_guard_as_it_was_lets_a_row_through(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = KEEPING[place]()

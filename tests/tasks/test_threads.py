@@ -182,6 +182,7 @@ class Counting(FedAvg):
         return Up(tree.scale(1.0 + (Counting.calls > calls), up.delta)), state
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("net", NETS)
 def test_the_number_of_threads_changes_no_byte(net: str, tmp_path: Path) -> None:
     case = Case("fedavg", {"name": "fedavg"}, model=NETS[net])
@@ -189,6 +190,7 @@ def test_the_number_of_threads_changes_no_byte(net: str, tmp_path: Path) -> None
     assert differences(one, finished(case.experiment(), tmp_path / "three")) == []
 
 
+@pytest.mark.slow
 def test_the_law_catches_clients_that_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(all_algorithms(), "counting", Counting)
     case = Case("counting", {"name": "counting"})

@@ -224,6 +224,7 @@ def test_a_checkpoint_of_which_only_some_parts_were_written(
 # messages -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["scaffold", "gaussian_gdp"])
 def test_a_damaged_answer_is_an_absent_client_and_is_told(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]

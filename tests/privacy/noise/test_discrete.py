@@ -60,6 +60,7 @@ def chi_square(values: np.ndarray, weights, scale: float) -> float:
 # ---------------------------------------------------------------- the law
 
 
+@pytest.mark.one_fast
 @BOTH
 @pytest.mark.parametrize("scale", [0.3, 0.5, 1.0, 2.5, 7.3])
 def test_small_scales_have_the_exact_weights(law: str, scale: float) -> None:
@@ -74,6 +75,7 @@ def test_the_system_source_has_them_too(law: str, scale: float) -> None:
     assert chi_square(draw(System(), MANY // 2, scale), weights, scale) > 1e-9  # unseeded: one run in 10^9 fails
 
 
+@pytest.mark.one_fast
 @BOTH
 @pytest.mark.parametrize("scale", [1.0, 2.5, 7.3])
 def test_the_same_test_catches_a_scale_that_is_two_percent_off(law: str, scale: float) -> None:
@@ -145,6 +147,7 @@ def test_the_acceptance_makes_a_gaussian_of_at_least_half_of_the_candidates(sigm
 # ---------------------------------------------------------------- large scales
 
 
+@pytest.mark.one_fast
 @BOTH
 @pytest.mark.parametrize("scale", [1e3, 1e6, 1e9])
 def test_moments_and_cells_of_large_scales(law: str, scale: float) -> None:
@@ -186,6 +189,7 @@ def test_a_sum_of_shares_has_the_sum_of_the_variances() -> None:
     assert lonely.var() / (parties * sigma**2) > 30
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 4.0])
 def test_the_variances_that_are_stated(sigma: float) -> None:
     x = np.arange(-2000, 2001).astype(float)

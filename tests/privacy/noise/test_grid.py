@@ -216,6 +216,7 @@ def table_error(law: str, scale: float, cells: sources.Cells, every: int) -> flo
         return float((total * len(cells.thresholds) / seen + tails) / 2)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("scale", [4096.0, 6789.123, 8191.9])
 def test_the_table_is_exact_to_what_the_receipt_says(law: str, scale: float) -> None:

@@ -101,6 +101,7 @@ def test_the_law_and_the_scale(where: str, law: Law, source: NoiseSource) -> Non
     assert abs(np.mean(noise)) < 0.01
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("law", "factor"),
     [

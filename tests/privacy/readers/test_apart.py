@@ -151,6 +151,7 @@ def all_together(losses: Losses, params: Params, batch: Examples, draws: Tensor,
     return {name: torch.tensordot(weights, row, dims=1) for name, row in zip(leaves, rows, strict=True)}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_moves_the_sum_by_two_clips_at_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]

@@ -104,6 +104,7 @@ def test_who_was_drawn_changes_nothing_that_others_see(hidden: Path, tmp_path: P
     assert shown(hidden, evaluator=True) != shown(other, evaluator=True)
 
 
+@pytest.mark.slow
 def test_a_page_that_reads_the_private_folder_is_noticed(
     hidden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +134,7 @@ new MutationObserver(() => setTimeout(tell, 500)).observe(document.getElementByI
 """
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_live_run_in_a_browser(
     theme: str, simulated: Path, live: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -313,7 +313,7 @@ def test_client_processes_do_what_the_loop_does(tables: Table, tmp_path: Path, q
     assert equal(model(tmp_path / "loop"), model(tmp_path / "apart"))
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tables",
     [SHARES, *(pytest.param(t, marks=pytest.mark.slow) for t in (PROBED, WEIGHED))],

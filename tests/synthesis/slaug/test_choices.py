@@ -203,6 +203,7 @@ def test_a_device_keeps_its_momentum_between_its_rounds(tmp_path: Path, monkeypa
     assert min(ended.values()) > 0
 
 
+@pytest.mark.slow
 def test_without_it_nothing_is_kept(sent: Path) -> None:
     parts = simulated(config.load(sent / "experiment.toml"))
     assert parts.setup.algorithm.init_client(parts.setup.task) == Client(torch.tensor(0))
@@ -248,6 +249,7 @@ def promised(folder: Path) -> tuple[dict[str, bool], Sequence[str]]:
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("variant", "privacy", "finite"),
     [
