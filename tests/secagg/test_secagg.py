@@ -7,7 +7,7 @@ alarm and has a negative control.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from sordino.engine.channels import Opened
 from sordino.errors import (
     ConfigError,
     HeadroomExceeded,
@@ -28,7 +29,9 @@ from sordino.errors import (
     SordinoError,
 )
 from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg import masks, shamir
+from sordino.secagg.masked import Masks
 from sordino.secagg.secagg_client import Participant
 from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import SERVER, MessageKind, Session, two_thirds
@@ -215,11 +218,14 @@ def test_words_out_of_range_are_not_uploaded(bad: np.ndarray, code: str) -> None
 
 
 # ---------------------------------------------------------------- what is not honest
+Guarded = Callable[[Participant, np.ndarray], masks.Words]
+
+
 class CountsTwice(Participant):
     """The broken twin: its guard says 2."""
 
-    def _guarded(self, values: np.ndarray) -> masks.Words:
-        guarded = super()._guarded(values)
+    def _guarded(self, values: np.ndarray, honest: Guarded = Participant._guarded) -> masks.Words:
+        guarded = honest(self, values)
         guarded[-1] = 2
         return guarded
 
@@ -230,6 +236,19 @@ def test_the_guard_notices_what_is_no_sum() -> None:
     play.clients[2].__class__ = CountsTwice
     play.share().upload(vectors).ask().answer()
     assert "check word of the sum is 7" in str(refused("secagg-guard", IntegrityError, play.server.open))
+
+
+def test_a_simulation_uses_nothing_of_a_sum_that_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between sites: the round is broken off, and its model stays."""
+    channel, values = Masks(Aggregated(), Layout(), "run"), np.arange(10)
+
+    def found() -> Opened:
+        return channel.sum(0, ((k, values) for k in range(4)), range(4), 10, None)
+
+    assert (found().who, found().total.tolist()) == ([0, 1, 2, 3], (4 * values).tolist())  # the control
+    monkeypatch.setattr(Participant, "_guarded", CountsTwice._guarded)
+    assert found().aborted.startswith("the check word of the sum is 8")
+    assert (found().who, found().total.tolist()) == ([], [0] * 10)
 
 
 @pytest.mark.parametrize(("absent", "code"), [(frozenset(), "secagg-guard"), (frozenset({5}), "secagg-wrong-key")])
