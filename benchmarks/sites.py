@@ -140,19 +140,19 @@ def gaps(ends: list[float]) -> list[float]:
 def between(place: Path) -> tuple[list[float], dict[str, float]]:
     from sordino import config
     from sordino.receipts.signature import private_key
-    from sordino.sites.serve import Serving, serve
-    from sordino.sites.trial_certificates import of_server
+    from sordino.sites.serve import ServeOptions, serve
     from sordino.transport.sites import Patience
+    from sordino.transport.tls import of_server
 
     ends: list[float] = []
     ready: list[float] = []
-    asked = Serving(
-        config.load(place / "experiment.toml"),
-        place / "agreement.toml",
-        place / "run",
-        private_key(place / "server"),
-        place / "sites.toml",
-        f"localhost:{port()}",
+    options = ServeOptions(
+        experiment=config.load(place / "experiment.toml"),
+        agreement=place / "agreement.toml",
+        folder=place / "run",
+        identity=private_key(place / "server"),
+        allowed=place / "sites.toml",
+        bind=f"localhost:{port()}",
         tls=of_server(place / "certs"),
         patience=Patience(timeout=60.0, minimum=SITES),
         rehearsal=True,
@@ -167,7 +167,7 @@ def between(place: Path) -> tuple[list[float], dict[str, float]]:
 
     begin, peaks = time.perf_counter(), list[float]()
     with contextlib.ExitStack() as stack:
-        serve(asked, lambda progress: ends.append(time.perf_counter()), hears, invited)
+        serve(options, lambda progress: ends.append(time.perf_counter()), hears, invited)
     facts = {
         "start-up, s": ready[0] - begin if ready else float("nan"),
         "server and simulator, peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -123,28 +123,26 @@ def serve(
     from sordino import config
     from sordino.cli.running import show_run
     from sordino.receipts.signature import private_key
-    from sordino.sites.serve import Serving
+    from sordino.sites.serve import ServeOptions
     from sordino.sites.serve import serve as serving
     from sordino.transport.events import ROUTINE, WARNINGS
     from sordino.transport.sites import Patience
     from sordino.transport.tls import of_server
 
     loaded, console = config.load(experiment), Console(stderr=True, quiet=quiet or as_json)
-    folder, key = out or Path("runs") / loaded.name, private_key(identity)
-    tls = None if certificates is None else of_server(certificates)
-    asked = Serving(
-        loaded,
-        agreement,
-        folder,
-        key,
-        allowed,
-        bind,
-        address,
-        tls,
-        own,
-        Patience(timeout=seconds(deadline), minimum=minimum),
-        rehearsal,
-        moved,
+    options = ServeOptions(
+        experiment=loaded,
+        agreement=agreement,
+        folder=out or Path("runs") / loaded.name,
+        identity=private_key(identity),
+        allowed=allowed,
+        bind=bind,
+        address=address,
+        tls=None if certificates is None else of_server(certificates),
+        own=own,
+        patience=Patience(timeout=seconds(deadline), minimum=minimum),
+        rehearsal=rehearsal,
+        moved=moved,
     )
     say = _noting(console)
 
@@ -153,7 +151,7 @@ def serve(
             say(f"{'warning: ' if event.event in WARNINGS else ''}{event.words}")
 
     def go(watch: Callable[[Progress], None]) -> Ended:
-        return serving(asked, watch, hears, lambda invitation: say(f"sites join with {invitation}"))
+        return serving(options, watch, hears, lambda invitation: say(f"sites join with {invitation}"))
 
     show_run(go, [], as_json, quiet, "the same command")
 
@@ -191,28 +189,27 @@ def join(
     """Take part in a run with this site's data. It connects to the server; nothing listens here."""
     from sordino.receipts.signature import private_key
     from sordino.runs.stop_signals import patience
-    from sordino.sites.join import Joining, proposed
+    from sordino.sites.join import JoinOptions, proposed
     from sordino.sites.join import join as joining
     from sordino.sites.plan_table import plan
 
     shown = Console(stderr=True, quiet=quiet or as_json)
-    asked = proposed(
-        Joining(
-            invitation,
-            data,
-            name,
-            private_key(identity),
-            out,
-            address,
-            certificates,
-            max_epsilon,
-            share_scores,
-            key_digest,
-            with_code,
-            moved,
-            rehearsal,
-        )
+    options = JoinOptions(
+        invitation=invitation,
+        identity=private_key(identity),
+        folder=out,
+        address=address,
+        certificates=certificates,
+        with_code=with_code,
+        rehearsal=rehearsal,
+        data=data,
+        name=name,
+        max_epsilon=max_epsilon,
+        shares_scores=share_scores,
+        key_digest=key_digest,
+        moved=moved,
     )
+    asked = proposed(options)
     console = Screen()
     if show_plan:
         plan(console, asked)
@@ -269,12 +266,21 @@ def hold_key(
     """Hold the key of a run whose sums are encrypted: it opens sums, and has no data."""
     from sordino.receipts.signature import private_key
     from sordino.runs.stop_signals import patience
-    from sordino.sites.hold_key import KeyHolding, hold
+    from sordino.sites.connecting import InvitedOptions
+    from sordino.sites.hold_key import hold
 
     shown = Console(stderr=True, quiet=quiet)
-    asked = KeyHolding(invitation, private_key(identity), out, address, certificates, rehearsal, with_code)
+    options = InvitedOptions(
+        invitation=invitation,
+        identity=private_key(identity),
+        folder=out,
+        address=address,
+        certificates=certificates,
+        with_code=with_code,
+        rehearsal=rehearsal,
+    )
     with patience() as stopped:
-        over = hold(asked, stopped, _standing(shown), _noting(shown))
+        over = hold(options, stopped, _standing(shown), _noting(shown))
     if not over:
         shown.print("Stopped: the run goes on. The same command holds the key again.")
         raise typer.Exit(130)

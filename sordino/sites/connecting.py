@@ -1,4 +1,4 @@
-"""The way of a site or a key holder to its server: outward, with certificates where the server is another machine."""
+"""Connection of a site or key holder to its server: outward, with certificates where that is another machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino.sites.client_line import Says, Standing, attend
 from sordino.sites.grpc_line import claim
 from sordino.sites.invitation import Invitation
+from sordino.sites.purse import SignedHead
 from sordino.sites.remote_sites import PARTING
 from sordino.transport.tls import of_site
 
 
 @dataclass
 class Leave:
-    """When somebody who attends a server goes: when that has the last answer, or is gone. Whoever was told the end
-    before it was started again stays a moment for a server that does not know it, if that can be reached at all.
+    """Time to leave a server: when it has the last answer, or is gone. A side that was told the end before it was
+    started again stays a moment for a server that does not know it, if that can be reached at all.
     """
 
     over: Callable[[], bool]  # has the server said so?
@@ -46,29 +47,51 @@ class Leave:
         return self._gone or self.stop() or (time.monotonic() > self._until and not self.over())
 
 
-class Reaches(Protocol):
-    """Address, key and certificates for a server."""
+@dataclass(frozen=True, kw_only=True)
+class InvitedOptions:
+    """Start options of whoever is invited to a run: a site, or its key holder."""
+
+    invitation: Path
+    identity: Ed25519PrivateKey = field(repr=False)
+    folder: Path | None = None
+    address: str = ""  # of the server; empty: as the invitation says
+    certificates: Path | None = None  # the folder of this end
+    with_code: bool = False  # may classes that the invitation names run here?
+    rehearsal: bool = False  # a trial with noise from a seed, which protects nobody
+
+    def folder_in(self, run: str, name: str) -> Path:
+        return self.folder or Path("runs") / f"{run}-{name}"
+
+
+class Attendant(Protocol):
+    """Side that answers a server: a site, or the key holder."""
 
     @property
-    def identity(self) -> Ed25519PrivateKey: ...
+    def over(self) -> bool: ...  # has the server said so, to this process?
     @property
-    def address(self) -> str: ...
+    def was_over(self) -> bool: ...  # or to one before it?
     @property
-    def certificates(self) -> Path | None: ...
+    def head(self) -> SignedHead: ...
+    def answer(self, data: bytes) -> bytes: ...
 
 
 def attend_for(
+    attendant: Attendant,
     invitation: Invitation,
     name: str,
-    own: Reaches,
-    answer: Callable[[bytes], bytes],
-    leave: Leave,
+    options: InvitedOptions,
+    stop: Callable[[], bool],
+    say: Says,
     most: int,
 ) -> None:
-    """Answers the letters of a server until it is time to leave. `most`: the longest letter that is taken in, in
-    bytes.
+    """Answers the letters of a server until it is time to leave, and refuses to go on behind a head that was signed.
+    `most`: the longest letter that is taken in, in bytes.
     """
-    tls = None if own.certificates is None else of_site(own.certificates, name)
-    run = invitation.told.run
-    address = own.address or invitation.told.server
-    attend(address, name, answer, leave, tls, most, lambda it: own.identity.sign(claim(run, name, it)), leave.heard)
+    head, run = attendant.head, invitation.told.run
+    leave = Leave(lambda: attendant.over, lambda: stop() or head.behind is not None, say, attendant.was_over)
+    tls = None if options.certificates is None else of_site(options.certificates, name)
+    address = options.address or invitation.told.server
+    sign = lambda ticket: options.identity.sign(claim(run, name, ticket))  # noqa: E731
+    attend(address, name, attendant.answer, leave, tls, most, sign, leave.heard)
+    if head.behind is not None:
+        raise head.behind

@@ -24,6 +24,9 @@ from sordino.errors import ConfigError
 from sordino.runs.declared_data import LEARNED
 from sordino.sites import agreement_file as agreed
 from sordino.sites.agreement_file import SitesAgreement
+from sordino.transport.message import Letterhead
+
+SERVER = "server"
 
 
 class Invited(Fact, extra="forbid"):
@@ -62,6 +65,10 @@ class Invitation:
     @property
     def declared(self) -> TableSchema | None:
         return schema.parsed(self.told.table_schema) if self.told.table_schema else None
+
+    def letterhead(self, name: str, config: str, identity: Ed25519PrivateKey) -> Letterhead:
+        """Letterhead of whoever is invited; `config`: the digest of the experiment as it is played."""
+        return Letterhead(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
 
     def toml(self) -> str:
         return tomli_w.dumps(self.told.to_json(), multiline_strings=True)

@@ -8,7 +8,7 @@ import hmac
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -30,57 +30,49 @@ from sordino.runs.setup import Whole
 from sordino.runs.witness import needed, place_for
 from sordino.sites import invitation as invitations
 from sordino.sites.client_line import Says
-from sordino.sites.connecting import Leave, attend_for
+from sordino.sites.connecting import InvitedOptions, attend_for
 from sordino.sites.event_log import Diary
 from sordino.sites.invitation import Invitation
 from sordino.sites.membership import Membership
 from sordino.sites.own_data import OwnData
-from sordino.sites.serve import AGREEMENT, INVITATION, SERVER, settled
+from sordino.sites.serve import AGREEMENT, INVITATION, settled
 from sordino.transport.events import RunEvent
-from sordino.transport.message import Letterhead
 from sordino.transport.tls import of_site
 
 TAKEN_IN = 1 << 30  # bytes of the longest letter that a site reads: a model, or what all clients are handed
 
 
-@dataclass(frozen=True)
-class Joining:
-    """What a site is started with."""
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(InvitedOptions):
+    """Start options of a site."""
 
-    invitation: Path
     data: Path
     name: str
-    identity: Ed25519PrivateKey = field(repr=False)
-    folder: Path | None = None
-    address: str = ""  # of the server; nothing: as the invitation says
-    certificates: Path | None = None  # the folder of this site
     max_epsilon: float | None = None
     shares_scores: bool = False
     key_digest: str = ""  # of the key holder's public key, as the holder told it
-    with_code: bool = False  # may classes that the invitation names run here?
     moved: bool = False  # has this folder taken the place of the one that joined?
-    rehearsal: bool = False
 
 
 @dataclass(frozen=True)
 class Proposed:
-    """What a site is asked to take part in, worked out here and believed to nobody."""
+    """Run that a site is asked to take part in, worked out here and believed to nobody."""
 
-    asked: Joining
+    options: JoinOptions
     invitation: Invitation
 
     @property
     def client(self) -> int:
         """The number of this client in the agreement."""
         names = [client.name for client in self.invitation.agreement.clients]
-        if self.asked.name not in names:
+        if self.options.name not in names:
             raise ConfigError(
-                f"{self.asked.name!r} is no client of this run",
+                f"{self.options.name!r} is no client of this run",
                 why=f"the agreement names {', '.join(names)}",
                 fix="--name must be the name that was announced",
                 code="unknown-client",
             )
-        return names.index(self.asked.name)
+        return names.index(self.options.name)
 
     @property
     def site(self) -> str:
@@ -90,8 +82,8 @@ class Proposed:
     @cached_property
     def experiment(self) -> Experiment:
         """The experiment as it is played here: with this site's own file."""
-        experiment = settled(self.invitation.experiment, self.asked.rehearsal)
-        own: dict[str, object] = {"path": str(self.asked.data)}
+        experiment = settled(self.invitation.experiment, self.options.rehearsal)
+        own: dict[str, object] = {"path": str(self.options.data)}
         if self.invitation.told.table_schema:
             own["schema"] = str(self.folder / "schema.toml")
         return experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
@@ -104,19 +96,19 @@ class Proposed:
     @cached_property
     def data(self) -> OwnData:
         """This site's rows."""
-        key = data_key(self.asked.identity)
-        return OwnData(self.experiment, self.asked.data, key, self.invitation.declared)
+        key = data_key(self.options.identity)
+        return OwnData(self.experiment, self.options.data, key, self.invitation.declared)
 
     @property
     def folder(self) -> Path:
-        return self.asked.folder or Path("runs") / f"{self.invitation.told.run}-{self.asked.name}"
+        return self.options.folder_in(self.invitation.told.run, self.options.name)
 
     @cached_property
     def guarantees(self) -> list[Guarantee]:
         """What this client can lose in the whole run, as its own ledger will have it."""
         whole = self.whole
         rows = Planner(whole.phases[-1], (self.client,)).guarantees
-        return beside_scores(rows, self.experiment.privacy.delta) if self.asked.shares_scores else rows
+        return beside_scores(rows, self.experiment.privacy.delta) if self.options.shares_scores else rows
 
     @cached_property
     def at_stake(self) -> list[Guarantee]:
@@ -141,9 +133,9 @@ class Proposed:
 
     def check(self) -> None:
         """Refuses what this site does not allow: scores that would tell training examples, and a plan above its cap."""
-        if self.asked.shares_scores:
+        if self.options.shares_scores:
             check_shared(self.whole.phases[-1].ways)
-        most = self.asked.max_epsilon
+        most = self.options.max_epsilon
         if most is not None and not self.epsilon <= most:
             raise UnsoundGuarantee(
                 f"the plan costs this client more than --max-epsilon {most:g}",
@@ -161,8 +153,8 @@ class Left(NamedTuple):
     over: bool
 
 
-def proposed(asked: Joining) -> Proposed:
-    return Proposed(asked, invitations.read(asked.invitation, asked.with_code))
+def proposed(options: JoinOptions) -> Proposed:
+    return Proposed(options, invitations.read(options.invitation, options.with_code))
 
 
 def join(
@@ -174,9 +166,9 @@ def join(
 ) -> Left | None:
     """Takes part until the run is over or somebody stops it; nothing where the site declined."""
     asked.check()
-    folder, known = asked.folder, RunFolder(asked.folder).exists
-    if asked.asked.certificates is not None:
-        of_site(asked.asked.certificates, asked.site).read()  # what is wrong with them is said before anybody consents
+    options, folder, known = asked.options, asked.folder, RunFolder(asked.folder).exists
+    if options.certificates is not None:
+        of_site(options.certificates, asked.site).read()  # what is wrong with them is said before anybody consents
     if known:
         _check_same(asked)
     else:
@@ -190,30 +182,23 @@ def join(
         _found(asked, whole, data)
     torch.set_num_threads(whole.experiment.engine.threads)
     keep_freed_memory()
-    agreed, told = asked.invitation.agreement, asked.invitation.told
-    letterhead = Letterhead(
-        asked.site,
-        told.run,
-        whole.experiment.digest(),
-        agreed.digest,
-        asked.asked.identity,
-        {SERVER: asked.invitation.server_key},
-    )
-    rows = {asked.client: data.trained}, {asked.client: data.tested}
-    told_before, declared = (asked.asked.shares_scores, asked.asked.key_digest), asked.invitation.declared
+    letterhead = asked.invitation.letterhead(asked.site, whole.experiment.digest(), options.identity)
     diary = Diary.of(folder, whole, hears)
     with RunFolder(folder).locked(), diary.kept():
-        moved = asked.asked.moved
-        member = Membership(folder, told.run, agreed, whole, *rows, letterhead, *told_before, diary, declared, moved)
+        member = Membership(
+            folder,
+            whole,
+            {asked.client: data.trained},
+            {asked.client: data.tested},
+            letterhead,
+            options.key_digest,
+            options.moved,
+            diary,
+        )
         if member.purse.lost:
             diary(RunEvent(event="lost", count=len(member.purse.lost)))
-        leave = Leave(
-            lambda: member.over, lambda: stop() or bool(member.head.behind), diary.standing(say), member.was_over
-        )
         try:
-            attend_for(asked.invitation, asked.site, asked.asked, member.desk.answer, leave, TAKEN_IN)
-            if member.head.behind is not None:
-                raise member.head.behind
+            attend_for(member, asked.invitation, asked.site, options, stop, diary.standing(say), TAKEN_IN)
             diary(RunEvent(event="over" if member.was_over else "stopped"))
             return Left(member.receipt(), member.was_over)
         finally:
@@ -227,7 +212,7 @@ def data_key(identity: Ed25519PrivateKey) -> bytes:
 
 def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
     told, agreed = asked.invitation.told, asked.invitation.agreement
-    scores = asked.asked.shares_scores
+    scores = asked.options.shares_scores
     environment = environment_of(whole.experiment, run=told.run)
     environment = environment.beside(site=asked.site, clients=(asked.client,), shares_scores=scores)
     more = {
@@ -242,7 +227,7 @@ def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
 def _check_first(asked: Proposed) -> None:
     """A site joins a run once: another folder would have a ledger that knows nothing of what it has spent."""
     run, needs = asked.invitation.told.run, needed(asked.whole.phases[-1])
-    if needs and not asked.asked.moved and os.path.exists(place_for(run, asked.site)):
+    if needs and not asked.options.moved and os.path.exists(place_for(run, asked.site)):
         raise LedgerError(
             f"{asked.site} has joined this run before, in another folder than {asked.folder}",
             why="a second folder would spend the budget of the first one again",
@@ -255,7 +240,7 @@ def _check_first(asked: Proposed) -> None:
 def _check_same(asked: Proposed) -> None:
     """A site that has joined goes on with what it has accepted, and with nothing else."""
     if asked.experiment.privacy.real:
-        private.check_place(asked.folder, asked.asked.moved)
+        private.check_place(asked.folder, asked.options.moved)
     before, scores = (
         invitations.read(asked.folder / INVITATION, with_code=True),
         RunFolder(asked.folder).environment.shares_scores,
@@ -266,7 +251,7 @@ def _check_same(asked: Proposed) -> None:
         ("experiment", before.experiment.digest(), now.experiment.digest()),
         ("agreement", before.agreement.digest, now.agreement.digest),
         ("key of the server", before.told.server_key, now.told.server_key),
-        ("answer to whether it shares scores", scores, asked.asked.shares_scores),
+        ("answer to whether it shares scores", scores, asked.options.shares_scores),
     ):
         if there != here:
             raise RunError(

@@ -11,7 +11,6 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
-from sordino.data.schema import TableSchema
 from sordino.engine import checkpoint, wire
 from sordino.engine.channels import PublicKey
 from sordino.engine.client_states import shape_of
@@ -37,8 +36,8 @@ from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.runs import bundle
 from sordino.runs.clients import clients_of
+from sordino.runs.declared_data import DeclaredData
 from sordino.runs.setup import Setup, Whole
-from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse, SignedHead
 from sordino.transport.desk import Desk, Operation, Porter
@@ -57,17 +56,13 @@ class Membership(Porter):
     """A site as it stands in its folder."""
 
     folder: Path
-    run: str
-    agreement: SitesAgreement
     whole: Whole
     trained: Mapping[int, Examples]  # rows of its own clients
     tested: Mapping[int, Examples]
     letterhead: Letterhead
-    shares_scores: bool = False
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
-    note: Callable[[RunEvent], None] = lambda event: None
-    declared: TableSchema | None = None  # of a table: what its columns hold
     moved: bool = False  # has this folder taken the place of the one that joined?
+    note: Callable[[RunEvent], None] = lambda event: None
     over: bool = field(default=False, init=False)  # has the server said so?
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
 
@@ -83,7 +78,12 @@ class Membership(Porter):
     @cached_property
     def purse(self) -> Purse:
         dataset, clients = Agreement.read(self.folder).dataset, sorted(self.trained)
-        return Purse(self.whole, clients, self._mine.own_ledger, dataset, self.run, self.shares_scores, self.moved)
+        ledger, run = self._mine.own_ledger, self.letterhead.run
+        return Purse(self.whole, clients, ledger, dataset, run, self.shares_scores, self.moved)
+
+    @cached_property
+    def shares_scores(self) -> bool:
+        return bool(self._mine.environment.shares_scores)
 
     @cached_property
     def head(self) -> SignedHead:
@@ -97,6 +97,9 @@ class Membership(Porter):
     def desk(self) -> Desk:
         return Desk(self.letterhead, self._site, self, self.shelf)
 
+    def answer(self, data: bytes | memoryview) -> bytes:
+        return self.desk.answer(data)
+
     def _site(self, stage: int) -> Site:
         """Its clients, in the state that their last answer left them in."""
         setup: Setup = self.whole.phases[stage]
@@ -108,7 +111,7 @@ class Membership(Porter):
         states = setup.states(self.folder, left)
         handed = self._mine.handed_file
         given = checkpoint.tensors(handed) if not setup.prepares and handed.exists() else None
-        return clients_of(setup, self.run, self.trained, self.tested, states, secret_of(self.folder), given)
+        return clients_of(setup, self.letterhead.run, self.trained, self.tested, states, secret_of(self.folder), given)
 
     # what it is asked -------------------------------------------------------------------------------------------------
 
@@ -230,9 +233,10 @@ class Membership(Porter):
 
     def _keep_model(self, message: memoryview) -> None:
         setup = self.whole.phases[-1]
-        models = setup.algorithm.models(setup.state("server"))
-        _, found = wire.decode(message, setup.header(self.run)(setup.rounds, -1), next(iter(models.values())))
-        bundle.write(self.folder, setup, found, self.declared.features if self.declared is not None else {})
+        model = next(iter(setup.algorithm.models(setup.state("server")).values()))
+        _, found = wire.decode(message, setup.header(self.letterhead.run)(setup.rounds, -1), model)
+        declared = DeclaredData(setup.experiment).schema
+        bundle.write(self.folder, setup, found, declared.features if declared is not None else {})
 
     def receipt(self) -> Receipt:
         """What this site has spent until now, written and sealed."""

@@ -19,10 +19,10 @@ from sordino.sites.join import Proposed
 def plan(console: Console, asked: Proposed) -> None:
     """Everything here is worked out at this site, from the experiment and the agreement in the invitation."""
     told, whole, rows = asked.invitation.told, asked.whole, asked.guarantees
-    console.print(f"[bold]{escape(asked.asked.name)}[/bold] is asked to take part in run {told.run}.")
+    console.print(f"[bold]{escape(asked.options.name)}[/bold] is asked to take part in run {told.run}.")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, said in (
-        ("server", f"{asked.asked.address or told.server}, with the key {fingerprint(asked.invitation.server_key)}"),
+        ("server", f"{asked.options.address or told.server}, with the key {fingerprint(asked.invitation.server_key)}"),
         ("method", ", then ".join(_method(phase) for phase in whole.phases)),
         ("clients", f"{len(whole.public.sizes)} of {len(asked.invitation.agreement.sites)} sites"),
     ):
@@ -43,7 +43,7 @@ def plan(console: Console, asked: Proposed) -> None:
         console.print(f"[dim]· {escape(row.words)}[/dim]", highlight=False)
     for line in (*whole.public.assumed, *whole.public.void):
         console.print(f"[dim]· {escape(line)}[/dim]", highlight=False)
-    most = asked.asked.max_epsilon
+    most = asked.options.max_epsilon
     each = f" per {asked.worst.unit}" if asked.worst else ""
     allowed = "" if most is None else f" (this site allows {most:g}{each})"
     cost = f"at most {asked.worst.in_short}" if asked.worst else "more than any epsilon says: no noise covers it"
@@ -54,7 +54,7 @@ def plan(console: Console, asked: Proposed) -> None:
 
 
 def _scores(asked: Proposed) -> str:
-    if not asked.asked.shares_scores:
+    if not asked.options.shares_scores:
         return "no scores: the server does not learn how well models work here"
     return "scores: how well models meet this site's test examples; no noise covers that"
 

@@ -34,7 +34,7 @@ from sordino.sites.agreement_file import read as read_agreement
 from sordino.sites.event_log import Diary
 from sordino.sites.grpc_server import Rpc
 from sordino.sites.identity import AllowList
-from sordino.sites.invitation import invite
+from sordino.sites.invitation import SERVER, invite
 from sordino.sites.own_data import servers_rows
 from sordino.sites.secure_sums import kind_of_sites, peers_of
 from sordino.sites.servers_side import PostOffice, ServersSide
@@ -43,14 +43,13 @@ from sordino.transport.message import Letterhead
 from sordino.transport.sites import Patience
 from sordino.transport.tls import Certificates
 
-SERVER = "server"
 AGREEMENT, INVITATION = "agreement.toml", "invitation.toml"
 BESIDE = 1 << 22  # bytes of a letter beside its uploads
 
 
-@dataclass(frozen=True)
-class Serving:
-    """What a server is started with."""
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Start options of a server."""
 
     experiment: Experiment
     agreement: Path
@@ -73,7 +72,7 @@ def agreed_clients(folder: Path) -> Sequence[AgreedClient]:
 
 
 def serve(
-    asked: Serving,
+    options: ServeOptions,
     watch: Callable[[Progress], None] | None = None,
     hears: Callable[[RunEvent], None] = lambda event: None,
     invited: Callable[[Path], None] = lambda invitation: None,
@@ -81,37 +80,37 @@ def serve(
     """Plays a run between sites, from where it stands to its end. `hears` is told what happens, and `invited` where the
     invitation is.
     """
-    experiment, agreed = settled(asked.experiment, asked.rehearsal), read_agreement(asked.agreement)
+    experiment, agreed = settled(options.experiment, options.rehearsal), read_agreement(options.agreement)
     real = experiment.privacy.real
     whole = Whole(experiment, agreed.public(experiment, DeclaredData(experiment).schema))
     for phase in whole.phases:
         _ = phase.plan, kind_of_sites(phase)  # every refusal happens before a folder exists
-    environment, known = _environment(asked.folder, experiment, agreed), AllowList(asked.allowed)
+    environment, known = _environment(options.folder, experiment, agreed), AllowList(options.allowed)
     peers = peers_of(whole, agreed)
-    if asked.folder.exists() and real:
-        private.check_place(asked.folder, asked.moved)
-    diary = Diary.of(asked.folder, whole, hears)
-    carrier = Rpc(asked.bind, environment.run, peers, longest(whole, agreed), known, asked.tls, diary)
-    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, asked.identity, known)
-    rows = ServerRows() if asked.own is None else servers_rows(experiment, asked.own)
-    if asked.folder.exists():
-        invitation = invitations.read(asked.folder / INVITATION, with_code=True)  # its own
+    if options.folder.exists() and real:
+        private.check_place(options.folder, options.moved)
+    diary = Diary.of(options.folder, whole, hears)
+    carrier = Rpc(options.bind, environment.run, peers, longest(whole, agreed), known, options.tls, diary)
+    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
+    rows = ServerRows() if options.own is None else servers_rows(experiment, options.own)
+    if options.folder.exists():
+        invitation = invitations.read(options.folder / INVITATION, with_code=True)  # its own
     else:
-        invitation = invite(environment.run, asked.address or asked.bind, asked.identity, experiment, agreed)
-    post = PostOffice(carrier, letterhead, asked.patience, diary)
+        invitation = invite(environment.run, options.address or options.bind, options.identity, experiment, agreed)
+    post = PostOffice(carrier, letterhead, options.patience, diary)
     side = ServersSide.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
         ChecksServer.of(phase.algorithm).check(side.home)
-    if not asked.folder.exists():
+    if not options.folder.exists():
         more = {AGREEMENT: agreed.toml(), INVITATION: invitation.toml()}
-        found(asked.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
-    invited(asked.folder / INVITATION)
+        found(options.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
+    invited(options.folder / INVITATION)
     with carrier, diary.kept(peers), diary.watching(carrier), patience() as side.post.stopped:
         if strangers := [site for site in peers if site not in known]:
             diary(RunEvent(event="unlisted", sites=tuple(strangers)))
-        ended = play(side, asked.folder, watch, moved=asked.moved)
+        ended = play(side, options.folder, watch, moved=options.moved)
         if not ended.interrupted:
-            _end(side, asked.folder, environment.run)
+            _end(side, options.folder, environment.run)
         diary(RunEvent(event="stopped" if ended.interrupted else "over"))
     return ended
 

@@ -102,18 +102,7 @@ class Federated:
         rows, tests = population.shares
         trained = Shards(population.named.train, rows, own)
         tested = Shards(population.named.test, tests, own)
-        member = Membership(
-            folder,
-            self.run,
-            self.agreed,
-            whole,
-            trained,
-            tested,
-            self.letterhead(site),
-            self.shares_scores,
-            moved=self.moved,
-        )
-        member.declared = population.source.schema
+        member = Membership(folder, whole, trained, tested, self.letterhead(site), moved=self.moved)
         if self.holder is not None:
             member.key_digest = self.holder.digest
         self.members[site] = member

@@ -225,7 +225,7 @@ DEPLOYED = [
     one(
         "a second folder has a budget of its own",
         "sites/join.py",
-        "if needs and not asked.asked.moved and",
+        "if needs and not asked.options.moved and",
         "if False and",
         "tests/sites/test_joining.py::test_a_site_has_one_folder_in_a_run",
     ),

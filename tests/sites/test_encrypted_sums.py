@@ -30,8 +30,9 @@ from sordino.runs.simulation import simulated
 from sordino.secagg import encrypted, lattice
 from sordino.secagg.sealed import Secret
 from sordino.sites import key_holder, membership
+from sordino.sites.connecting import InvitedOptions
 from sordino.sites.encrypted_sites import HOLDER
-from sordino.sites.hold_key import KeyHolding, hold
+from sordino.sites.hold_key import hold
 from sordino.sites.invitation import invite
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.secure_sums import kind_of_sites
@@ -341,7 +342,9 @@ def test_two_holders_of_one_key_do_not_run_beside_each_other(
     folder.mkdir()
     invitation = invite(between.run, "localhost:9", between.keys[SERVER], between.experiment, between.agreed).toml()
     (tmp_path / "invitation.toml").write_text(invitation)
-    asked = KeyHolding(tmp_path / "invitation.toml", between.keys[HOLDER], folder, rehearsal=True)
+    asked = InvitedOptions(
+        invitation=tmp_path / "invitation.toml", identity=between.keys[HOLDER], folder=folder, rehearsal=True
+    )
     with RunFolder(folder).locked(), pytest.raises(RunError) as refusal:
         hold(asked, lambda: True, lambda standing, why: None, lambda text: None)
     assert refusal.value.code == "run-in-use"

@@ -6,6 +6,7 @@ import io
 import shutil
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from sordino.runs.run import resume
 from sordino.sites import agreement_file as agreed
 from sordino.sites import commands as deploying
 from sordino.sites.invitation import Invitation, invite, read
-from sordino.sites.join import Joining, Proposed, join
+from sordino.sites.join import JoinOptions, Proposed, join
 from sordino.sites.join import proposed as asked_to
 from sordino.sites.serve import settled
 from tests.helpers.real_sites import Trial, written
@@ -51,29 +52,29 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     return made
 
 
-def asked(trial: Trial, out: Path, k: int = 0, **changes: Any) -> Joining:
+def asked(trial: Trial, out: Path, k: int = 0, **changes: Any) -> JoinOptions:
     name = trial.name(k)
-    made = Joining(
-        trial.place / "invitation.toml",
-        trial.place / f"{name}-data",
-        name,
-        private_key(trial.place / name),
-        out,
+    made = JoinOptions(
+        invitation=trial.place / "invitation.toml",
+        identity=private_key(trial.place / name),
+        folder=out,
         rehearsal=True,
+        data=trial.place / f"{name}-data",
+        name=name,
     )
     return replace(made, **changes)
 
 
-def proposed(joining: Joining) -> Proposed:
+def proposed(joining: JoinOptions) -> Proposed:
     return Proposed(joining, read(joining.invitation))
 
 
-def tried(joining: Joining, consent: bool = True) -> Any:
+def tried(joining: JoinOptions, consent: bool = True) -> Any:
     """Joins, and is told to stop before it has connected."""
     return join(proposed(joining), lambda found: consent, lambda: True)
 
 
-def refusal(joining: Joining, kind: type[SordinoError] = ConfigError) -> str:
+def refusal(joining: JoinOptions, kind: type[SordinoError] = ConfigError) -> str:
     with pytest.raises(kind) as caught:
         tried(joining)
     assert caught.value.fix
@@ -344,7 +345,7 @@ def test_a_site_has_one_folder_in_a_run(real_trial: Trial, own_state: Path, tmp_
     assert tried(first) is not None
     consents: list[Proposed] = []
 
-    def refused(joining: Joining) -> str:
+    def refused(joining: JoinOptions) -> str:
         with pytest.raises(LedgerError) as caught:
             join(proposed(joining), lambda found: bool(consents.append(found)), lambda: True)
         return caught.value.code
@@ -366,12 +367,11 @@ def test_a_site_that_is_behind_what_it_has_signed_leaves(
     """Its owner is told, and not the server alone."""
     left: list[bool] = []
 
-    def attend(*given: Any) -> None:
-        *_, answer, leave, _ = given
-        answer.__self__._porter.head.behind = LedgerError("it is behind", why="-", fix="-", code="site-rolled-back")
+    def attend(address: str, name: str, answer: Any, leave: Callable[[], bool], *_: Any) -> None:
+        answer.__self__.head.behind = LedgerError("it is behind", why="-", fix="-", code="site-rolled-back")
         left.append(leave())
 
-    monkeypatch.setattr("sordino.sites.join.attend_for", attend)
+    monkeypatch.setattr("sordino.sites.connecting.attend", attend)
     with pytest.raises(LedgerError) as caught:
         join(proposed(asked(real_trial, tmp_path / "own", rehearsal=False)), lambda found: True, lambda: False)
     assert caught.value.code == "site-rolled-back"

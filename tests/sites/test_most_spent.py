@@ -20,7 +20,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Receipt
 from sordino.receipts.verify import examine, verify
 from sordino.sites.invitation import invite
-from sordino.sites.join import Joining, Proposed
+from sordino.sites.join import JoinOptions, Proposed
 from sordino.sites.plan_table import plan
 from tests.helpers.between_sites import SERVER, Federated
 from tests.helpers.forged_letters import Server
@@ -44,8 +44,15 @@ EXPERIMENTS: dict[str, Experiment] = {
 def shown(between: Federated, **changes: Any) -> Proposed:
     key = between.keys[SERVER]
     invitation = invite("run", "localhost:9", key, between.experiment, between.agreed)
-    joining = Joining(Path("-"), between.place, "c0", between.keys["site-0"], between.place / "own", rehearsal=True)
-    return Proposed(replace(joining, **changes), invitation)
+    options = JoinOptions(
+        invitation=Path("-"),
+        identity=between.keys["site-0"],
+        folder=between.place / "own",
+        rehearsal=True,
+        data=between.place,
+        name="c0",
+    )
+    return Proposed(replace(options, **changes), invitation)
 
 
 def words(asked: Proposed) -> str:
