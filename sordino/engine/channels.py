@@ -86,9 +86,18 @@ def channel(stage: SecureStage, layout: Layout, run: str) -> Channel:
     return found
 
 
+class CiphertextHeader(Protocol):
+    """Head of a message of ciphertexts."""
+
+    @property
+    def count(self) -> int: ...  # of uploads in it
+
+
 class Ciphertext(Protocol):
     """Ciphertexts of an upload, or of a sum."""
 
+    @property
+    def header(self) -> CiphertextHeader: ...
     def pack(self) -> bytes: ...
 
 
@@ -97,6 +106,16 @@ class PublicKey(Protocol):
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Ciphertext: ...  # signed integers of a Layout
     def check(self, layout: Layout, count: int) -> None: ...  # so many messages can be added
+    def header(self, round: int, size: int, layout: Layout) -> CiphertextHeader: ...  # that a message must have
+    def pack(self) -> bytes: ...
+
+
+class SecretKey(Protocol):
+    """Secret half of a key, which opens sums."""
+
+    @property
+    def public(self) -> PublicKey: ...
+    def open(self, total: Ciphertext) -> Ints: ...
     def pack(self) -> bytes: ...
 
 

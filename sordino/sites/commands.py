@@ -267,7 +267,7 @@ def hold_key(
     from sordino.receipts.signature import private_key
     from sordino.runs.stop_signals import patience
     from sordino.sites.connecting import InvitedOptions
-    from sordino.sites.hold_key import hold
+    from sordino.sites.key_holder import hold
 
     shown = Console(stderr=True, quiet=quiet)
     options = InvitedOptions(

@@ -19,6 +19,8 @@ from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
 from sordino.privacy.uplink.layout import Ints
+from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.runs.setup import Whole
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.events import RunEvent
 from sordino.transport.message import Letter
@@ -28,6 +30,12 @@ from sordino.types import Task, Terms
 
 HOLDER = "key-holder"  # the name of the peer that has the key
 INTEGERS = np.dtype("<i8")  # of an opened sum
+
+
+def held(whole: Whole, stage: int) -> Encrypted | None:
+    """The secure sum of a phase that a key holder opens; None where there is none."""
+    secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
+    return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
 
 
 @dataclass

@@ -17,19 +17,22 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from sordino.engine.channels import Ciphertext, SecretKey
 from sordino.engine.commands import Accepted, Answer, Begin, Done, End, OpenSum, Publish, Refused, read_command
 from sordino.engine.secure_sum import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place
-from sordino.privacy.uplink.layout import Ints
-from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.runs.witness import state
-from sordino.sites.encrypted_sites import HOLDER, INTEGERS
+from sordino.sites import invitation as invitations
+from sordino.sites.client_line import Says
+from sordino.sites.connecting import InvitedOptions, attend_for
+from sordino.sites.encrypted_sites import HOLDER, INTEGERS, held
 from sordino.sites.purse import SignedHead
+from sordino.sites.serve import longest, settled
 from sordino.transport.message import Letter, Letterhead, digest_of
 
 
@@ -140,7 +143,8 @@ class KeyHolder:
         algorithm, grid = setup.algorithm, setup.algorithm.uplink.grid
         assert grid is not None
         size = words_of(algorithm, setup.task, command.t, algorithm.broadcast(setup.state("server")))
-        total = secure.sums.unpack(bytes(letter.bodies[0]), self._secret.public.header(command.t, size, grid.layout))
+        expected = self._secret.public.header(command.t, size, grid.layout)
+        total: Ciphertext = secure.sums.unpack(bytes(letter.bodies[0]), expected)
         if (least := secure.least(0)) > command.clients or command.clients > total.header.count:
             raise UnsoundGuarantee(
                 f"the sum of {command.clients} uploads, in a message of {total.header.count}",
@@ -149,8 +153,7 @@ class KeyHolder:
                 code="sum-of-too-few",
             )
         self._once(f"{stage}/{command.t}", digest_of(letter.bodies))
-        opened: Ints = self._secret.open(total)
-        return opened.astype(INTEGERS).tobytes()
+        return self._secret.open(total).astype(INTEGERS).tobytes()
 
     def _once(self, name: str, digest: str) -> None:
         """One sum a round: the difference of two would be the upload of somebody. Durable before it is opened, beside
@@ -170,13 +173,15 @@ class KeyHolder:
         self._opened[name] = digest  # not before it is durable: `place` is signed, and must not be ahead of the folder
 
     @cached_property
-    def _secret(self) -> Any:
+    def _secret(self) -> SecretKey:
         """Generated once; afterwards the key of the run."""
         stage = next(s for s in (held(self.whole, i) for i in range(len(self.whole.phases))) if s is not None)
         file = self.folder / "secret.key"
         if not file.exists():
-            atomic_write(file, stage.sums.GENERATE[stage.scheme](stage).pack(), private=True)
-        return stage.sums.secret_key(stage, file.read_bytes())
+            made: SecretKey = stage.sums.GENERATE[stage.scheme](stage)
+            atomic_write(file, made.pack(), private=True)
+        kept: SecretKey = stage.sums.secret_key(stage, file.read_bytes())
+        return kept
 
     @property
     def was_over(self) -> bool:
@@ -197,10 +202,19 @@ class KeyHolder:
         return self.folder / "opened.json", state() / "keys" / f"{self.digest[:32]}.json"
 
 
-def held(whole: Whole, stage: int) -> Encrypted | None:
-    """The secure sum of a phase that a key holder opens; None where there is none."""
-    secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
-    return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
+def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> bool:
+    """`sordino hold-key`: opens the sums of a run until it is over or somebody stops it. Is it over?"""
+    invitation = invitations.read(options.invitation, options.with_code)
+    agreed = invitation.agreement
+    experiment = settled(invitation.experiment, options.rehearsal)
+    whole = Whole(experiment, agreed.public(experiment, invitation.declared))
+    folder = options.folder_in(invitation.told.run, HOLDER)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with RunFolder(folder).locked():  # two of them would open two sums of one round
+        holder = KeyHolder(folder, whole, invitation.letterhead(HOLDER, experiment.digest(), options.identity), note)
+        note(f"tell every site, and not through the server: --key-digest {holder.digest}")
+        attend_for(holder, invitation, HOLDER, options, stop, say, longest(whole, agreed))
+        return holder.was_over
 
 
 def pinned(key: bytes, digest: str) -> bytes:

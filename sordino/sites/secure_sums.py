@@ -11,8 +11,7 @@ from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Setup, Whole
 from sordino.sampling.stragglers import Stragglers
 from sordino.sites.agreement_file import SitesAgreement
-from sordino.sites.encrypted_sites import HOLDER, EncryptedSites
-from sordino.sites.key_holder import held
+from sordino.sites.encrypted_sites import HOLDER, EncryptedSites, held
 from sordino.sites.masked_sites import MaskedSites
 from sordino.sites.remote_sites import RemoteSites
 

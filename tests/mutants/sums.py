@@ -34,7 +34,7 @@ SUMS = [
     ),
     one(
         "two holders open two sums of one round",
-        "sites/hold_key.py",
+        "sites/key_holder.py",
         "with RunFolder(folder).locked():",
         "if True:",
         f"{ENCRYPTED}::test_two_holders_of_one_key_do_not_run_beside_each_other",

@@ -32,9 +32,8 @@ from sordino.secagg.sealed import Secret
 from sordino.sites import key_holder, membership
 from sordino.sites.connecting import InvitedOptions
 from sordino.sites.encrypted_sites import HOLDER
-from sordino.sites.hold_key import hold
 from sordino.sites.invitation import invite
-from sordino.sites.key_holder import KeyHolder
+from sordino.sites.key_holder import KeyHolder, hold
 from sordino.sites.secure_sums import kind_of_sites
 from sordino.transport import desk
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
@@ -338,13 +337,11 @@ def test_two_holders_of_one_key_do_not_run_beside_each_other(
     playing: Callable[[Experiment], Play], tmp_path: Path
 ) -> None:
     """Each would know only the sums that it has opened itself."""
-    between, folder = playing(made("weigh", BFV, rounds=1)).between, tmp_path / "holder"
+    between, folder, file = playing(made("weigh", BFV, rounds=1)).between, tmp_path / "holder", tmp_path / "run.toml"
     folder.mkdir()
     invitation = invite(between.run, "localhost:9", between.keys[SERVER], between.experiment, between.agreed).toml()
-    (tmp_path / "invitation.toml").write_text(invitation)
-    asked = InvitedOptions(
-        invitation=tmp_path / "invitation.toml", identity=between.keys[HOLDER], folder=folder, rehearsal=True
-    )
+    file.write_text(invitation)
+    asked = InvitedOptions(invitation=file, identity=between.keys[HOLDER], folder=folder, rehearsal=True)
     with RunFolder(folder).locked(), pytest.raises(RunError) as refusal:
         hold(asked, lambda: True, lambda standing, why: None, lambda text: None)
     assert refusal.value.code == "run-in-use"
