@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sordino.engine.channels import EncryptedChannel, EncryptedPeers, Opened, Stopwatch, Uploads
-from sordino.errors import EmptyRound, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
+from sordino.errors import EmptyRound, IntegrityError, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.secagg import extras, lattice, paillier
@@ -111,10 +111,13 @@ class PeersHere:
     def absent(self, client: int, error: SecureError) -> None:
         raise error
 
-    def decrypt(self, total: bytes, count: int) -> Ints:
-        with self.watch("open"):
-            expected = self.holder.public.header(self.t, len(self.clear), self.layout)
-            return self.holder.open(unpack(total, expected)) + self.clear
+    def decrypt(self, total: bytes, count: int) -> Ints | str:
+        expected = self.holder.public.header(self.t, len(self.clear), self.layout)
+        try:
+            with self.watch("open"):
+                return self.holder.open(unpack(total, expected)) + self.clear
+        except IntegrityError as error:
+            return f"{error.what}: {error.why}"
 
 
 def channel(stage: Encrypted, layout: Layout, run: str) -> EncryptedChannel:

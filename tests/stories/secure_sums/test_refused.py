@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sordino import tree
 from sordino.algorithms.fedavg import FedAvg
 from sordino.engine import channels, checkpoint
+from sordino.engine.channels import Opened
 from sordino.errors import (
     BackendUnavailable,
     EmptyRound,
@@ -208,6 +209,20 @@ def test_clients_of_an_authority_blind_with_its_public_key(
     other = Encrypted(testing=True, key_bits=2048, keys="authority" if keys_ == "shared" else "shared", at_least=2)
     with pytest.raises(AssertionError, match="wrong half"):
         Ciphertexts(other, layout).sum(0, uploads, [0, 1, 2], 40, None)
+
+
+def test_a_decrypted_sum_that_fails_its_check_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between sites: the round is broken off, and its model stays."""
+    channel, values = Ciphertexts(Encrypted(testing=True, key_bits=2048), Layout()), np.arange(10)
+
+    def found() -> Opened:
+        return channel.sum(0, ((k, values) for k in range(3)), range(3), 10, None)
+
+    assert (found().who, found().total.tolist()) == ([0, 1, 2], (3 * values).tolist())  # the control
+    decrypts = paillier.PaillierSecret.unseal
+    monkeypatch.setattr(paillier.PaillierSecret, "unseal", lambda self, sums: [n + 1 for n in decrypts(self, sums)])
+    assert "a guard holds 4 where 3 were added" in found().aborted
+    assert (found().who, found().total.tolist()) == ([], [0] * 10)
 
 
 # ---------------------------------------------------------------- what is no number, and what is too large
