@@ -58,7 +58,7 @@ def run(
     from sordino.runs.run import fresh_folder, start
     from sordino.user_code import lent
 
-    plain, objects = _told(settings)
+    plain, objects = _without_objects(settings)
     with lent(objects):
         made = config.load(_source(experiment), overrides, plain)
         folder = fresh_folder(made.name) if out is None else Path(out)
@@ -83,7 +83,7 @@ def plan(experiment: str | Path | Mapping[str, Any] | None = None, *overrides: s
     from sordino.runs.forecast import compare as forecast
     from sordino.user_code import lent
 
-    plain, objects = _told(settings)
+    plain, objects = _without_objects(settings)
     with lent(objects):
         return forecast(_source(experiment), overrides, plain)
 
@@ -118,7 +118,7 @@ def audit(
 
     attacks = part("audits", "gates")
 
-    plain, objects = _told(settings)
+    plain, objects = _without_objects(settings)
     with lent(objects):
         made = attacks.experiment_of(experiment, overrides, plain)
         draws, lacks = attacks.TRIALS if trials is None else trials, attacks.SHORT if short is None else short
@@ -142,7 +142,7 @@ def audit_trained(
 
     attacks, trained = part("audits", "gates"), part("audits", "trained")
 
-    plain, objects = _told(settings)
+    plain, objects = _without_objects(settings)
     with lent(objects):
         made = attacks.experiment_of(experiment, overrides, plain)
         folder = attacks.unchanged_run(experiment, bool(overrides or settings))
@@ -211,12 +211,12 @@ def _source(experiment: str | Path | Mapping[str, Any] | None) -> Path | Mapping
     return Path(experiment) if isinstance(experiment, str | Path) else experiment
 
 
-def _told(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+def _without_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
     """The settings as a file would hold them, and the objects that stand behind names in it."""
     from sordino.config import session
 
     plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
-    return session.told(plain)
+    return session.named(plain)
 
 
 def _followed(go: Callable[[Any], Ended], shown: bool, track: Sequence[str], objects: Mapping[str, object]) -> Result:

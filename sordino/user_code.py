@@ -71,7 +71,7 @@ def load(path: str, what: str) -> Any:
         raise
     except BaseException as error:
         raise ConfigError(
-            f"cannot load the {what} {path!r}: {told(error)}",
+            f"cannot load the {what} {path!r}: {described(error)}",
             why=f"{what}.name has a colon, so it is read as python_module:ClassName, a file in the current "
             "directory or an installed module",
             fix="check the spelling, and start sordino in the directory that holds the file",
@@ -170,13 +170,13 @@ def _files(made: Any) -> Iterator[str]:
                 yield method.__code__.co_filename
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """The error and where it happened, in one line."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_HERE, "<frozen"))]
-    return _told(error, frames[-1] if frames else None)
+    return _described(error, frames[-1] if frames else None)
 
 
-def _told(error: BaseException, at: traceback.FrameSummary | None) -> str:
+def _described(error: BaseException, at: traceback.FrameSummary | None) -> str:
     said = str(error).partition("\n")[0]
     if isinstance(error, SystemExit):
         said = f"the program asks to end with status {error.code!r}"
@@ -208,7 +208,7 @@ def blame(error: BaseException) -> OwnCodeError | None:
         return None
     last = theirs[-1]
     return OwnCodeError(
-        f"your own code failed: {_told(error, last)}",
+        f"your own code failed: {_described(error, last)}",
         why=f"it happened in {last.name}: {last.line}" if last.line else f"it happened in {last.name}",
         fix="correct it, then start again, or continue with `sordino resume`: nothing that was released is lost",
         code="own-code",

@@ -49,13 +49,13 @@ def under(text: str, config: str) -> str:
 def of_a_run(text: str, run: str) -> str:
     """The same release among those of other runs: what was drawn once in a run carries the run's name."""
 
-    def told(part: object) -> Any:
+    def renamed(part: object) -> Any:
         if isinstance(part, dict):
-            made = {name: told(value) for name, value in part.items()}
+            made = {name: renamed(value) for name, value in part.items()}
             return {**made, "name": f"{made['name']} of {run}"} if part.get("kind") == "once" else made
-        return [told(each) for each in part] if isinstance(part, list) else part
+        return [renamed(each) for each in part] if isinstance(part, list) else part
 
-    return json.dumps(told(json.loads(text)), sort_keys=True, separators=(",", ":"))
+    return json.dumps(renamed(json.loads(text)), sort_keys=True, separators=(",", ":"))
 
 
 def named(text: str) -> list[int]:

@@ -52,7 +52,7 @@ class MemberInference(Attack):
         seen, control = run.beside_control(lambda bare: self._scored(*run.members(bare)))
         by = run.by or type(self).sees
         bound = next((held for held in run.against(by) if held.unit == "example" and held.status != "none"), None)
-        return told(self.untried(run, ""), seen, control, bound)
+        return with_verdict(self.untried(run, ""), seen, control, bound)
 
     def _scored(self, view: MemberView, inside: Tensor) -> TwoSides:
         scores = torch.nan_to_num(self.score(view).double(), 0.0)
@@ -64,7 +64,9 @@ def losses(task: Task, params: Params, examples: Examples) -> Tensor:
     return task.score(params, examples)["loss"]
 
 
-def told(finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None) -> AttackFinding:
+def with_verdict(
+    finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None
+) -> AttackFinding:
     """The finding with the area under the ROC curve, its verdict, and members found at few false alarms."""
     found = by_area(finding, seen, control, "members", bound)
     return found.beside(measured=(*found.measured, *(_rate(seen, control, alarms) for alarms in ALARMS)))

@@ -57,10 +57,10 @@ class Poisoned(Replay):
     def played(self) -> Params:
         """The model that the whole run releases."""
         while self.t < self.simulation.setup.rounds:
-            self.step(Lying(self.site, self._who, self._told))
+            self.step(Lying(self.site, self._who, self._falsified))
         return self.model()
 
-    def _told(self, t: int, client: int, upload: Tree, down: Tree, here: Mapping[int, Terms]) -> Tree:
+    def _falsified(self, t: int, client: int, upload: Tree, down: Tree, here: Mapping[int, Terms]) -> Tree:
         weights, uplink = self.federation.weights, self.algorithm.uplink.at(t, down)
         boost = math.fsum(weights[k] for k in here) / math.fsum(weights[k] for k in here if k in self._who)
         moment = LiarsView(self.model(), Estimates.of(self.algorithm).change, boost, weights[client])
@@ -73,11 +73,11 @@ class Lying(Clients):
 
     inner: Site
     who: frozenset[int]
-    told: Callable[[int, int, Tree, Tree, Mapping[int, Terms]], Tree]
+    falsify: Callable[[int, int, Tree, Tree, Mapping[int, Terms]], Tree]
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         return Answers(
-            (k, self.told(t, k, upload, down, terms) if k in self.who else upload)
+            (k, self.falsify(t, k, upload, down, terms) if k in self.who else upload)
             for k, upload in self.inner.each(t, down, terms)
         )
 

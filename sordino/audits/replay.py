@@ -159,7 +159,7 @@ class Rounds(ABC):
         assert isinstance(phase, Phase)
         return PhaseStart(phase.result(self.server), self.site.states.trees())
 
-    def told(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
+    def change_of(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
         """Change of the model in a single upload. In an attack a client is weighted by the rows that it holds there."""
         run, uplink = self.federation, self.algorithm.uplink.at(t, down)
         usual = uplink.weight(run.sizes[client], run.largest)
@@ -174,7 +174,7 @@ class Rounds(ABC):
     def _each(self, t: int, answers: Mapping[int, Tree], down: Tree) -> dict[int, Params]:
         if any(stage.aggregate_only for stage in self.algorithm.uplink.client):
             return {}
-        told = {k: self.told(t, upload, down, k, len(self.site.shards[k].y)) for k, upload in answers.items()}
+        told = {k: self.change_of(t, upload, down, k, len(self.site.shards[k].y)) for k, upload in answers.items()}
         return {k: change for k, change in told.items() if change is not None}
 
 

@@ -63,7 +63,7 @@ def list_(what: What = None, as_json: Json = False) -> None:
     from sordino.config.data_sources import ALL
 
     if as_json:
-        say({name: source.told() for name, source in ALL.items()})
+        say({name: source.to_json() for name, source in ALL.items()})
         return
     table = titled("Sources of data", "data.source", "what", "needs", "takes", left=4)
     for name, source in ALL.items():

@@ -30,7 +30,7 @@ def list_(
 
     found = listed(place)
     if as_json:
-        say([entry.told() for entry in found])
+        say([entry.to_json() for entry in found])
     elif not found:
         typer.echo(f"no runs in {place}")
     else:
@@ -55,13 +55,13 @@ def show(folder: Path, as_json: Json = False) -> None:
     run = RunFolder(folder)
     run.check()
     if as_json:
-        say(told(run))
+        say(whole_run(run))
     else:
         promised = run.receipt()
         summary(Screen(), run.metrics(), promised, prepared(folder))
 
 
-def told(run: RunFolder) -> dict[str, object]:
+def whole_run(run: RunFolder) -> dict[str, object]:
     """Metrics, preparation and receipt of a run, as JSON."""
     promised = run.receipt()
     return {
@@ -230,7 +230,7 @@ def predict(
         typer.echo(found.to_csv(), nl=False)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     note(console, found.notes)
-    for line in found.told():
+    for line in found.lines():
         console.print(escape(line))
     if out is not None:
         console.print(f"{len(found)} predictions are in {escape(str(out))}")

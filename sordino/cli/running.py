@@ -171,7 +171,7 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
     if following():  # under torchrun the first rank runs, the others do what it says
         follow()
         return
-    from sordino.cli.looking import prepared, told
+    from sordino.cli.looking import prepared, whole_run
     from sordino.cli.progress import progress
     from sordino.receipts.folder import RunFolder
     from sordino.runs.trackers import tracked
@@ -181,7 +181,7 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         seen = stack.enter_context(_profile()) if profile else None
         result = tracked(go, track, stack.enter_context(progress(console)))
     if as_json:
-        found = {"folder": str(result.folder), **told(RunFolder(result.folder)), "notes": result.notes}
+        found = {"folder": str(result.folder), **whole_run(RunFolder(result.folder)), "notes": result.notes}
         say(found | ({"seconds": dict(seen.shares)} if seen is not None else {}))
     elif not quiet:
         from sordino.cli.tables import summary

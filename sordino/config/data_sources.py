@@ -23,7 +23,7 @@ class DataSource(NamedTuple):
     def takes(self) -> tuple[str, ...]:
         return (*self.loads, *(key for key in self.then if key not in self.loads))
 
-    def told(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         return {"what": self.what, "needs": self.needs, "takes": self.takes}
 
 

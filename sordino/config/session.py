@@ -25,7 +25,7 @@ class NamedSettings(NamedTuple):
     lent: dict[str, object]
 
 
-def told(settings: Settings) -> NamedSettings:
+def named(settings: Settings) -> NamedSettings:
     """The settings with a name in place of every object."""
     lent: dict[str, object] = {}
     found: dict[str, object] = {}
@@ -51,7 +51,7 @@ def told(settings: Settings) -> NamedSettings:
 
 def objects(given: Settings) -> dict[str, object]:
     """Objects of this Python session for a run that was begun with them, by the names that the run knows."""
-    lent = told(given).lent
+    lent = named(given).lent
     for place, value in given.items():
         if _has_name(value):
             lent.setdefault(str(getattr(value, "__name__", "")), value)

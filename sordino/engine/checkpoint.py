@@ -111,7 +111,7 @@ def load(
     return None
 
 
-def told(directory: Path) -> tuple[int, Json] | None:
+def newest(directory: Path) -> tuple[int, Json] | None:
     """The step of the newest checkpoint, and what its caller wrote beside the trees."""
     if (step := latest(directory)) is None:
         return None

@@ -239,7 +239,7 @@ class Site(Executor):
         """The answers of a round, from the broadcast as it came or from what each client is told of it."""
         if not command.terms:
             return
-        for k, down in told(self.algorithm, self.task, self.header, command, messages):
+        for k, down in broadcasts(self.algorithm, self.task, self.header, command, messages):
             terms = command.terms if k is None else {k: command.terms[k]}
             yield from self.each(command.t, down, terms, command.apart)
 
@@ -309,7 +309,7 @@ class Site(Executor):
             yield (tree.formed(upload) if self.sharing == "loop" else upload), state
 
 
-def told(
+def broadcasts(
     algorithm: AnyAlgorithm,
     task: Task,
     header: Callable[[int, int], wire.Header],

@@ -229,7 +229,7 @@ def _module(path: Path) -> Any:
         return importlib.import_module(path.stem)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"cannot import {path.name}: {user_code.told(error)}",
+            f"cannot import {path.name}: {user_code.described(error)}",
             fix="correct the file, then check again",
             code="algorithm-import",
         ) from error

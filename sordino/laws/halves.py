@@ -139,13 +139,13 @@ def sealed(trial: Trial) -> None:
 
 def blind(trial: Trial) -> None:
     fix = "let the losses that a batch is given keep nothing of their rows: an upload is computed from gradients"
-    one, other = (_told(trial, whose) for whose in (0, 1))
+    one, other = (_two_rounds(trial, whose) for whose in (0, 1))
     difference = changed(one, other)
     name = difference.partition("/")[2]
     require(not difference, f"other rows behind the same gradients give another {name}", fix)
 
 
-def _told(trial: Trial, whose: int) -> Tree:
+def _two_rounds(trial: Trial, whose: int) -> Tree:
     """Uploads and client states of two rounds, with canned gradients and one of two clients' rows behind them."""
     trial.fresh()
     found: list[Tree] = []

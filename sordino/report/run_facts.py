@@ -24,10 +24,9 @@ from sordino.partition.row_numbers import summary, table
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending
 from sordino.receipts.run_files import Environment, OfClient, ReceiptBudget
-from sordino.results import audit_file as audited
 from sordino.results import preparation
-from sordino.results.attack_file import Assault, told
-from sordino.results.audit_file import TrainedAudit
+from sordino.results.attack_file import Assault, read_attacks
+from sordino.results.audit_file import TrainedAudit, read_audit
 from sordino.results.one_run import Curve, Points, curve, stops
 from sordino.results.preparation import Preparation
 from sordino.runs.population import Population
@@ -157,8 +156,8 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         ),
         environment=_passed_on(run.environment),
         ledger_head=spent.ledger_head,
-        audit=audited.told(folder) if all_ else None,
-        attackers=told(folder) if all_ else None,
+        audit=read_audit(folder) if all_ else None,
+        attackers=read_attacks(folder) if all_ else None,
     )
 
 

@@ -144,7 +144,7 @@ def drawn(found: Assault, folder: Path) -> list[Path]:
     return written
 
 
-def told(folder: Path) -> Assault | None:
+def read_attacks(folder: Path) -> Assault | None:
     """Read attack.json of a run; None where it is absent."""
     run = RunFolder(folder)
     return run.found(run.attack_file, Assault, ANEW)

@@ -123,7 +123,7 @@ def write(found: TrainedAudit, folder: Path) -> Path:
     return path
 
 
-def told(folder: Path) -> TrainedAudit | None:
+def read_audit(folder: Path) -> TrainedAudit | None:
     """Read audit.json of a run; None where it is absent."""
     run = RunFolder(folder)
     return run.found(run.audit_file, TrainedAudit, ANEW)

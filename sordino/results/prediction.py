@@ -76,7 +76,7 @@ class Predicted(ABC):
     def described(self) -> dict[str, Any]:
         """Scores and columns for other programs."""
 
-    def told(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """The score in lines."""
         found = self.scored
         if found is None or found.headline is None:
@@ -143,8 +143,8 @@ class Prediction(Predicted):
         found = {} if self.truth is None else {"accuracy": self.accuracy, **self.scores}
         return {"classes": self.classes, **found}
 
-    def told(self) -> Iterator[str]:
-        yield from super().told()
+    def lines(self) -> Iterator[str]:
+        yield from super().lines()
         for name, counts in zip(self.classes, self.scores.get("confusion", ()), strict=False):
             each = zip(self.classes, counts, strict=True)
             told_as = ", ".join(f"{other}: {count}" for other, count in each if count)

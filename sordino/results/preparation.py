@@ -122,7 +122,7 @@ def gather(
         simulation = simulated(run.experiment)
         setup, home = simulation.setup, simulation.home
     phases = [mine.algorithm for mine in setup.preparation if isinstance(mine.algorithm, Phase)]
-    (told, unread), metrics = _told(run, setup), run.metrics() if rounds is None else rounds
+    (told, unread), metrics = _facts(run, setup), run.metrics() if rounds is None else rounds
     pretended = not setup.experiment.privacy.real
     candidates, absent = _candidates(setup.experiment, home)
     wrong = _wrong(candidates) if pretended else None
@@ -150,7 +150,7 @@ def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, s
     return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
 
 
-def _told(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
+def _facts(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
     """Facts at the ends of finished phases; or the reason why they cannot be read. The bytes sent are reported all the
     same.
     """

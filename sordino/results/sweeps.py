@@ -42,12 +42,12 @@ def grid(overrides: Iterable[str]) -> list[Setting]:
     found = []
     options = ([f"{key}={v}" for v in values] if key in swept else [override] for override, key, values in listed)
     for choice in itertools.product(*options):
-        label = " ".join(_told(part) for part, (_, key, _) in zip(choice, listed, strict=True) if key in swept)
+        label = " ".join(_short(part) for part, (_, key, _) in zip(choice, listed, strict=True) if key in swept)
         found.append(Setting(label, choice))
     return found
 
 
-def _told(part: str) -> str:
+def _short(part: str) -> str:
     """Short form of a setting: lr=0.01 for algorithm.lr=0.01, fedprox for algorithm=fedprox."""
     key, _, value = part.partition("=")
     return value.strip("\"'") if key in CHOOSERS else part.removeprefix("algorithm.")

@@ -34,7 +34,7 @@ class Listed(NamedTuple):
     guarantee: Guarantee | None = None  # that row
     data: str = ""  # where its rows come from
 
-    def told(self) -> Json:
+    def to_json(self) -> Json:
         row = None if self.guarantee is None else self.guarantee.to_json()
         return {**self._asdict(), "guarantee": row}
 

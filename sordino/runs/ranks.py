@@ -65,7 +65,7 @@ def following() -> bool:
 def follow() -> None:
     """Follow rank 0 until it says that the run is over: also after a first signal, which rank 0 has got as well."""
     team = joined()
-    told, experiment, handed = _told(team)
+    told, experiment, handed = _phase_head(team)
     given = config.validate(tomllib.loads(experiment.decode()))
     device = device_of(given.engine.device, local_rank())
     team.meet(device)
@@ -78,11 +78,11 @@ def follow() -> None:
                 share.obey(command, heard[1])
             if not phase.setup.prepares:
                 break
-            told, experiment, handed = _told(team)
+            told, experiment, handed = _phase_head(team)
     team.leave()
 
 
-def _told(team: Team) -> tuple[ToldPhase, bytes, bytes]:
+def _phase_head(team: Team) -> tuple[ToldPhase, bytes, bytes]:
     text, body = team.hear()
     told = ToldPhase(**json.loads(text))
     return told, body[: len(body) - told.handed], body[len(body) - told.handed :]

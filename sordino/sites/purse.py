@@ -15,7 +15,7 @@ from pathlib import Path
 from sordino.budget.plan import Price
 from sordino.engine.commands import BEGIN_FIRST, Begin, End, Hand, Round, Score
 from sordino.engine.server import Federation
-from sordino.engine.site import told
+from sordino.engine.site import broadcasts
 from sordino.errors import LedgerError, PrivacyError, SordinoError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place, State, of_run
@@ -249,7 +249,7 @@ class Purse:
     def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
         """Refuses a round whose public numbers its uplink is not bounded for, before it is paid."""
         if phase.algorithm.uplink.learns:
-            for _, down in told(phase.algorithm, phase.task, phase.header(self._run), command, messages):
+            for _, down in broadcasts(phase.algorithm, phase.task, phase.header(self._run), command, messages):
                 phase.algorithm.uplink.at(command.t, down)
 
     def _phase(self, stage: int) -> tuple[Setup, Federation]:

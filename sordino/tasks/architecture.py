@@ -105,7 +105,7 @@ def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
         raise
     except Exception as error:
         raise ConfigError(
-            f"cannot build the model {name!r}: {user_code.told(error)}",
+            f"cannot build the model {name!r}: {user_code.described(error)}",
             fix="put the arguments that it takes into [model]; those of your own class into [model.options]",
             code="model-options",
         ) from error
@@ -122,7 +122,7 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
             raise own from error  # a slip in its code, and no matter of shapes
         raise DataError(
             f"the model {name!r} does not fit examples of shape {'x'.join(map(str, shape))}",
-            why=user_code.told(error),
+            why=user_code.described(error),
             fix="choose a model for examples of this shape"
             + (", or resize the images" if len(shape) == 3 else ": logistic, mlp, or one of your own"),
             code="model-does-not-fit",

@@ -35,7 +35,7 @@ class Shelf:
     def __init__(self, place: Path) -> None:
         self._place = place
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._step, meta = checkpoint.told(place / "states") or (0, {"answers": []})
+        self._step, meta = checkpoint.newest(place / "states") or (0, {"answers": []})
         self._known = {row[0]: Shelved(*row) for row in meta["answers"]}
 
     @property

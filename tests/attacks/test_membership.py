@@ -12,7 +12,7 @@ from sordino import config, keys
 from sordino.accounting.statement import Promised
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.membership import TwoSides, roc, told
+from sordino.attacks.membership import TwoSides, roc, with_verdict
 from sordino.attacks.methods.label_shares import overlap
 from sordino.attacks.methods.members import above
 from sordino.results.attack_file import AttackFinding
@@ -34,7 +34,7 @@ def gaussian(mu: float, many: int = 4000) -> TwoSides:
 def test_the_judge_finds_the_closed_form_of_two_gaussians() -> None:
     """Hits at alarms a are Phi(Phi^-1(a) + mu), the area is Phi(mu / sqrt 2)."""
     mu = 1.5
-    found = told(BLANK, gaussian(mu), gaussian(4.0), HELD)
+    found = with_verdict(BLANK, gaussian(mu), gaussian(4.0), HELD)
     area, percent, permille = found.measured
     assert found.verdict == "reached"
     assert area.value == pytest.approx(float(ndtr(mu / math.sqrt(2))), abs=0.02)
@@ -50,8 +50,8 @@ def test_the_judge_finds_the_closed_form_of_two_gaussians() -> None:
 
 def test_no_difference_is_no_finding() -> None:
     """The negative control; and an attack that finds nothing without protection either has no power."""
-    assert told(BLANK, gaussian(0.0), gaussian(4.0), None).verdict == "stopped"
-    assert told(BLANK, gaussian(0.0), gaussian(0.0), None).verdict == "no power"
+    assert with_verdict(BLANK, gaussian(0.0), gaussian(4.0), None).verdict == "stopped"
+    assert with_verdict(BLANK, gaussian(0.0), gaussian(0.0), None).verdict == "no power"
 
 
 def test_a_curve_runs_from_nobody_to_everybody() -> None:
@@ -76,8 +76,8 @@ def test_shadow_models_tell_members_where_losses_alone_do_not() -> None:
         return torch.nn.functional.softplus(-odd)
 
     scores = above(loss(target), loss(odds), inside)
-    compared = told(BLANK, TwoSides(scores[member], scores[~member]), None, None).measured[0].value
-    alone = told(BLANK, TwoSides(target[member], target[~member]), None, None).measured[0].value
+    compared = with_verdict(BLANK, TwoSides(scores[member], scores[~member]), None, None).measured[0].value
+    alone = with_verdict(BLANK, TwoSides(target[member], target[~member]), None, None).measured[0].value
     assert compared > 0.95 > 0.75 > alone
     assert (scores[~member].mean(), scores[~member].std()) == (pytest.approx(0, abs=0.2), pytest.approx(1, abs=0.2))
 

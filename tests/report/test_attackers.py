@@ -20,8 +20,8 @@ from sordino.audits import replay
 from sordino.errors import RunError
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page
-from sordino.results import audit_file as audited
-from sordino.results.attack_file import PictureRow, pixels, sheet, told
+from sordino.results.attack_file import PictureRow, pixels, read_attacks, sheet
+from sordino.results.audit_file import read_audit
 from tests.helpers.command_line import Said
 
 SETTINGS = {
@@ -90,7 +90,7 @@ def test_a_replay_adds_up_as_the_run_did(tmp_path: Path, monkeypatch: pytest.Mon
     assert refusal.value.code == "replay-differs"
 
 
-@pytest.mark.parametrize(("name", "reads"), [("attack.json", told), ("audit.json", audited.told)])
+@pytest.mark.parametrize(("name", "reads"), [("attack.json", read_attacks), ("audit.json", read_audit)])
 def test_an_edited_file_is_refused(tmp_path: Path, name: str, reads: Callable[[Path], object]) -> None:
     assert reads(tmp_path) is None
     (tmp_path / name).write_text('{"format": 1, "found": "everything"}')
@@ -104,7 +104,7 @@ def test_an_audit_leaves_a_file_and_a_section(run: Path, tmp_path: Path, cli: Ca
     assert "What an audit found" not in page(gather(run))
     said = cli("audit", run, "--trained", "--canaries", 40, "--json")
     assert json.loads(said.out) == json.loads((run / "audit.json").read_text())
-    found = audited.told(run)
+    found = read_audit(run)
     assert found is not None
     shown = page(gather(run))
     for text in ("What an audit found", found.verdict, found.promises[0].in_figures[3], "by coins alone"):
@@ -114,7 +114,7 @@ def test_an_audit_leaves_a_file_and_a_section(run: Path, tmp_path: Path, cli: Ca
     sordino.run(SETTINGS, "rounds=1", out=other)
     shutil.copy(run / "audit.json", other)
     with pytest.raises(RunError, match="another experiment"):
-        audited.told(other)
+        read_audit(other)
 
 
 def test_pictures_are_the_images_side_by_side() -> None:

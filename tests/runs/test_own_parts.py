@@ -139,7 +139,7 @@ def test_a_session_names_what_can_be_found_again_and_lends_the_rest() -> None:
     class Local(FedAvg):
         pass
 
-    found = session.told({"model": Net, "algorithm": Local(lr=0.5), "data": ROWS, "label": "y"})
+    found = session.named({"model": Net, "algorithm": Local(lr=0.5), "data": ROWS, "label": "y"})
     here = __name__
     assert found.settings == {
         "model": {"name": f"{here}:Net"},
@@ -148,9 +148,9 @@ def test_a_session_names_what_can_be_found_again_and_lends_the_rest() -> None:
         "data.label": "y",
     }
     assert found.lent == {"Local": Local, "data": ROWS}
-    assert session.told({"algorithm": FedAvg(lr=0.5)}).settings == {"algorithm": {"name": "fedavg", "lr": 0.5}}
+    assert session.named({"algorithm": FedAvg(lr=0.5)}).settings == {"algorithm": {"name": "fedavg", "lr": 0.5}}
     with pytest.raises(ConfigError) as refusal:
-        session.told({"model": Net()})
+        session.named({"model": Net()})
     assert refusal.value.code == "object-for-a-class"
 
 
@@ -184,7 +184,7 @@ def test_a_frame_is_a_table_and_real_noise_wants_its_schema(tmp_path: Path) -> N
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": X[:, 0], "b": np.where(X[:, 1] > 0, "u", "v"), "y": Y})
     (tmp_path / "t.csv").write_text(frame.to_csv(index=False))
-    lent = session.told({"data": frame, "label": "y", "rounds": 1})
+    lent = session.named({"data": frame, "label": "y", "rounds": 1})
     written = config.load(None, [], {"data.source": "tabular", "data.path": str(tmp_path / "t.csv"), "data.label": "y"})
     with user_code.lent(lent.lent):
         made = Population(config.load(None, [], lent.settings))
@@ -199,7 +199,7 @@ def test_a_frame_is_a_table_and_real_noise_wants_its_schema(tmp_path: Path) -> N
 
 
 def _population(**settings: Any) -> Population:
-    return Population(config.load(None, [], session.told(settings).settings))
+    return Population(config.load(None, [], session.named(settings).settings))
 
 
 def test_a_source_is_cut_to_what_it_declares_and_refused_where_it_does_not_fit() -> None:

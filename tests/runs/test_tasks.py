@@ -90,7 +90,7 @@ def test_a_task_goes_from_its_settings_to_predictions(task: str, table: Path, tm
     found = sordino.predict(run.folder, table / "visits.csv", score=True)
     assert found.scored is not None
     assert len(list(found.rows)) == len(found) == 90
-    assert ("accuracy" in "\n".join(found.told())) == (task in ("classification", "multi_label"))
+    assert ("accuracy" in "\n".join(found.lines())) == (task in ("classification", "multi_label"))
     bundle = json.loads((run.folder / "model.json").read_text())
     assert bundle["task"] == task
     page = run.report(tmp_path / "page.html").read_text()

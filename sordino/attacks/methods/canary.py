@@ -16,7 +16,7 @@ from sordino import keys, tree
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, pictures
 from sordino.attacks.matching import gradient
-from sordino.attacks.membership import TwoSides, told
+from sordino.attacks.membership import TwoSides, with_verdict
 from sordino.audits.lower_bounds import Outputs, tuned
 from sordino.audits.replay import Heard, Rounds
 from sordino.privacy.readers.beside_public import taken
@@ -44,7 +44,7 @@ class Canary(Attack, name="canary"):
         seen, control = run.beside_control(lambda bare: self._sides(game(run, bare), few if bare else trials))
         bound = next((held for held in run.of_round if held.unit == "example" and held.adversary == "server"), None)
         finite = bound is not None and bound.status in ("proved", "conditional")
-        found = told(self.untried(run, ""), seen, control, bound if finite else None)
+        found = with_verdict(self.untried(run, ""), seen, control, bound if finite else None)
         if bound is None or not finite:
             return found
         least = max(0.0, tuned(Outputs(seen.others, seen.members), {bound.delta: bound.epsilon}, WRONG).epsilon)
@@ -86,7 +86,7 @@ class CanaryGame:
         terms = {self.client: self.heard.terms[self.client]}
         ((_, upload),) = again.each(self.rounds.t, self.heard.down, terms)
         site.states[self.client] = before  # the next release starts where this one did
-        change = self.rounds.told(self.rounds.t, upload, self.heard.down, self.client, agreed)
+        change = self.rounds.change_of(self.rounds.t, upload, self.heard.down, self.client, agreed)
         assert change is not None
         return change
 
