@@ -1,4 +1,4 @@
-"""agreement.toml: what sites agree on before a run, and all that the server ever knows of their data.
+"""agreement.toml: the agreement of the sites before a run, and all that the server ever knows of their data.
 
     format = 1
     [data]                        # what everybody may know of one example
@@ -37,7 +37,7 @@ from sordino.sites.identity import Name
 
 
 class Announced(AboutData):
-    """Public facts of one example, as sites tell it: there is no place for a number that rows decide."""
+    """Public facts of one example, as sites announce them: there is no place for a number that rows decide."""
 
     declared: str = ""  # digest of a table's schema
     reach: tuple[float, float] | None = None  # of values of a source of somebody's own, as its class declares it
@@ -54,7 +54,7 @@ class AgreedClient(Fact, extra="forbid"):
 
 
 class SitesAgreement(Fact, extra="forbid"):
-    """The whole file."""
+    """Contents of the file."""
 
     format: Format
     data: Announced
@@ -73,14 +73,14 @@ class SitesAgreement(Fact, extra="forbid"):
 
     @property
     def sites(self) -> dict[str, list[int]]:
-        """The clients of each site, by their numbers."""
+        """Clients of each site, by their numbers."""
         found: dict[str, list[int]] = {}
         for k, client in enumerate(self.clients):
             found.setdefault(client.site, []).append(k)
         return found
 
     def public(self, experiment: Experiment, schema: TableSchema | None) -> PublicNumbers:
-        """The public numbers. Inputs are scaled by what is declared: no number here is made of rows."""
+        """Public numbers. Inputs are scaled by what is declared: no number here is made of rows."""
         data = self.data
         mean, std = declared_scale(experiment.data, data.kind, data.shape, schema, data.reach)
         return PublicNumbers(
@@ -96,7 +96,7 @@ class SitesAgreement(Fact, extra="forbid"):
 
 
 def merged(parts: Sequence[SitesAgreement]) -> SitesAgreement:
-    """One agreement of all clients, who must have announced the same of everything but themselves."""
+    """Merge announcements, which must be equal in everything but the clients."""
     first = parts[0].data.to_json()
     for part in parts[1:]:
         if differs := [name for name, value in part.data.to_json().items() if value != first.get(name)]:

@@ -1,4 +1,4 @@
-"""Parts that sites add: the verbs of server, site and key holder."""
+"""Parts of the branch: the verbs of server, site and key holder."""
 
 PARTS = {
     "sites": {"agreed_clients": "sordino.sites.serve:agreed_clients"},

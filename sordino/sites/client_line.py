@@ -1,4 +1,4 @@
-"""The end of a site: it connects to the server, fetches letters and sends answers. Nothing listens here."""
+"""gRPC client of a site: it connects to the server, fetches letters and sends answers. Nothing listens here."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def attend(
     sign: Callable[[bytes], bytes],
     say: Says = lambda standing, why: None,
 ) -> None:
-    """Answers the letters of a server until it is told to stop. Whatever breaks, it connects again; an answer is sent
-    until the server has taken it or does not want it any more. Work on a letter is never broken off: an answer that is
-    not sent when the site stops is asked for again. All functions are called in the thread of the caller. `most`: the
+    """Answer the letters of a server until told to stop. Whatever breaks, it connects again; an answer is sent until
+    the server has taken it or does not want it any more. Work on a letter is never broken off: an answer that is not
+    sent when the site stops is asked for again. All functions are called in the thread of the caller. `most`: the
     longest letter that is taken in, in bytes; `sign` makes a signature of what the server sends to whoever fetches.
     """
     grpc = grpc_line.package()
@@ -122,7 +122,7 @@ class _Line:
         self._channel.close()
 
     def letter(self) -> Posted | None:
-        """The next letter; None where there was none for a while, or it is time to stop. The call stays open behind a
+        """Next letter; None where there was none for a while, or it is time to stop. The call stays open behind a
         letter, until the server has the answer: so it knows that somebody works.
         """
         heard: queue.SimpleQueue[Posted | Exception | None] = queue.SimpleQueue()
@@ -150,7 +150,7 @@ class _Line:
         return f"the server waits no more for it; the letter came with {came}, the answer went with {went}"
 
     def send(self, posted: Posted) -> bytes:
-        """Brings an answer to the server, and says what that makes of it."""
+        """Send an answer to the server, and return its reply."""
         begin = time.monotonic()
         call = self._answer.future(grpc_line.pieces(*posted), metadata=self._who)
         while not self._stop():
@@ -166,7 +166,7 @@ class _Line:
         proofs: queue.SimpleQueue[bytes | None],
         heard: queue.SimpleQueue[Posted | Exception | None],
     ) -> None:
-        """Proves who this is, says that the call is connected (None), and then its letter, if there is one."""
+        """Prove the identity of this site; tell that the call is connected (None), and then its letter, if any."""
         try:
             challenge = next(call, b"")
             if len(challenge) != grpc_line.CHALLENGE:
@@ -194,7 +194,7 @@ def _no_server() -> WireError:
 
 
 class _Broken(NamedTuple):
-    """How a site stands after an error."""
+    """Standing of a site after an error."""
 
     standing: Standing
     why: str
@@ -218,7 +218,7 @@ def _understood(grpc: Foreign, error: Foreign) -> _Broken:
 
 
 def seconds_after(tries: int) -> float:
-    """How long to wait after so many tries that failed: not as long as all other sites."""
+    """Pause after so many failed tries; random, so that sites do not come back all at once."""
     return min(LONGEST, FIRST * 2.0**tries) * random.uniform(0.5, 1)
 
 

@@ -1,4 +1,4 @@
-"""The verbs of real sites: serve, join, and what is agreed on before."""
+"""Verbs of real sites: serve, join, hold-key, and the agreement before a run."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def hold_key(
 
 
 def _remark(console: Console, remarks: Sequence[str]) -> None:
-    """Tells the owner of rows what only the owner may know of them."""
+    """Print remarks that only the owner of the rows may know."""
     for remark in remarks:
         console.print(f"[yellow]note[/yellow] {escape(remark)} (told here only)", soft_wrap=True, highlight=False)
 
@@ -302,13 +302,13 @@ def _noting(console: Console) -> Callable[[str], None]:
 
 
 def _failures(console: Console) -> Callable[[RunEvent], None]:
-    """Says what went wrong at this site, and what it did not do for the server."""
+    """Print failures at this site, and requests of the server that it refused."""
     say = _noting(console)
     return lambda event: say(f"warning: {event.words}") if event.event in ("failed", "declined") else None
 
 
 def _standing(console: Console) -> Callable[[Standing, str], None]:
-    """Prints how a site stands, where that has changed."""
+    """Print changes of the connection to the server."""
     last, note, since, told = "", _noting(console), 0.0, 0.0
 
     def say(standing: Standing, why: str) -> None:

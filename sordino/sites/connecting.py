@@ -35,7 +35,7 @@ class Leave:
         self._until = time.monotonic() + PARTING if self.told else math.inf
 
     def heard(self, standing: Standing, why: str) -> None:
-        """How it stands with the server."""
+        """Takes a change of the connection to the server."""
         if standing == "late":
             self.say(standing, why)
             return
@@ -84,7 +84,7 @@ def attend_for(
     say: Says,
     most: int,
 ) -> None:
-    """Answers the letters of a server until it is time to leave, and refuses to go on behind a head that was signed.
+    """Answer the letters of a server until it is time to leave, and refuse to go on behind a head that was signed.
     `most`: the longest letter that is taken in, in bytes.
     """
     head, run = attendant.head, invitation.told.run

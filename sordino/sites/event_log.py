@@ -1,4 +1,4 @@
-"""events.jsonl: what happened in a run between sites, with its time, as it happens. It is only added to.
+"""events.jsonl: log of a run between sites, with times. It is only added to.
 
 With real noise the whole lies in the private folder, as it does with metrics (see `runs.metric_files`). What may be
 shown has no free texts, which are sites' own words; and of a hidden cohort nothing that tells who was drawn, or who
@@ -31,9 +31,7 @@ FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until
 
 @dataclass
 class Diary:
-    """Writes events down, and passes them on to whoever listens. `real`: with real noise; `hidden`: of a cohort that is
-    not to be told.
-    """
+    """Event log, which also passes events on to a listener. `real`: with real noise; `hidden`: of a hidden cohort."""
 
     folder: Path
     real: bool
@@ -50,7 +48,7 @@ class Diary:
         return cls(folder, real, whole.hides_cohorts, hears)
 
     def __call__(self, event: RunEvent) -> None:
-        """Any thread may call it. A run does not end because its diary cannot be written."""
+        """Log an event, from any thread. A run does not end because its log cannot be written."""
         run = RunFolder(self.folder)
         with self._turn:
             found = self._bounded(event) if event.event in OF_OTHERS else event
@@ -65,7 +63,7 @@ class Diary:
             self.hears(event)
 
     def _bounded(self, event: RunEvent) -> RunEvent | None:
-        """Limits the lines that others can cause: some at once, then one a minute."""
+        """Limit the lines that others can cause: some at once, then one a minute."""
         now = time.monotonic()
         self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
         self._since = now
@@ -78,9 +76,7 @@ class Diary:
 
     @contextmanager
     def kept(self, sites: Iterable[str] = ()) -> Iterator[None]:
-        """What is written from the start of a process to its end, and why it ended where that was an error. `sites`:
-        who is waited for, at a server.
-        """
+        """Log the start of a process, and the error that ends it. `sites`: those that a server waits for."""
         self(RunEvent(event="started", sites=tuple(sites)))
         try:
             yield
@@ -90,7 +86,7 @@ class Diary:
 
     @contextmanager
     def watching(self, carrier: Carrier) -> Iterator[None]:
-        """Writes down who comes and goes, while the server does other things."""
+        """Log connections that come and go, in a thread of its own."""
         done = threading.Event()
         thread = threading.Thread(target=self._watch, args=(carrier, done), daemon=True)
         thread.start()
@@ -101,7 +97,7 @@ class Diary:
             thread.join()
 
     def standing(self, says: Says) -> Says:
-        """Writes down how a site stands with its server, where that has changed."""
+        """Log changes of a site's connection to its server."""
         last: tuple[What, str] = ("started", "")
 
         def say(standing: Standing, why: str) -> None:
@@ -131,5 +127,5 @@ class Diary:
 
 
 def shown(event: RunEvent, hidden: bool) -> RunEvent | None:
-    """What may be told of an event to those whom the statement names; nothing, where it would say too much."""
+    """Part of an event that may be shown to everybody; None where it would tell too much."""
     return None if hidden and event.event not in OF_NOBODY else event.beside(why="")

@@ -1,4 +1,4 @@
-"""What both ends of a gRPC line agree on: two methods, and how a letter travels.
+"""gRPC protocol of both ends: two methods, and the form in which a letter travels.
 
     /sordino.Post/Fetch     <- 32 random bytes, -> a signature, <- an empty message, <- the next letter if there is one
     /sordino.Post/Answer    -> a letter, <- an empty message, or "late" where nobody waits for it any more
@@ -42,14 +42,14 @@ OPTIONS = (
 
 
 class Posted(NamedTuple):
-    """A letter on its way."""
+    """Letter on its way."""
 
     ticket: int
     letter: bytes
 
 
 def package() -> Foreign:
-    """The package behind the line."""
+    """Import grpc, or say how to get it."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever knocks at the port fills the server's screen
     try:
         import grpc
@@ -65,7 +65,7 @@ def package() -> Foreign:
 
 
 def claim(run: str, name: str, challenge: bytes) -> bytes:
-    """The text that a site signs in order to fetch: a server of another run can do nothing with it."""
+    """Text that a site signs in order to fetch: a server of another run can do nothing with it."""
     return "\n".join((FETCHES, run, name, challenge.hex())).encode()
 
 
@@ -77,7 +77,7 @@ def pieces(ticket: int, letter: bytes) -> Iterator[bytes]:
 
 
 def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
-    """The ticket and the length of the letter that begins; None where the stream ends instead."""
+    """Ticket and length of the letter that begins; None where the stream ends instead."""
     if (head := next(stream, None)) is None:
         return None
     if len(head) != HEAD.size:
@@ -93,7 +93,7 @@ def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
 
 
 def rest(stream: Iterator[bytes], length: int) -> bytes:
-    """The letter behind its beginning: no more than so many bytes are taken in."""
+    """Read the rest of a letter: no more than so many bytes are taken in."""
     taken = io.BytesIO()  # grows with what comes, and gives its content away without a copy
     while (came := taken.tell()) < length:
         if not (piece := next(stream, b"")):
@@ -105,7 +105,7 @@ def rest(stream: Iterator[bytes], length: int) -> bytes:
 
 
 def check_loopback(address: str) -> None:
-    """Refuses to speak without certificates to anything but this machine."""
+    """Refuse to speak without certificates to anything but this machine."""
     if not is_loopback(address):
         raise ConfigError(
             f"{address} is another machine's business, and there are no certificates",
@@ -116,7 +116,7 @@ def check_loopback(address: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Does this host:port mean this machine alone, whatever names stand for it?"""
+    """True where this host:port means this machine alone, whatever names stand for it."""
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(host_and_port(address)[0], None)}
     except OSError:

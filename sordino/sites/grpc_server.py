@@ -1,4 +1,4 @@
-"""Letters through gRPC: a server that sites connect to. Nothing ever connects to a site.
+"""gRPC server, which sites connect to in order to fetch letters. Nothing ever connects to a site.
 
 Each site has a pigeonhole. A letter lies there until it is answered or cancelled, and a site that fetches gets the
 oldest one: who crashed at work gets its letter again. The call with which a site fetches a letter stays open until the
@@ -56,7 +56,7 @@ OPTIONS = (
 
 
 class _Silent(NamedTuple):
-    """A call of which nothing has come yet."""
+    """Call of which nothing has come yet."""
 
     call: Foreign
     since: float
@@ -64,7 +64,7 @@ class _Silent(NamedTuple):
 
 
 class _Pigeonhole:
-    """The letters of one site that are not answered, oldest first, and the calls that it has open."""
+    """Letters of one site that are not answered, oldest first, and its open calls."""
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         self.name, self.moved = name, threading.Condition(lock)
@@ -149,9 +149,9 @@ class Rpc(Carrier):
         return list(self._holes)
 
     def peers(self) -> frozenset[str]:
-        """Who is allowed and has a fetching call open, waiting or at work, or ended its last call as it should a moment
-        ago. A process that dies is gone at once; a link that goes dead silently, within half a minute. A site that
-        works is there for however long it works: whether it will ever answer nobody knows.
+        """Sites that are allowed and have a fetching call open, waiting or at work, or ended their last call as they
+        should a moment ago. A process that dies is gone at once; a link that goes dead silently, within half a minute.
+        A site that works is there for however long it works: whether it will ever answer nobody knows.
         """
         late = time.monotonic() - GRACE
         with self._lock:
@@ -190,7 +190,7 @@ class Rpc(Carrier):
     # calls ------------------------------------------------------------------------------------------------------------
 
     def _fetch(self, said: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
-        """Gives a site its oldest letter, and stays until that is answered."""
+        """Give a site its oldest letter, and stay until that is answered."""
         hole, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
         with self._silence(hole, call, grpc_line.FETCH):
             yield challenge
@@ -252,14 +252,14 @@ class Rpc(Carrier):
         return self._open and hole.fetching is call
 
     def _gone(self, hole: _Pigeonhole, call: Foreign) -> None:
-        """A call has ended. Where it had not come to its end, its site is gone."""
+        """Note the end of a call. Where it was broken off, its site is gone."""
         with self._lock:
             if hole.fetching is call:
                 hole.fetching, hole.left = None, -math.inf
                 hole.moved.notify_all()
 
     def _answer(self, pieces: Iterator[bytes], call: Foreign) -> bytes:
-        """Takes the answer to a letter of this site that nobody has answered; reads no other."""
+        """Take the answer to an open letter of this site; read no other."""
         hole = self._speaker(call)
         try:
             with self._silence(hole, call, grpc_line.ANSWER):
@@ -293,7 +293,7 @@ class Rpc(Carrier):
                 self._came.put(arrived)
 
     def _check(self, asked: bytes, call: Foreign) -> bytes:
-        """The health that gRPC's own probes ask for, in two protobuf messages of one field each. It says nothing of the
+        """Health check of gRPC's own probes, in two protobuf messages of one field each. It says nothing of the
         run.
         """
         if asked not in (b"", b"\x0a" + bytes([len(grpc_line.SERVICE)]) + grpc_line.SERVICE.encode()):
@@ -314,8 +314,8 @@ class Rpc(Carrier):
 
     @contextlib.contextmanager
     def _silence(self, hole: _Pigeonhole, call: Foreign, method: str) -> Iterator[None]:
-        """The time until a call sends its first message: one call of a site and method at a time, so that those who
-        send nothing hold no threads. A newcomer is turned away, unless the other had its time, or shows another
+        """Limit the time until a call sends its first message: one call of a site and method at a time, so that those
+        who send nothing hold no threads. A newcomer is turned away, unless the other had its time, or shows another
         certificate than whoever last proved to be the site and the newcomer shows that one.
         """
         shown, now = _certificate(call), time.monotonic()
@@ -347,14 +347,14 @@ class Rpc(Carrier):
         return False
 
     def _refuse(self, call: Foreign, site: str, why: str = "it is not on the list, or revoked") -> NoReturn:
-        """Ends a call. Only the operator is told why."""
+        """End a call. Only the operator is told why."""
         self._note(RunEvent(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
         call.abort(self._codes.UNAUTHENTICATED, "")
         raise AssertionError("abort has raised")
 
 
 def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a letter. How fast the line of this site carries them is seen where there are some."""
+    """Pieces of a letter, which measure the speed of this site's line as they pass."""
     begin, many = time.monotonic(), 0
     for piece in pieces:
         yield piece

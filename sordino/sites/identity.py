@@ -1,4 +1,4 @@
-"""Who signs letters: Ed25519 keys, and the list of those that are believed.
+"""Signing keys (Ed25519) of sites and server, and the list of those that are believed.
 
     [sites]
     hospital-a = "<public key: 64 hexadecimal digits, or base64>"
@@ -50,14 +50,14 @@ def check_name(name: str) -> str:
 
 
 def fingerprint(key: Ed25519PublicKey) -> str:
-    """The SHA-256 of a public key in groups of four: two people read it to each other on the phone."""
+    """SHA-256 of a public key in groups of four, which two people compare on the phone."""
     text = hashlib.sha256(key.public_bytes_raw()).hexdigest()
     return " ".join(text[i : i + GROUP] for i in range(0, len(text), GROUP))
 
 
 @dataclass(frozen=True)
 class Revoked:
-    """A key that is believed no more."""
+    """Key that is believed no more."""
 
     key: str
     date: date
@@ -65,7 +65,7 @@ class Revoked:
 
 @dataclass(frozen=True)
 class KeysFile:
-    """What the file says."""
+    """Contents of the file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -73,7 +73,7 @@ class KeysFile:
     revoked: dict[str, list[Revoked]] = field(default_factory=dict)
 
     def keys_of_sites(self) -> dict[str, Ed25519PublicKey]:
-        """The keys that are believed; a file that says two things at once is refused."""
+        """Keys that are believed; a file that contradicts itself is refused."""
         found = {name: key_of(text) for name, text in self.sites.items()}
         gone = {key_of(old.key).public_bytes_raw() for several in self.revoked.values() for old in several}
         for name, key in found.items():
@@ -88,7 +88,7 @@ _FILE: TypeAdapter[KeysFile] = TypeAdapter(KeysFile)
 
 
 class _Stamp(NamedTuple):
-    """How one notices that a file has changed."""
+    """Time, size and inode of a file, which tell whether it has changed."""
 
     time: int
     size: int
@@ -96,7 +96,7 @@ class _Stamp(NamedTuple):
 
 
 class AllowList(Mapping[str, Ed25519PublicKey]):
-    """The keys on a list, as the file says at this moment. A file that cannot be read allows nobody."""
+    """Keys on a list, as its file stands now. A file that cannot be read allows nobody."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -125,7 +125,7 @@ class AllowList(Mapping[str, Ed25519PublicKey]):
 
 
 def allow(path: Path, name: str, key: Ed25519PublicKey) -> None:
-    """Puts a site on a list, which need not exist yet."""
+    """Put a site on a list, which need not exist yet."""
     check_name(name)
     listed, keys = _opened(path) if path.exists() else (KeysFile(), {})
     if name in keys and keys[name] != key:
@@ -155,7 +155,7 @@ def allow(path: Path, name: str, key: Ed25519PublicKey) -> None:
 
 
 def revoke(path: Path, name: str, today: date | None = None) -> None:
-    """Takes a site off a list, and remembers its key and the day."""
+    """Take a site off a list, and remember its key and the day."""
     listed, keys = _opened(path)
     if name not in keys:
         raise ConfigError(f"{name} is not on the list {path}", fix=f"on it are: {', '.join(keys)}", code="unknown-name")
@@ -165,7 +165,7 @@ def revoke(path: Path, name: str, today: date | None = None) -> None:
 
 
 def key_of(text: str) -> Ed25519PublicKey:
-    """The key that hexadecimal digits or base64 stand for."""
+    """Public key from hexadecimal digits or base64."""
     if re.fullmatch(r"[0-9a-fA-F]{64}", text):
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
     raw = base64.b64decode(text, validate=True)

@@ -1,4 +1,4 @@
-"""`sordino identity` and `sordino certificates`: who may take part, and how one knows them."""
+"""`sordino identity` and `sordino certificates`: keys, the list of allowed sites, certificates for a trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""invitation.toml: all that a site must know to decide whether it takes part. It holds no secret; what protects it from
+"""invitation.toml: all that a site must know to decide about taking part. It holds no secret; what protects it from
 a stranger's hand is the fingerprint of the server's key, which sites compare by another way.
 """
 
@@ -30,7 +30,7 @@ SERVER = "server"
 
 
 class Invited(Fact, extra="forbid"):
-    """The file."""
+    """Contents of the file, as text."""
 
     format: Format
     run: str = Field(max_length=64)
@@ -43,13 +43,13 @@ class Invited(Fact, extra="forbid"):
 
 @dataclass(frozen=True)
 class Invitation:
-    """What is in the file, understood."""
+    """Invitation, parsed."""
 
     told: Invited
 
     @cached_property
     def experiment(self) -> Experiment:
-        """How this machine works is its own affair: of `[engine]`, only what changes numbers is taken."""
+        """Experiment of the run. Of `[engine]` only what changes numbers is taken: the rest is up to this machine."""
         told = config.load(tomllib.loads(self.told.experiment))
         engine = Engine(executor=told.engine.executor, precision=told.engine.precision)
         return told.model_copy(update={"engine": engine})
@@ -77,7 +77,7 @@ class Invitation:
 def invite(
     run: str, address: str, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
 ) -> Invitation:
-    """The invitation of a server. No path of anybody's is in it; the schema of a table comes along as text."""
+    """Make the invitation of a server. No path is in it; the schema of a table comes along as text."""
     text, data = "", experiment.data
     if data.source == "tabular" and data.schema not in (None, LEARNED):
         text = Path(str(data.schema)).expanduser().read_text(encoding="utf-8")
@@ -96,7 +96,7 @@ def invite(
 
 
 def read(path: Path, with_code: bool = False) -> Invitation:
-    """`with_code`: whoever reads it has looked at the classes that it names, and lets them run."""
+    """Read an invitation. `with_code`: the classes that it names have been looked at, and may run."""
     try:
         told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
         found = Invitation(told)
@@ -113,7 +113,7 @@ def read(path: Path, with_code: bool = False) -> Invitation:
 
 
 def _check_text(path: Path, experiment: dict[str, Any], told: Invited, with_code: bool) -> None:
-    """What a stranger's experiment may not ask of this machine: to run a program, or to read one of its files."""
+    """Refuse an experiment that would run a program on this machine, or read one of its files."""
     if not with_code and (named := sorted(set(user_code.named(experiment)))):
         raise ConfigError(
             f"{path} names code: {', '.join(named)}",

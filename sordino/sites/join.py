@@ -63,7 +63,7 @@ class Proposed:
 
     @property
     def client(self) -> int:
-        """The number of this client in the agreement."""
+        """Number of this client in the agreement."""
         names = [client.name for client in self.invitation.agreement.clients]
         if self.options.name not in names:
             raise ConfigError(
@@ -76,12 +76,12 @@ class Proposed:
 
     @property
     def site(self) -> str:
-        """Where this client lies."""
+        """Site of this client."""
         return self.invitation.agreement.clients[self.client].site
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment as it is played here: with this site's own file."""
+        """Experiment as it is played here, with this site's own file."""
         experiment = settled(self.invitation.experiment, self.options.rehearsal)
         own: dict[str, object] = {"path": str(self.options.data)}
         if self.invitation.told.table_schema:
@@ -95,7 +95,7 @@ class Proposed:
 
     @cached_property
     def data(self) -> OwnData:
-        """This site's rows."""
+        """Rows of this site."""
         key = data_key(self.options.identity)
         return OwnData(self.experiment, self.options.data, key, self.invitation.declared)
 
@@ -105,7 +105,7 @@ class Proposed:
 
     @cached_property
     def guarantees(self) -> list[Guarantee]:
-        """What this client can lose in the whole run, as its own ledger will have it."""
+        """Guarantees for this client over the whole run, as its own ledger will state them."""
         whole = self.whole
         rows = Planner(whole.phases[-1], (self.client,)).guarantees
         return beside_scores(rows, self.experiment.privacy.delta) if self.options.shares_scores else rows
@@ -124,7 +124,7 @@ class Proposed:
 
     @property
     def worst(self) -> Guarantee | None:
-        """The row of the adversary who can learn most; nothing, where no noise covers anything."""
+        """Row of the adversary who can learn most; None where no noise covers anything."""
         return max(self.at_stake, key=lambda row: row.epsilon, default=None)
 
     @property
@@ -132,7 +132,7 @@ class Proposed:
         return math.inf if self.worst is None else self.worst.epsilon
 
     def check(self) -> None:
-        """Refuses what this site does not allow: scores that would tell training examples, and a plan above its cap."""
+        """Refuse what this site does not allow: scores that would tell training examples, and a plan above its cap."""
         if self.options.shares_scores:
             check_shared(self.whole.phases[-1].ways)
         most = self.options.max_epsilon
@@ -147,7 +147,7 @@ class Proposed:
 
 
 class Left(NamedTuple):
-    """How a site left a run: what it has spent, and whether the run is over."""
+    """Receipt of a site that leaves, and whether the run is over."""
 
     receipt: Receipt
     over: bool
@@ -164,7 +164,7 @@ def join(
     say: Says = lambda s, why: None,
     hears: Callable[[RunEvent], None] = lambda event: None,
 ) -> Left | None:
-    """Takes part until the run is over or somebody stops it; nothing where the site declined."""
+    """Take part until the run is over or somebody stops it; None where the site declined."""
     asked.check()
     options, folder, known = asked.options, asked.folder, RunFolder(asked.folder).exists
     if options.certificates is not None:
@@ -206,7 +206,7 @@ def join(
 
 
 def data_key(identity: Ed25519PrivateKey) -> bytes:
-    """The key of the digest that stands for a site's data: whoever has not the identity cannot try out rows."""
+    """Key of the digest that stands for a site's data: nobody without the identity can try out rows."""
     return hmac.digest(identity.private_bytes_raw(), b"sordino data", "sha256")
 
 
@@ -225,7 +225,7 @@ def _found(asked: Proposed, whole: Whole, data: OwnData) -> None:
 
 
 def _check_first(asked: Proposed) -> None:
-    """A site joins a run once: another folder would have a ledger that knows nothing of what it has spent."""
+    """Refuse to join a run a second time: another folder would have a ledger that knows nothing of what was spent."""
     run, needs = asked.invitation.told.run, needed(asked.whole.phases[-1])
     if needs and not asked.options.moved and os.path.exists(place_for(run, asked.site)):
         raise LedgerError(
@@ -238,7 +238,7 @@ def _check_first(asked: Proposed) -> None:
 
 
 def _check_same(asked: Proposed) -> None:
-    """A site that has joined goes on with what it has accepted, and with nothing else."""
+    """Refuse to go on with anything else than what was accepted on joining."""
     if asked.experiment.privacy.real:
         private.check_place(asked.folder, asked.options.moved)
     before, scores = (

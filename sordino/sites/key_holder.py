@@ -1,4 +1,4 @@
-"""The key holder of a run between sites: it opens one sum of at least so many uploads in each round, and nothing else.
+"""Key holder of a run between sites: it opens one sum of at least so many uploads in each round, and nothing else.
 It has no data, and it must be run by somebody who is neither the server nor works together with it.
 
 What is protected, from a server that follows the protocol: single uploads. The sites encrypt under a key whose digest
@@ -38,7 +38,7 @@ from sordino.transport.message import Letter, Letterhead, digest_of
 
 @dataclass
 class KeyHolder:
-    """Who has the key of a run, as it stands in its folder."""
+    """Key holder of a run, as it stands in its folder."""
 
     folder: Path
     whole: Whole
@@ -59,11 +59,11 @@ class KeyHolder:
 
     @property
     def digest(self) -> str:
-        """What sites must be told by another way than through the server."""
+        """Digest of the public key, which sites must get by another way than through the server."""
         return hashlib.sha256(self._secret.public.pack()).hexdigest()
 
     def answer(self, data: bytes | memoryview) -> bytes:
-        """The answer to a letter; a refusal, where that is the answer."""
+        """Answer to a letter; it may be a refusal."""
         letter: Letter | None = None
         try:
             letter = self.letterhead.read(data)
@@ -86,7 +86,7 @@ class KeyHolder:
         return SignedHead(self.letterhead, lambda: self.place, self._check_returned)
 
     def _check_returned(self, told: str) -> None:
-        """Refuses to go on without a sum that it has signed to have opened."""
+        """Refuse to go on without a sum that it has signed to have opened."""
         if not told:
             return
         signed = Place.parse(told)
@@ -101,7 +101,7 @@ class KeyHolder:
             )
 
     def _decline(self, why: str) -> None:
-        """Its owner is told, too; the same again only once."""
+        """Tell the owner of a refusal; the same again only once."""
         if why != self._declined:
             self._declined = why
             self.note(f"warning: this key holder does not do what the server asks: {why}")
@@ -156,8 +156,8 @@ class KeyHolder:
         return self._secret.open(total).astype(INTEGERS).tobytes()
 
     def _once(self, name: str, digest: str) -> None:
-        """One sum a round: the difference of two would be the upload of somebody. Durable before it is opened, beside
-        the key and in the user's state folder: an older copy of the one is put right by the other.
+        """Refuse a second sum of a round: the difference of two can be a single upload. Durable before it is opened,
+        beside the key and in the user's state folder: an older copy of the one is put right by the other.
         """
         if self._opened.get(name, digest) != digest:
             raise LedgerError(
@@ -174,7 +174,7 @@ class KeyHolder:
 
     @cached_property
     def _secret(self) -> SecretKey:
-        """Generated once; afterwards the key of the run."""
+        """Key of the run, generated once."""
         stage = next(s for s in (held(self.whole, i) for i in range(len(self.whole.phases))) if s is not None)
         file = self.folder / "secret.key"
         if not file.exists():
@@ -185,7 +185,7 @@ class KeyHolder:
 
     @property
     def was_over(self) -> bool:
-        """Has the server said so, to this process or to one before it?"""
+        """True where the server has told this process, or one before it, that the run is over."""
         return self._ended.exists()
 
     @property
@@ -194,7 +194,7 @@ class KeyHolder:
 
     @cached_property
     def _opened(self) -> dict[str, str]:
-        """The sums that were opened with this key, by round."""
+        """Digests of the sums that were opened with this key, by round."""
         return {name: was for log in self._logs if log.exists() for name, was in json.loads(log.read_text()).items()}
 
     @property
@@ -203,7 +203,7 @@ class KeyHolder:
 
 
 def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> bool:
-    """`sordino hold-key`: opens the sums of a run until it is over or somebody stops it. Is it over?"""
+    """`sordino hold-key`: open the sums of a run until somebody stops it (False) or the run is over (True)."""
     invitation = invitations.read(options.invitation, options.with_code)
     agreed = invitation.agreement
     experiment = settled(invitation.experiment, options.rehearsal)
@@ -218,7 +218,7 @@ def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Cal
 
 
 def pinned(key: bytes, digest: str) -> bytes:
-    """This public key, if it is the one that the holder told the site."""
+    """Return a public key, if it is the one that the holder told the site."""
     if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), digest):
         raise UnsoundGuarantee(
             "the server hands out another public key than that of the key holder"

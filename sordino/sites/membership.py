@@ -1,4 +1,4 @@
-"""One site in one run: its folder, its books, its clients, and the desk that answers the server."""
+"""Membership of a site in a run: its folder, books and clients, and the desk that answers the server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FAILED = "failed-at-site"
 
 @dataclass
 class Membership(Porter):
-    """A site as it stands in its folder."""
+    """Site in a run, as it stands in its folder."""
 
     folder: Path
     whole: Whole
@@ -101,7 +101,7 @@ class Membership(Porter):
         return self.desk.answer(data)
 
     def _site(self, stage: int) -> Site:
-        """Its clients, in the state that their last answer left them in."""
+        """Clients of this site, in the state that their last answer left them in."""
         setup: Setup = self.whole.phases[stage]
         before = self.whole.phases[Operation.stage_of(self.shelf.last)]  # whose clients left the last states
         start = before.algorithm.init_client(before.task)
@@ -124,12 +124,12 @@ class Membership(Porter):
         return self.purse.pay(asked, command)
 
     def declined(self, error: SordinoError) -> None:
-        """Its owner is told, too: a forged plan, a full disk."""
+        """Tell the owner of a refusal: a forged plan, a full disk."""
         if error.code != FAILED and not self.head.puts_right(error):  # that one has been told in full
             self.note(RunEvent(event="declined", why=f"{error.what} {error.why}".strip()))
 
     def failed(self, error: SordinoError) -> SordinoError:
-        """The words of an error may repeat what stands in a row: they stay here, unless a message was at fault."""
+        """Error for the server. Its words, which may repeat a row, stay here, unless a message was at fault."""
         if isinstance(error, OF_MESSAGES):
             return error
         self.note(RunEvent(event="failed", why=f"{error.what} {error.why}".strip()))
@@ -152,7 +152,7 @@ class Membership(Porter):
 
     @property
     def was_over(self) -> bool:
-        """Has the server said so, to this process or to one before it?"""
+        """True where the server has told this process, or one before it, that the run is over."""
         return self._ended.exists()
 
     @property
@@ -206,14 +206,14 @@ class Membership(Porter):
             append_line(self._rows_of(setup), json.dumps(row.to_json()))
 
     def _rows_of(self, setup: Setup) -> Path:
-        """Where this site notes its rounds. In a hidden cohort under real noise they tell for which it was drawn."""
+        """File of this site's rounds. In a hidden cohort under real noise it is private: it tells who was drawn."""
         if setup.prepares:
             return self._mine.preparation_file
         hidden = setup.policy.secret_cohort
         return RunFolder(self._mine.private).metrics_file if hidden else self._mine.metrics_file
 
     def _keep_handed(self, given: bytes) -> None:
-        """Once: what clients were handed does not change in the middle of a run."""
+        """Keep what clients are handed; it does not change in the middle of a run."""
         file = self._mine.handed_file
         if file.exists() and file.read_bytes() != given:
             raise LedgerError(
@@ -239,7 +239,7 @@ class Membership(Porter):
         bundle.write(self.folder, setup, found, declared.features if declared is not None else {})
 
     def receipt(self) -> Receipt:
-        """What this site has spent until now, written and sealed."""
+        """Write and seal the receipt of what this site has spent until now."""
         return write_receipt(self.folder, self.whole.phases[-1], self.purse.training)
 
     def close(self) -> None:

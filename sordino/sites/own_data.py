@@ -1,4 +1,4 @@
-"""What a site knows: its own rows, and nothing of anybody else's."""
+"""Data of a site, or of a server, read from a file of its own; and the announcement that is made of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sordino.types import Examples
 
 @dataclass(frozen=True)
 class OwnData:
-    """The rows of one client, read from a file of its own as the experiment says."""
+    """Rows of one client, read from a file of its own as the experiment says."""
 
     experiment: Experiment
     path: Path
@@ -34,7 +34,7 @@ class OwnData:
 
     @cached_property
     def _population(self) -> Population:
-        """Everybody here is one client, and nothing is kept for a server."""
+        """Population of one client; nothing is kept for a server."""
         data = self.experiment.data.model_copy(
             update={"path": str(self.path), "train": None, "test": None, "probe": None}
         )
@@ -42,9 +42,7 @@ class OwnData:
         return Population(self.experiment.model_copy(update=alone), self.key, self.schema)
 
     def announced(self, name: str, site: str = "") -> SitesAgreement:
-        """The announcement: public numbers, and one client. Nothing that rows decide but how many
-        they are.
-        """
+        """Announcement: public numbers and one client. Of the rows it tells their number alone."""
         held = self._population
         check_announced(held.experiment.data, held.disclosures.learned_from_rows)
         client = AgreedClient(
@@ -86,7 +84,7 @@ class OwnData:
         return _rows(self._population.dataset.test)
 
     def check(self, agreed: SitesAgreement, client: int) -> None:
-        """Refuses data that are not those that were announced."""
+        """Refuse data that are not those that were announced."""
         theirs = agreed.clients[client]
         mine = self.announced(theirs.name, theirs.site)
         pairs = [
@@ -112,7 +110,7 @@ def _rows(held: Split) -> Examples:
 
 
 def servers_rows(experiment: Experiment, path: Path) -> ServerRows:
-    """The server's own examples, from a file of its own: what it measures results on, and what it ranks models with."""
+    """Examples of the server, from a file of its own, with which it measures results and ranks models."""
     data = experiment.data.model_copy(update={"path": str(path)})
     alone = {"data": data, "partition": {"scheme": "iid", "clients": 1}}
     population = Population(experiment.model_copy(update=alone))

@@ -1,4 +1,4 @@
-"""What a site is told before it takes part: what leaves it, how often, and what that can cost, against whom."""
+"""Plan that a site is shown before it takes part: messages that leave it, and the epsilon against whom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sordino.sites.join import Proposed
 
 
 def plan(console: Console, asked: Proposed) -> None:
-    """Everything here is worked out at this site, from the experiment and the agreement in the invitation."""
+    """Print the plan, worked out at this site from the experiment and the agreement in the invitation."""
     told, whole, rows = asked.invitation.told, asked.whole, asked.guarantees
     console.print(f"[bold]{escape(asked.options.name)}[/bold] is asked to take part in run {told.run}.")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -65,7 +65,7 @@ def _method(phase: Setup) -> str:
 
 
 def _leaves(phase: Setup, client: int) -> str:
-    """One message of a phase, in a sentence."""
+    """Message of a phase, in a sentence."""
     algorithm = phase.algorithm
     down = algorithm.broadcast(phase.state("server"))
     size = wire.payload_bytes(wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))))

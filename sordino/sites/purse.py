@@ -1,4 +1,4 @@
-"""The purse of a site: it decides what the site does for a server, and pays from the site's own ledger before anything
+"""Purse of a site: it decides what the site does for a server, and pays from the site's own ledger before anything
 is computed.
 
 It recomputes the plan from the experiment and the agreement that this site has accepted, and believes the server
@@ -36,18 +36,18 @@ KEEP_TO = "the server must keep to the experiment and the agreement of the invit
 
 
 class SignedHead:
-    """The newest head that this side has signed, which the server keeps and has to show to each process before it asks
+    """Newest head that this side has signed, which the server keeps and has to show to each process before it asks
     for anything that costs: the folder here may be an older copy.
     """
 
     def __init__(self, letterhead: Letterhead, place: Callable[[], str], check: Callable[[str], None]) -> None:
-        """`place`: what stands on letters now. `check` refuses to go on behind a place that was signed."""
+        """`place`: of the ledger, as letters say it now. `check` refuses to go on behind a place that was signed."""
         self._letterhead, self._place, self._check = letterhead, place, check
         self._shown, self._unshown = False, 0
         self.behind: LedgerError | None = None  # why this folder may not go on
 
     def begin(self, returned: Sequence[bytes | memoryview]) -> None:
-        """Takes the head that came back. A server that has none learns it from the answer, and has to come again."""
+        """Take the head that came back. A server that has none learns it from the answer, and has to come again."""
         try:
             for signed in returned:
                 self._check(self._letterhead.own(bytes(signed)).ledger)
@@ -58,7 +58,7 @@ class SignedHead:
         self._unshown += not self._shown
 
     def require(self) -> None:
-        """Refuses what costs until the head was shown."""
+        """Refuse what costs until the head was shown."""
         if not self._shown or self.behind is not None:
             raise LedgerError(
                 "this side was started again, and has not been asked to begin",
@@ -68,12 +68,12 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """Is it a refusal that the server puts right by itself? Not one that never shows the head."""
+        """True for a refusal that the server puts right by itself, unless it never shows the head."""
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
 class Purse:
-    """The books of one site in one run."""
+    """Books of one site in one run."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Purse:
         self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
 
     def _witnessed(self, folder: Path, moved: bool) -> Witness:
-        """The record of what has left this site, in its user's state folder."""
+        """Record of what has left this site, in its user's state folder."""
         found, ledger = Witness.of(folder, lambda ledger, op: op in self._answered), self.training.ledger
         self.lost = found.check(ledger, moved)
         if self.lost:
@@ -124,7 +124,7 @@ class Purse:
         return str(Place(len(self._answered), newest.head))
 
     def check_returned(self, told: str) -> None:
-        """Refuses to go on behind a head that this site has signed and the server has kept."""
+        """Refuse to go on behind a head that this site has signed and the server has kept."""
         if self._witness is None or not told:
             return
         signed = Place.parse(told)
@@ -149,7 +149,7 @@ class Purse:
         return self._books[-1]
 
     def reserve_all(self) -> None:
-        """Where nobody may know who is drawn, a site pays for every round of the plan before the first one."""
+        """Pay for every round of the plan before the first one, where nobody may know who is drawn."""
         for phase, books in zip(self._whole.phases, self._books, strict=True):
             if books.plan.everyone_pays:
                 books.replay()
@@ -158,7 +158,7 @@ class Purse:
                         books.reserve(books.open(t), {})
 
     def admit(self, asked: Operation) -> None:
-        """Lets things pass that cost nothing; refuses all else."""
+        """Let commands pass that cost nothing; refuse all others."""
         self._check_server(asked.ledger)
         command = asked.command
         if isinstance(command, Score):
@@ -191,7 +191,7 @@ class Purse:
             )
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
-        """This is the answer to a round, and there will be no other one."""
+        """Record the answer to a round, which is the only one."""
         assert isinstance(asked.command, Round)
         books, t = self._books[asked.stage], asked.command.t
         if not books.plan.everyone_pays:
@@ -207,7 +207,7 @@ class Purse:
     # paying -----------------------------------------------------------------------------------------------------------
 
     def pay(self, asked: Operation, command: Round) -> Round:
-        """Pays for a round, durably; the same round, with no less noise than was paid for."""
+        """Pay for a round, durably, and return it with no less noise than was paid for."""
         self._check_server(asked.ledger)
         phase, books = self._phase(asked.stage)
         who, t = sorted(command.terms), command.t
@@ -247,7 +247,7 @@ class Purse:
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
 
     def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
-        """Refuses a round whose public numbers its uplink is not bounded for, before it is paid."""
+        """Refuse a round whose public numbers its uplink is not bounded for, before it is paid."""
         if phase.algorithm.uplink.learns:
             for _, down in broadcasts(phase.algorithm, phase.task, phase.header(self._run), command, messages):
                 phase.algorithm.uplink.at(command.t, down)
@@ -265,7 +265,7 @@ class Purse:
     def _prices(
         self, books: Federation, now: OpenRound, who: Sequence[int], terms: Mapping[int, Terms]
     ) -> Mapping[int, Price | None]:
-        """What the plan says that this round costs, if it is asked for with the noise that is planned. Exposures that
+        """Prices of this round by the plan, if it is asked for with the noise that is planned. Exposures that
         a client has missed are lost to it.
         """
         for _ in books.skipping(who, 0 if books.plan.everyone_pays else now.t):
@@ -281,8 +281,8 @@ class Purse:
         )
 
     def _check_server(self, told: str) -> None:
-        """The server's ledger only grows: one that is shorter than it was, or stands elsewhere at the same length, was
-        put back.
+        """Refuse a server whose ledger was put back: it only grows, and is never shorter than it was, nor another one
+        of the same length.
         """
         try:
             now = Place.parse(told)
@@ -315,14 +315,14 @@ def _too_often(planned: int) -> UnsoundGuarantee:
 
 
 def _as_paid(asked: Terms, price: Price | None) -> Terms:
-    """What is asked, with as much noise as was paid for: the server's number may be smaller by a rounding."""
+    """Terms as asked, with as much noise as was paid for: the server's number may be smaller by a rounding."""
     if price is None or asked.multiplier is None or asked.multiplier >= price.multiplier:
         return asked
     return replace(asked, multiplier=price.multiplier)
 
 
 def _same(planned: Terms, asked: Terms) -> bool:
-    """Is this what is planned, or less work, or more noise? Where many share one noise, it is at least as loud as what
+    """True for what is planned, or less work, or more noise. Where many share one noise, it is at least as loud as what
     this client pays for.
     """
     if (asked.epochs is not None and asked.epochs < 1) or (asked.part is not None and not 0 < asked.part <= 1):

@@ -29,7 +29,7 @@ PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to f
 
 @dataclass
 class RemoteSites(Sites):
-    """All sites of a phase, on machines of their own."""
+    """Sites of a phase, on machines of their own."""
 
     secure: SecureStage | None = field(kw_only=True)  # what adds uploads that nobody may read
     note: Callable[[RunEvent], None] = lambda event: None
@@ -57,7 +57,7 @@ class RemoteSites(Sites):
     _idle: bool = False  # is there nothing to do but wait, beyond the deadline or at the end? Then a stop is at once
 
     def gather(self) -> None:
-        """Waits until as many clients can be reached as a round needs; before the first round for all of them, as long
+        """Wait until as many clients can be reached as a round needs; before the first round for all of them, as long
         as a round waits.
         """
         first, told = not self._gathered, -1
@@ -79,7 +79,7 @@ class RemoteSites(Sites):
         self._gathered, self._here = True, set(here)
 
     def part(self, message: bytes | None) -> None:
-        """Tells every site that it is over, and waits a moment for those of the last round; after a restart for all, as
+        """Tell every site that it is over, and wait a moment for those of the last round; after a restart for all, as
         long as a round waits. Those who do not come were told before, or would not have come.
         """
         command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
@@ -106,11 +106,11 @@ class RemoteSites(Sites):
         return super().__call__(t, down, terms)
 
     def keep(self, step: int) -> Mapping[str, Tree]:
-        """Every answer was durable at its site before it came."""
+        """Nothing to keep: every answer was durable at its site before it came."""
         return {}
 
     def restore(self, step: int, place: Path) -> None:
-        """Asked again, a site gives the answer that it gave."""
+        """Nothing to restore: asked again, a site gives the answer that it gave."""
 
     @property
     def _patience_of_all(self) -> float:
@@ -122,7 +122,7 @@ class RemoteSites(Sites):
         return peer in self.accepted and self.accepted[peer].scores
 
     def _refused(self, peer: str, error: SordinoError) -> None:
-        """It counts as absent, and somebody should know why."""
+        """Note the reason of a refusal; the site counts as absent."""
         if error.code != BEGIN_FIRST:
             self.note(RunEvent(event="refused", site=peer, why=error.what + (f" ({error.why})" if error.why else "")))
 
@@ -152,7 +152,7 @@ class RemoteSites(Sites):
         return self.suffices(t, there, len(of))
 
     def suffices(self, t: int, there: int, asked: int) -> bool:
-        """Have enough clients answered, now that the deadline has passed?"""
+        """True where enough clients have answered, now that the deadline has passed."""
         enough = there >= self.patience.minimum
         self._idle = not enough
         if self.stopped() and not enough:
@@ -180,7 +180,7 @@ class RemoteSites(Sites):
         return "; ".join(told)
 
     def _due(self, until: float) -> float:
-        """A stop waits a moment for those at work, and no longer where nothing is lost by it."""
+        """End of a wait: a stop waits a moment for sites at work, and no longer where nothing is lost by it."""
         if self.repeats and self.stopped():
             self._stop = min(self._stop, time.monotonic() + LEAVE)
         return min(until, self._stop)
@@ -216,7 +216,7 @@ class RemoteSites(Sites):
             self.note(RunEvent(event="answered", site=peer, round=t + 1))
 
     def _close(self) -> None:
-        """Nobody waits any more, and what has not been answered need not be."""
+        """Cancel all letters that were not answered."""
         super()._close()
         if self._newer:
             self.keep_signed(self.signed)
@@ -241,7 +241,7 @@ class RemoteSites(Sites):
         return self._site_of[client] not in self._here or super().away(client)
 
     def _expected(self) -> set[str]:
-        """Those who were there when the round began: who has gone since is waited for, as if it had gone at work."""
+        """Sites that were there when the round began; one that has gone since is waited for like one at work."""
         return self._here
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
@@ -253,13 +253,13 @@ class RemoteSites(Sites):
         return of
 
     def _introduce(self, peer: str) -> None:
-        """Asks a site what must be asked first."""
+        """Send a site the letters that come first."""
         # in this order: its answer may just have come
         if self._free(peer) and peer not in self._ready and not self._pauses(peer):
             self._begin(peer)
 
     def _pauses(self, peer: str) -> bool:
-        """Has it refused a moment ago?"""
+        """True where the site has refused a moment ago."""
         return time.monotonic() < self._refusing.get(peer, -FOREVER) + AGAIN
 
     def _begin(self, peer: str) -> None:
@@ -268,11 +268,11 @@ class RemoteSites(Sites):
         self._refusing.pop(peer, None)
 
     def _begins(self, peer: str) -> bool:
-        """Does it owe an answer to what is asked first?"""
+        """True while the site owes an answer to the first letters."""
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        """A site is shown what it has signed: it may not know any more."""
+        """First letters, which show a site what it has signed: it may not know any more."""
         if peer not in self.signed:
             return self.prelude
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]

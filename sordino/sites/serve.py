@@ -1,4 +1,4 @@
-"""`sordino serve`: the server of a run between sites. It holds no data of theirs; what it knows of them is the
+"""`sordino serve`: server of a run between sites. It holds no data of theirs; what it knows of them is the
 agreement. The same command goes on with a run that was stopped or killed.
 """
 
@@ -66,7 +66,7 @@ class ServeOptions:
 
 
 def agreed_clients(folder: Path) -> Sequence[AgreedClient]:
-    """The clients that the sites of a run agreed on; none where its folder holds no agreement of theirs."""
+    """Clients that the sites of a run agreed on; none where its folder holds no agreement of theirs."""
     place = folder / AGREEMENT
     return read_agreement(place).clients if place.is_file() else ()
 
@@ -77,7 +77,7 @@ def serve(
     hears: Callable[[RunEvent], None] = lambda event: None,
     invited: Callable[[Path], None] = lambda invitation: None,
 ) -> Ended:
-    """Plays a run between sites, from where it stands to its end. `hears` is told what happens, and `invited` where the
+    """Play a run between sites, from where it stands to its end. `hears` is told what happens, and `invited` where the
     invitation is.
     """
     experiment, agreed = settled(options.experiment, options.rehearsal), read_agreement(options.agreement)
@@ -116,7 +116,7 @@ def serve(
 
 
 def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
-    """The experiment as it is played between sites."""
+    """Settle an experiment as it is played between sites, or refuse it."""
     experiment = settle(experiment)
     check_announced(experiment.data)
     if not experiment.privacy.real and not rehearsal:
@@ -149,7 +149,7 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
 
 
 def longest(whole: Whole, agreed: SitesAgreement) -> int:
-    """The bytes of the longest letter that a site may send: twice what its uploads should be, and four times where they
+    """Bytes of the longest letter that a site may send: twice what its uploads should be, and four times where they
     are encrypted.
     """
     each = 0
@@ -163,7 +163,7 @@ def longest(whole: Whole, agreed: SitesAgreement) -> int:
 
 
 def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -> Environment:
-    """That of the run in the folder, if it is this one; a new one where there is none."""
+    """Environment of the run in the folder, if it is this one; a new one where there is none."""
     if not folder.exists():
         return environment_of(experiment).beside(site=SERVER)
     mine = RunFolder(folder)
@@ -185,7 +185,7 @@ def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -
 
 
 def _end(side: ServersSide, folder: Path, run: str) -> None:
-    """Tells the sites that it is over, and gives them the model."""
+    """Tell the sites that the run is over, and give them the model."""
     with Ledger.as_founded(RunFolder(folder).ledger) as ledger:
         stands = str(ledger.place())
     side.post.ledger = lambda: stands

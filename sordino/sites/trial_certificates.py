@@ -1,5 +1,5 @@
-"""A CA for a trial: one certificate for the server and one for each site. Where there is a CA of an institution, its
-certificates are used instead, and this is not.
+"""Certificate authority for a trial: one certificate for the server and one for each site. Where an
+institution has a CA, its certificates are used instead.
 
     DIR/ca.pem      what all believe
     DIR/ca.key      who has this file can let anybody in: it stays where it was made
@@ -31,14 +31,14 @@ SKEW = timedelta(minutes=5)  # by which the clocks of two machines may differ
 
 
 class Signed(NamedTuple):
-    """A certificate and its key."""
+    """Certificate and its key."""
 
     certificate: x509.Certificate
     key: EllipticCurvePrivateKey
 
 
 class Times(NamedTuple):
-    """When a certificate holds."""
+    """Validity of a certificate."""
 
     begin: datetime
     end: datetime
@@ -51,7 +51,7 @@ class Times(NamedTuple):
 
 
 def make(folder: Path, server_names: Sequence[str], sites: Sequence[str], days: int) -> None:
-    """Makes a CA in a new folder, and certificates for a server that is reached under these names and for the sites."""
+    """Make a CA in a new folder, and certificates for a server that is reached under these names and for the sites."""
     if not server_names:
         raise ConfigError(
             "the server has no name", fix="say under which host name or address sites reach it", code="no-server"
@@ -68,7 +68,7 @@ def make(folder: Path, server_names: Sequence[str], sites: Sequence[str], days: 
 
 
 def add(folder: Path, sites: Sequence[str], days: int) -> None:
-    """Makes certificates for more sites, with the CA that is there. They hold no longer than the CA does."""
+    """Make certificates for more sites, with the CA that is there. They hold no longer than the CA does."""
     _check_sites(folder, sites)
     made = Certificates(folder / "ca.pem", folder / "ca.key", folder / "ca.pem").read()
     key = serialization.load_pem_private_key(made.key, None)
@@ -79,7 +79,7 @@ def add(folder: Path, sites: Sequence[str], days: int) -> None:
 
 
 def authority(name: str, times: Times) -> Signed:
-    """A CA that signs itself, and nothing but certificates of servers and sites."""
+    """Make a CA that signs itself, and nothing but certificates of servers and sites."""
     key = generate_private_key(SECP256R1())
     built = (
         _builder(name, key, times)
@@ -91,7 +91,7 @@ def authority(name: str, times: Times) -> Signed:
 
 
 def signed(ca: Signed, name: str, times: Times, hosts: Sequence[str] = ()) -> Signed:
-    """A certificate by a CA: of a server that is reached at these hosts, or of a site where there are none."""
+    """Make a certificate by a CA: of a server that is reached at these hosts, or of a site where there are none."""
     key = generate_private_key(SECP256R1())
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     built = (
@@ -107,7 +107,7 @@ def signed(ca: Signed, name: str, times: Times, hosts: Sequence[str] = ()) -> Si
 
 
 def pems(one: Signed) -> tuple[bytes, bytes]:
-    """The certificate and the key, as files hold them."""
+    """Certificate and key, as files hold them."""
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     return one.certificate.public_bytes(pem), one.key.private_bytes(pem, form, serialization.NoEncryption())
 
