@@ -24,9 +24,8 @@ from receipt_page import receipt
 
 import sordino
 from sordino import config
-from sordino.accounting.belief import epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
-from sordino.accounting.words import merged, sentence
+from sordino.accounting.words import epsilon_text, merged, sentence
 from sordino.algorithms import all_algorithms
 from sordino.budget.schedules import SCHEDULES
 from sordino.cli.program import app

@@ -19,7 +19,7 @@ from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours,
 from sordino.accounting.events import Event
 from sordino.fast.factored import Ready
 from sordino.keys import Key
-from sordino.ledger.op import HANDED, TRAINING, Way
+from sordino.ledger.books import HANDED, TRAINING, Way
 from sordino.tree import Tree
 
 if TYPE_CHECKING:

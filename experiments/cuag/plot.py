@@ -24,7 +24,7 @@ import torch
 from sordino.accounting.accountants import best
 from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.published_clipping import composed, prifedsync_mu, scaffold_epsilon
+from sordino.accounting.published import composed, prifedsync_mu, scaffold_epsilon
 from sordino.privacy.uplink.block_sum import runs
 from sordino.privacy.uplink.sensing import coherence, cosines, matrix
 

@@ -51,7 +51,7 @@ class Budget:
     def __post_init__(self) -> None:
         fix = "for no privacy leave [privacy] epsilon out"
         check_range("epsilon", self.epsilon, POSITIVE, "epsilon-not-positive", error=InvalidBudget, fix=fix)
-        valid_delta(self.delta, zero=True)  # 0 is for pure noise: see planning.refusals
+        valid_delta(self.delta, zero=True)  # 0 is for pure noise: see planning.prices
         if self.lacking and not self.lacking < self.delta:
             raise UnsoundGuarantee(
                 f"privacy.delta is {self.delta:g}, with real noise",

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sordino.accounting.belief import epsilon_text
 from sordino.accounting.claims import standing
+from sordino.accounting.words import epsilon_text
 from sordino.cli.tables import STATUS_STYLE, guarantees
 from sordino.metrics.headlines import bytes_text
 from sordino.planning.calculator import Answer

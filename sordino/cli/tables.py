@@ -13,11 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sordino.accounting.belief import epsilon_text, headline
 from sordino.accounting.claims import Status, standing
 from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee
-from sordino.accounting.words import by_phase
+from sordino.accounting.words import by_phase, epsilon_text, headline
 from sordino.cli.screen import note, titled
 from sordino.metrics.headlines import HEADLINES, bytes_text
 from sordino.metrics.measures import last_scored, scores, warnings

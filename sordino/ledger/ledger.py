@@ -38,6 +38,7 @@ from sordino.ledger.books import (
     Caps,
     Charter,
     Each,
+    Op,
     Place,
     State,
     canonical,
@@ -46,7 +47,6 @@ from sordino.ledger.books import (
     link,
     read_genesis,
 )
-from sordino.ledger.op import Op
 from sordino.ledger.storage import check_pages, damaged, identity, open_database, read_database, refusals, turnstile
 
 __all__ = ["EVERYONE", "MEMORY", "Charter", "Each", "Entry", "Ledger", "Place", "State"]

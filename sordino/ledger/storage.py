@@ -264,7 +264,7 @@ def wait_for(descriptor: int) -> None:
             return lock(descriptor)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise _busy() from None
+                raise _refused(_BUSY) from None
             time.sleep(0.001)
 
 
@@ -287,50 +287,44 @@ def missing(place: Path) -> LedgerError:
     )
 
 
-def _full() -> LedgerError:
-    return LedgerError(
+_REFUSED = {  # code: what, why, fix
+    "ledger-disk-full": (
         "the ledger cannot grow: the disk is full, or a quota or size limit is reached",
-        why="nothing was recorded, so nothing may be released",
-        fix="free some space, then repeat the operation",
-        code="ledger-disk-full",
-    )
-
-
-def _busy() -> LedgerError:
-    return LedgerError(
+        "nothing was recorded, so nothing may be released",
+        "free some space, then repeat the operation",
+    ),
+    "ledger-busy": (
         f"another process has held the ledger for {PATIENCE:.0f} s",
-        why="only one process at a time writes to a ledger",
-        fix="look for a process that uses the ledger and hangs, then repeat the operation",
-        code="ledger-busy",
-    )
-
-
-def _unwritable() -> LedgerError:
-    return LedgerError(
+        "only one process at a time writes to a ledger",
+        "look for a process that uses the ledger and hangs, then repeat the operation",
+    ),
+    "ledger-unwritable": (
         "the ledger cannot be opened for writing",
-        why="sordino may not write to it",
-        fix="check the owner and the permissions of the file and its directory",
-        code="ledger-unwritable",
-    )
-
-
-def _disk() -> LedgerError:
-    return LedgerError(
+        "sordino may not write to it",
+        "check the owner and the permissions of the file and its directory",
+    ),
+    "ledger-disk-error": (
         "the disk under the ledger reported an error",
-        why="it failed, a quota is reached, or it may only be read; the ledger itself is not damaged, and all that was "
+        "it failed, a quota is reached, or it may only be read; the ledger itself is not damaged, and all that was "
         "recorded before is still there",
-        fix="try again: nothing is lost; if the error comes back, check the disk and the system's log",
-        code="ledger-disk-error",
-    )
+        "try again: nothing is lost; if the error comes back, check the disk and the system's log",
+    ),
+}
+_FULL, _BUSY, _UNWRITABLE, _DISK = _REFUSED
 
 
-def _unwritten() -> LedgerError:
+def _refused(code: str) -> LedgerError:
+    what, why, fix = _REFUSED[code]
+    return LedgerError(what, why=why, fix=fix, code=code)
+
+
+def _unwritten() -> str:
     """SQLite has one word for a limit of the size of files, a quota and a disk that failed."""
     with suppress(ImportError):  # where there are no such limits
         import resource
 
-        return _full() if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY else _disk()
-    return _disk()
+        return _FULL if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY else _DISK
+    return _DISK
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
@@ -338,26 +332,27 @@ def check_pages(connection: sqlite3.Connection) -> None:
     if (found := connection.execute("PRAGMA quick_check").fetchall()) == [("ok",)]:
         return
     code = next(map(int, re.findall(r"error code=([0-9]+)", str(found))), sqlite3.SQLITE_CORRUPT)
-    raise _disk() if code & 0xFF == sqlite3.SQLITE_IOERR and code not in _DAMAGE else damaged("its pages do not agree")
+    raise (
+        _refused(_DISK)
+        if code & 0xFF == sqlite3.SQLITE_IOERR and code not in _DAMAGE
+        else damaged("its pages do not agree")
+    )
 
 
 _BY_SQLITE = {  # what is not named here, is damage
-    sqlite3.SQLITE_FULL: _full,
-    sqlite3.SQLITE_IOERR: _disk,
-    sqlite3.SQLITE_IOERR_WRITE: _unwritten,
-    sqlite3.SQLITE_IOERR_SHMSIZE: _full,
-    sqlite3.SQLITE_PROTOCOL: _busy,
-    sqlite3.SQLITE_BUSY: _busy,
-    sqlite3.SQLITE_LOCKED: _busy,
-    sqlite3.SQLITE_CANTOPEN: _unwritable,
-    sqlite3.SQLITE_PERM: _unwritable,
-    sqlite3.SQLITE_READONLY: _unwritable,
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_IOERR: _DISK,
+    sqlite3.SQLITE_IOERR_SHMSIZE: _FULL,
+    sqlite3.SQLITE_PROTOCOL: _BUSY,
+    sqlite3.SQLITE_BUSY: _BUSY,
+    sqlite3.SQLITE_LOCKED: _BUSY,
+    sqlite3.SQLITE_CANTOPEN: _UNWRITABLE,
+    sqlite3.SQLITE_PERM: _UNWRITABLE,
+    sqlite3.SQLITE_READONLY: _UNWRITABLE,
 }
-_DAMAGE = (
-    sqlite3.SQLITE_IOERR_SHORT_READ,
-    sqlite3.SQLITE_IOERR_CORRUPTFS,
-)  # the disk answers, with less than was written
-_BY_SYSTEM = {errno.ENOSPC: _full, errno.EDQUOT: _full, errno.EFBIG: _full, errno.EIO: _disk}
+# the disk answers, with less than was written
+_DAMAGE = sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS
+_BY_SYSTEM = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, errno.EFBIG: _FULL, errno.EIO: _DISK}
 
 
 @contextmanager
@@ -367,9 +362,11 @@ def refusals() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        refusal = _BY_SQLITE.get(code) or _BY_SQLITE.get(code & 0xFF)  # extended code, else its primary one
-        raise (refusal() if refusal and code not in _DAMAGE else damaged(str(error))) from error
+        known = _BY_SQLITE.get(code) or _BY_SQLITE.get(code & 0xFF)  # extended code, else its primary one
+        if known is None or code in _DAMAGE:
+            raise damaged(str(error)) from error
+        raise _refused(_unwritten() if code == sqlite3.SQLITE_IOERR_WRITE else known) from error
     except UnicodeDecodeError as error:  # Python reading SQLite's complaint about a file that is no longer text
         raise damaged("it cannot be read") from error
     except OSError as error:
-        raise _BY_SYSTEM.get(error.errno or 0, _unwritable)() from error
+        raise _refused(_BY_SYSTEM.get(error.errno or 0, _UNWRITABLE)) from error

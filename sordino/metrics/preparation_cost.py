@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from sordino.accounting.facts import Fact, Number
-from sordino.ledger.op import HANDED, TRAINING, Way
+from sordino.ledger.books import HANDED, TRAINING, Way
 from sordino.metrics.measures import Metrics, bytes_to, rounds_to, scores, traffic
 from sordino.metrics.rows import Played, RoundRow
 

@@ -21,8 +21,8 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import RequestsClients
 from sordino.budget.plan import Plan, Price
 from sordino.errors import BudgetExhausted, LedgerError
+from sordino.ledger.books import Op, of_round
 from sordino.ledger.ledger import EVERYONE, Entry, Ledger, State
-from sordino.ledger.op import Op, of_round
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.privacy.uplink import Uplink
 from sordino.sampling.draws import Seeded, Unseen

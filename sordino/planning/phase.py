@@ -22,13 +22,12 @@ from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
 from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.config import Experiment, build, resolved_table
+from sordino.ledger.books import of_phase
 from sordino.ledger.ledger import Charter, Each, Ledger
-from sordino.ledger.op import of_phase
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement, PublicNumbers, of_an_upload
 from sordino.planning.methods import Methods, reads_plainly
-from sordino.planning.prices import PriceRequest, check_reads, lacking_delta, shared
-from sordino.planning.refusals import check_secure
+from sordino.planning.prices import PriceRequest, check_reads, check_secure, lacking_delta, shared
 from sordino.privacy.uplink.robust import check_robust
 from sordino.sampling.kinds import Cohort, Everyone
 from sordino.sampling.stragglers import Stragglers

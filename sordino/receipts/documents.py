@@ -11,10 +11,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from sordino.accounting.belief import ONE, headline, rounded_up
 from sordino.accounting.events import Json
 from sordino.accounting.statement import Guarantee
-from sordino.accounting.words import CHANGE, WHO, merged
+from sordino.accounting.words import CHANGE, ONE, WHO, headline, merged, rounded_up
 from sordino.errors import ConfigError
 from sordino.receipts.evidence import COLUMNS, FORGED, Evidence, line, table
 

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sordino.accounting.belief import belief, epsilon_text, percent, subject
 from sordino.accounting.claims import standing
 from sordino.accounting.events import said
 from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee, strongest
-from sordino.accounting.words import CHANGE, Described, described, merged
+from sordino.accounting.words import CHANGE, Described, belief, described, epsilon_text, merged, percent, subject
 from sordino.config import Experiment
 from sordino.errors import LedgerError
 from sordino.planning.agreement import Agreement, PublicNumbers

@@ -20,9 +20,9 @@ from sordino.accounting.notes import noised, simulated
 from sordino.accounting.pricing import CountedPhase
 from sordino.accounting.statement import Guarantee, Promised, beside_scores, of_groups, statement
 from sordino.errors import RunError
+from sordino.ledger.books import Op
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import EVERYONE
-from sordino.ledger.op import Op
 from sordino.ledger.storage import missing
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement, PublicNumbers

@@ -20,8 +20,8 @@ from sordino.accounting.notes import parsed
 from sordino.algorithms.optional import RequestsClients
 from sordino.config import Experiment
 from sordino.errors import RunError
+from sordino.ledger.books import Op
 from sordino.ledger.ledger import Entry, Ledger, of_run
-from sordino.ledger.op import Op
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement
 from sordino.planning.phase import PlannedPhase

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from sordino.accounting.belief import headline
+from sordino.accounting.words import headline
 from sordino.errors import BackendUnavailable
 from sordino.ledger.files import atomic_write
 from sordino.planning.agreement import FILE as AGREEMENT

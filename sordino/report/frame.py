@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from sordino.accounting.belief import epsilon_text
-from sordino.accounting.words import Described
+from sordino.accounting.words import Described, epsilon_text
 from sordino.report import palette
 from sordino.results.markup import Html, joined, tag
 

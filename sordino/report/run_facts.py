@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sordino import config
-from sordino.accounting.belief import subject
 from sordino.accounting.claims import standing
 from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import Fact, Number
 from sordino.accounting.notes import noised
-from sordino.accounting.words import Described, by_phase, described, merged
+from sordino.accounting.words import Described, by_phase, described, merged, subject
 from sordino.cli.tables import secure
 from sordino.ledger.ledger import Entry
 from sordino.metrics.evaluation import measured_by

@@ -11,12 +11,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sordino.accounting.belief import epsilon_text, subject
 from sordino.accounting.claims import ADVERSARIES, Status, Subject
 from sordino.accounting.facts import Epsilon, delta_text
 from sordino.accounting.notes import read_notes
 from sordino.accounting.statement import Guarantee, statement
-from sordino.accounting.words import merged
+from sordino.accounting.words import epsilon_text, merged, subject
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
 

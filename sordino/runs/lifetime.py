@@ -9,8 +9,8 @@ from sordino.accounting.currency import UNIT
 from sordino.accounting.notes import named, of_a_run, simulated
 from sordino.accounting.statement import statement
 from sordino.errors import LedgerError, RunError
+from sordino.ledger.books import Op
 from sordino.ledger.ledger import EVERYONE, Ledger
-from sordino.ledger.op import Op
 from sordino.receipts.run_files import Lifetime, OfClient, OfRun
 
 SQLITE = b"SQLite format 3\0"

@@ -23,7 +23,7 @@ from sordino.errors import UnsoundGuarantee
 from sordino.partition.row_numbers import Array, RowNumbers, checked
 from sordino.partition.schemes import SCHEMES, Natural
 from sordino.planning.agreement import PublicNumbers
-from sordino.planning.refusals import check_everybody_has_data
+from sordino.planning.prices import check_everybody_has_data
 from sordino.runs.declared_data import DeclaredData, check_words
 from sordino.runs.public_inputs import Disclosures
 from sordino.runs.server_data import ServerRows, source_of

@@ -14,9 +14,9 @@ from sordino.accounting.events import Json
 from sordino.accounting.notes import under
 from sordino.engine import checkpoint
 from sordino.errors import RunError
+from sordino.ledger.books import Op
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Entry, State
-from sordino.ledger.op import Op
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
 from sordino.runs.servers_half import ServersHalf

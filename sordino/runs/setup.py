@@ -24,7 +24,7 @@ from sordino.engine.wire import Header
 from sordino.errors import ConfigError
 from sordino.planning.methods import reads_plainly
 from sordino.planning.phase import Members, PlannedPhase, PlannedRun
-from sordino.planning.refusals import check_network
+from sordino.planning.prices import check_network
 from sordino.tasks.architecture import Architecture
 from sordino.tasks.losses import LossFunction, loss_named
 from sordino.tree import Tree

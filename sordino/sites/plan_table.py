@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sordino.accounting.belief import subject
-from sordino.accounting.words import described, merged
+from sordino.accounting.words import described, merged, subject
 from sordino.cli.tables import guarantees
 from sordino.engine import wire
 from sordino.metrics.headlines import bytes_text

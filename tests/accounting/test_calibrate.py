@@ -19,7 +19,7 @@ from sordino.accounting.calibrate import (
 )
 from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import delta_of
-from sordino.accounting.published_sampling import NOMINAL_ORDERS, fixed_subset, nominal_multiplier, subset_delta
+from sordino.accounting.published import NOMINAL_ORDERS, fixed_subset, nominal_multiplier, subset_delta
 from sordino.errors import InvalidBudget, SordinoError, UnsoundGuarantee
 
 INTEGERS = tuple(range(2, 257))

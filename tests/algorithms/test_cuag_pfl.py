@@ -17,7 +17,7 @@ from sordino.accounting.accountants import best
 from sordino.accounting.calibrate import exact_multiplier
 from sordino.accounting.events import Gaussian, NonPrivate, Poisson, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.published_clipping import adaptive_scale, composed, limit_mu
+from sordino.accounting.published import adaptive_scale, composed, limit_mu
 from sordino.algorithms.cuag_pfl import cuag_pfl
 from sordino.algorithms.udp import udp
 from sordino.errors import ConfigError, InvalidBudget, UnsoundGuarantee

@@ -15,7 +15,7 @@ import torch
 
 from sordino import config, tree
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.published_clipping import composed
+from sordino.accounting.published import composed
 from sordino.algorithms import all_algorithms
 from sordino.config import Experiment
 from sordino.engine import wire

@@ -307,7 +307,7 @@ HOSTILE = [
     ),
     one(
         "delta against clients where examples are protected",
-        "planning/refusals.py",
+        "planning/prices.py",
         'protected = population if unit == "client" else examples',
         "protected = population",
         f"{ABSENT}::test_delta_is_held_against_those_who_are_protected",

@@ -14,7 +14,7 @@ from sordino.accounting.claims import Subject
 from sordino.accounting.notes import parsed
 from sordino.engine.server import Federation
 from sordino.errors import UnsoundGuarantee
-from sordino.planning.refusals import check_delta
+from sordino.planning.prices import check_delta
 from sordino.privacy.noise.laws import GaussianNoise
 from sordino.round import one_round
 from sordino.runs.simulation import Simulation, simulated

@@ -20,7 +20,7 @@ from sordino.accounting import (
     events,
     gaussian_dp,
     pricing,
-    published_clipping,
+    published,
     thresholds,
 )
 from sordino.algorithms.cuag_pfl import cuag_pfl
@@ -323,7 +323,7 @@ CALLS: dict[str, Call] = {
     "an episode read twice": Call("read-beyond-reservation", lambda: episodes(times=2)),
     "more episodes than were reserved": Call("read-beyond-reservation", lambda: episodes(reads=1)),
     "cells with no noise": Call("noise-not-positive", lambda: CellGradient(1.0, multiplier=0.0)),
-    "a published budget of 0": Call("mu-not-positive", lambda: published_clipping.adaptive_scale(0.0, 1)),
+    "a published budget of 0": Call("mu-not-positive", lambda: published.adaptive_scale(0.0, 1)),
     "a literal reading of a sound mechanism": Call(
         "literal-without-published", lambda: pdp_prox("bounds", literal=True)
     ),

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from sordino import run
-from sordino.accounting.belief import subject
 from sordino.accounting.statement import Guarantee
-from sordino.accounting.words import described, merged, sentence, strength
+from sordino.accounting.words import described, merged, sentence, strength, subject
 from sordino.report.frame import promises, style
 from sordino.report.run_facts import gather
 from sordino.report.run_page import page

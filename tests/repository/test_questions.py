@@ -121,7 +121,6 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "planning/phase.py",
             "planning/methods.py",
             "planning/prices.py",
-            "planning/refusals.py",
             "audits/canaries.py",
         },
     ),

@@ -15,7 +15,7 @@ from sordino.budget import client_budgets
 from sordino.data.table_overview import overview
 from sordino.errors import EmptyClient, InvalidBudget
 from sordino.planning.agreement import Agreement, PublicNumbers
-from sordino.planning.refusals import check_everybody_has_data
+from sordino.planning.prices import check_everybody_has_data
 from sordino.receipts.receipt import spending
 from sordino.report.run_facts import gather
 from sordino.runs.population import Population

@@ -19,7 +19,7 @@ import torch
 from sordino import keys
 from sordino.accounting.events import NonPrivate, check_multiplier
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.published_clipping import scaffold_epsilon
+from sordino.accounting.published import scaffold_epsilon
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import epochs
 from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch

@@ -25,7 +25,7 @@ import torch
 from sordino import keys, tree
 from sordino.accounting.events import valid_delta
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.accounting.published_clipping import (
+from sordino.accounting.published import (
     PublishedSetting,
     adaptive_scale,
     composed,

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from sordino.accounting.belief import subject
 from sordino.accounting.claims import standing
 from sordino.accounting.statement import Guarantee, strongest
-from sordino.accounting.words import described, merged
+from sordino.accounting.words import described, merged, subject
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.headlines import bytes_text
 from sordino.metrics.measures import last_scored

@@ -9,7 +9,7 @@ import pytest
 from sordino.accounting.accountants import best
 from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import delta_of, epsilon_of, mu_of
-from sordino.accounting.published_clipping import (
+from sordino.accounting.published import (
     PublishedSetting,
     adaptive_scale,
     composed,

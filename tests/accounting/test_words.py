@@ -7,9 +7,9 @@ import math
 import pytest
 from scipy.stats import norm
 
-from sordino.accounting.belief import belief, believed, percent
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
+from sordino.accounting.words import belief, believed, percent
 
 ROW = Guarantee(
     unit="example", neighbours="replace", adversary="server", epsilon=4.0, delta=1e-6, status="proved", because=(),
