@@ -30,7 +30,7 @@ FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until
 
 
 @dataclass
-class Diary:
+class EventLog:
     """Event log, which also passes events on to a listener. `real`: with real noise; `hidden`: of a hidden cohort."""
 
     folder: Path
@@ -43,7 +43,7 @@ class Diary:
     _more: int = 0
 
     @classmethod
-    def of(cls, folder: Path, whole: Whole, hears: Callable[[RunEvent], None] = lambda event: None) -> Diary:
+    def of(cls, folder: Path, whole: Whole, hears: Callable[[RunEvent], None] = lambda event: None) -> EventLog:
         real = whole.phases[-1].experiment.privacy.real
         return cls(folder, real, whole.hides_cohorts, hears)
 

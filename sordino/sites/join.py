@@ -31,7 +31,7 @@ from sordino.runs.witness import needed, place_for
 from sordino.sites import invitation as invitations
 from sordino.sites.client_line import Says
 from sordino.sites.connecting import InvitedOptions, attend_for
-from sordino.sites.event_log import Diary
+from sordino.sites.event_log import EventLog
 from sordino.sites.invitation import Invitation
 from sordino.sites.membership import Membership
 from sordino.sites.own_data import OwnData
@@ -183,8 +183,8 @@ def join(
     torch.set_num_threads(whole.experiment.engine.threads)
     keep_freed_memory()
     letterhead = asked.invitation.letterhead(asked.site, whole.experiment.digest(), options.identity)
-    diary = Diary.of(folder, whole, hears)
-    with RunFolder(folder).locked(), diary.kept():
+    log = EventLog.of(folder, whole, hears)
+    with RunFolder(folder).locked(), log.kept():
         member = Membership(
             folder,
             whole,
@@ -193,13 +193,13 @@ def join(
             letterhead,
             options.key_digest,
             options.moved,
-            diary,
+            log,
         )
         if member.purse.lost:
-            diary(RunEvent(event="lost", count=len(member.purse.lost)))
+            log(RunEvent(event="lost", count=len(member.purse.lost)))
         try:
-            attend_for(member, asked.invitation, asked.site, options, stop, diary.standing(say), TAKEN_IN)
-            diary(RunEvent(event="over" if member.was_over else "stopped"))
+            attend_for(member, asked.invitation, asked.site, options, stop, log.standing(say), TAKEN_IN)
+            log(RunEvent(event="over" if member.was_over else "stopped"))
             return Left(member.receipt(), member.was_over)
         finally:
             member.close()

@@ -31,7 +31,7 @@ from sordino.runs.stop_signals import patience
 from sordino.sites import invitation as invitations
 from sordino.sites.agreement_file import AgreedClient, SitesAgreement
 from sordino.sites.agreement_file import read as read_agreement
-from sordino.sites.event_log import Diary
+from sordino.sites.event_log import EventLog
 from sordino.sites.grpc_server import Rpc
 from sordino.sites.identity import AllowList
 from sordino.sites.invitation import SERVER, invite
@@ -89,15 +89,15 @@ def serve(
     peers = peers_of(whole, agreed)
     if options.folder.exists() and real:
         private.check_place(options.folder, options.moved)
-    diary = Diary.of(options.folder, whole, hears)
-    carrier = Rpc(options.bind, environment.run, peers, longest(whole, agreed), known, options.tls, diary)
+    log = EventLog.of(options.folder, whole, hears)
+    carrier = Rpc(options.bind, environment.run, peers, longest(whole, agreed), known, options.tls, log)
     letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
     rows = ServerRows() if options.own is None else servers_rows(experiment, options.own)
     if options.folder.exists():
         invitation = invitations.read(options.folder / INVITATION, with_code=True)  # its own
     else:
         invitation = invite(environment.run, options.address or options.bind, options.identity, experiment, agreed)
-    post = PostOffice(carrier, letterhead, options.patience, diary)
+    post = PostOffice(carrier, letterhead, options.patience, log)
     side = ServersSide.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
         ChecksServer.of(phase.algorithm).check(side.home)
@@ -105,13 +105,13 @@ def serve(
         more = {AGREEMENT: agreed.toml(), INVITATION: invitation.toml()}
         found(options.folder, side.setup, side.agreement(), environment, b"", side.home.story, more)
     invited(options.folder / INVITATION)
-    with carrier, diary.kept(peers), diary.watching(carrier), patience() as side.post.stopped:
+    with carrier, log.kept(peers), log.watching(carrier), patience() as side.post.stopped:
         if strangers := [site for site in peers if site not in known]:
-            diary(RunEvent(event="unlisted", sites=tuple(strangers)))
+            log(RunEvent(event="unlisted", sites=tuple(strangers)))
         ended = play(side, options.folder, watch, moved=options.moved)
         if not ended.interrupted:
             _end(side, options.folder, environment.run)
-        diary(RunEvent(event="stopped" if ended.interrupted else "over"))
+        log(RunEvent(event="stopped" if ended.interrupted else "over"))
     return ended
 
 

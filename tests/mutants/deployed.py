@@ -101,7 +101,7 @@ DEPLOYED = [
         "sites/event_log.py",
         "        if self._lines < 1:",
         "        if False:",
-        "tests/sites/test_diary.py::test_what_strangers_cause_fills_no_disk",
+        "tests/sites/test_event_log.py::test_what_strangers_cause_fills_no_disk",
     ),
     one(
         "strangers may open all files that the server may open",

@@ -12,7 +12,7 @@ import pytest
 
 from sordino import config, run
 from sordino.ledger.files import atomic_write
-from sordino.sites.event_log import Diary
+from sordino.sites.event_log import EventLog
 from sordino.sites.serve import AGREEMENT
 from tests.helpers.between_sites import Federated
 
@@ -34,7 +34,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a server that has played with sites, with real noise and a hidden cohort."""
     place = tmp_path_factory.mktemp("hidden")
     between = Federated(config.load(None, HIDDEN), place, shares_scores=True)
-    between.hears = Diary(between.folder, real=True, hidden=True)
+    between.hears = EventLog(between.folder, real=True, hidden=True)
     between.play()
     atomic_write(between.folder / AGREEMENT, between.agreed.toml().encode())
     return between.folder

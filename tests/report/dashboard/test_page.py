@@ -19,7 +19,7 @@ from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
 from sordino.report.dashboard.watched import Watched
 from sordino.runs.watched import events
-from sordino.sites.event_log import Diary
+from sordino.sites.event_log import EventLog
 from sordino.transport.events import RunEvent
 from tests.helpers.browser import opened
 from tests.report.dashboard.conftest import go_on
@@ -53,13 +53,13 @@ def test_a_site_called_script_is_text(tmp_path: Path, simulated: Path) -> None:
     folder = Path(shutil.copytree(simulated, tmp_path / "run"))
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(environment | {"site": "server"}))
-    diary = Diary(folder, real=False, hidden=False)
+    log = EventLog(folder, real=False, hidden=False)
     for event in (
         RunEvent(event="started", sites=(HOSTILE,)),
         RunEvent(event="connected", site=HOSTILE),
         RunEvent(event="refused", site=HOSTILE, why=HOSTILE),
     ):
-        diary(event)
+        log(event)
     text = shown(folder)
     assert text.count("alert(1)") >= 3
     assert "<script>alert" not in text
@@ -143,8 +143,8 @@ def test_a_live_run_in_a_browser(
     folder = live(simulated)
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(environment | {"site": "server"}))
-    diary = Diary(folder, real=False, hidden=False)
-    diary(RunEvent(event="started", sites=("hospital-a", HOSTILE)))
+    log = EventLog(folder, real=False, hidden=False)
+    log(RunEvent(event="started", sites=("hospital-a", HOSTILE)))
     with_probe = pages.script() + PROBE
     monkeypatch.setattr(pages, "script", lambda: with_probe)
     seen: list[dict[str, Any]] = []
@@ -155,7 +155,7 @@ def test_a_live_run_in_a_browser(
                 assert line.startswith("SEEN "), line  # whatever else a console says is an error
                 seen.append(json.loads(line[5:]))
                 if len(seen) == 1:
-                    diary(RunEvent(event="connected", site="hospital-a"))
+                    log(RunEvent(event="connected", site="hospital-a"))
                     go_on(folder)
                 if "round 3 of 3" in seen[-1]["status"] and "1 of 2 sites" in seen[-1]["status"]:
                     break

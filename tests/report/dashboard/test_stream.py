@@ -14,7 +14,7 @@ from sordino.report.dashboard import watched as watching
 from sordino.report.dashboard.page import of_event
 from sordino.report.dashboard.stream import Cursor, Listener, cursor
 from sordino.report.dashboard.watched import Now, Watched
-from sordino.sites.event_log import Diary
+from sordino.sites.event_log import EventLog
 from sordino.transport.events import RunEvent
 
 EVENTS = tuple(RunEvent(event="answered", site=f"site-{i}", round=i, at=f"2026-01-01T00:00:{i:02}Z") for i in range(7))
@@ -104,13 +104,13 @@ def test_what_a_site_says_stays_text_and_ends_no_message(run: Watched) -> None:
 
 
 def test_the_files_of_a_run_are_the_stream(tmp_path: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the diary to the browser, while it is written."""
+    """From the log to the browser, while it is written."""
     import shutil
 
     monkeypatch.setattr(watching, "EVERY", 0.0)
     folder = Path(shutil.copytree(simulated, tmp_path / "run"))
-    diary, watched, told, found = (
-        Diary(folder, real=False, hidden=False),
+    log, watched, told, found = (
+        EventLog(folder, real=False, hidden=False),
         Watched(folder),
         Listener(Cursor()),
         list[Any](),
@@ -122,5 +122,5 @@ def test_the_files_of_a_run_are_the_stream(tmp_path: Path, simulated: Path, monk
         if i == 5:
             break
         watched._next = 0.0
-        diary(RunEvent(event="connected", site=f"site-{i}"))
+        log(RunEvent(event="connected", site=f"site-{i}"))
     assert [f"site-{i} is connected" in line["line"] for i, line in enumerate(found)] == [True] * 5

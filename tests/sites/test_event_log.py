@@ -15,9 +15,9 @@ from sordino.ledger.files import append_line
 from sordino.receipts.folder import RunFolder
 from sordino.runs.watched import events, public_events, sites
 from sordino.sites import commands as deploying
-from sordino.sites import event_log as diaries
+from sordino.sites import event_log
 from sordino.sites.client_line import Standing
-from sordino.sites.event_log import Diary
+from sordino.sites.event_log import EventLog
 from sordino.transport.events import OF_NOBODY, RunEvent, What
 from tests.helpers.in_process import InProcess
 
@@ -34,9 +34,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_again_with_its_time(folder: Path) -> None:
     heard: list[RunEvent] = []
-    diary = Diary(folder, real=False, hidden=False, hears=heard.append)
+    log = EventLog(folder, real=False, hidden=False, hears=heard.append)
     for what in get_args(What):
-        diary(SECRET.beside(event=what))
+        log(SECRET.beside(event=what))
     assert events(RunFolder(folder)) == public_events(RunFolder(folder)) == heard
     assert [event.event for event in heard] == list(get_args(What))
     assert all(event.at.endswith("Z") and event.words for event in heard)
@@ -44,10 +44,8 @@ def test_what_is_written_is_read_again_with_its_time(folder: Path) -> None:
 
 
 def test_many_threads_write_whole_lines(folder: Path) -> None:
-    diary = Diary(folder, real=False, hidden=False)
-    threads = [
-        threading.Thread(target=lambda i=i: [diary(SECRET.beside(round=i)) for _ in range(50)]) for i in range(4)
-    ]
+    log = EventLog(folder, real=False, hidden=False)
+    threads = [threading.Thread(target=lambda i=i: [log(SECRET.beside(round=i)) for _ in range(50)]) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -56,54 +54,54 @@ def test_many_threads_write_whole_lines(folder: Path) -> None:
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(folder: Path) -> None:
-    diary = Diary(folder, real=False, hidden=False)
-    diary(SECRET)
+    log = EventLog(folder, real=False, hidden=False)
+    log(SECRET)
     with open(folder / "events.jsonl", "a") as file:
         file.write('{"at": "2026-01')
     assert len(events(RunFolder(folder))) == 1
-    diary(SECRET)
+    log(SECRET)
     assert len(events(RunFolder(folder))) == 2
 
 
 def test_with_real_noise_the_whole_is_for_its_owner_alone(folder: Path) -> None:
-    diary = Diary(folder, real=True, hidden=False)
-    diary(SECRET)
+    log = EventLog(folder, real=True, hidden=False)
+    log(SECRET)
     assert [event.why for event in events(RunFolder(folder))] == ["secret words"]
     assert [event.why for event in public_events(RunFolder(folder))] == [""]
     assert (folder / "private" / "events.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_of_a_hidden_cohort_nothing_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    diary = Diary(folder, real=True, hidden=True)
+    log = EventLog(folder, real=True, hidden=True)
     for what in get_args(What):
-        diary(SECRET.beside(event=what))
+        log(SECRET.beside(event=what))
     assert {event.event for event in public_events(RunFolder(folder))} == {"started", "stopped", "over"}
     assert len(events(RunFolder(folder))) == len(get_args(What))
     # the broken twin: somebody thinks that who answered may be told
-    monkeypatch.setattr(diaries, "OF_NOBODY", OF_NOBODY | {"answered"})
-    Diary(folder, real=True, hidden=True)(SECRET)
+    monkeypatch.setattr(event_log, "OF_NOBODY", OF_NOBODY | {"answered"})
+    EventLog(folder, real=True, hidden=True)(SECRET)
     assert "answered" in {event.event for event in public_events(RunFolder(folder))}
 
 
-def test_a_diary_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     heard: list[RunEvent] = []
-    Diary(tmp_path / "missing", real=True, hidden=False, hears=heard.append)(SECRET)
+    EventLog(tmp_path / "missing", real=True, hidden=False, hears=heard.append)(SECRET)
     assert len(heard) == 1
 
 
 def test_why_a_process_ended_is_written(folder: Path) -> None:
-    with pytest.raises(RunError), Diary(folder, real=False, hidden=False).kept(["a", "b"]):
+    with pytest.raises(RunError), EventLog(folder, real=False, hidden=False).kept(["a", "b"]):
         raise RunError("the disk is full")
     first, last = events(RunFolder(folder))
     assert (first.event, first.sites, last.event, last.why) == ("started", ("a", "b"), "stopped", "the disk is full")
 
 
 def test_who_comes_and_goes_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diaries, "LOOK", 0.001)
+    monkeypatch.setattr(event_log, "LOOK", 0.001)
     there, carrier, seen = frozenset[str](), InProcess({}), threading.Event()
     monkeypatch.setattr(carrier, "peers", lambda: there)
-    diary = Diary(folder, real=False, hidden=False, hears=lambda event: seen.set())
-    with diary.watching(carrier):
+    log = EventLog(folder, real=False, hidden=False, hears=lambda event: seen.set())
+    with log.watching(carrier):
         for now in ({"a"}, {"a", "b"}, {"b"}):
             there = frozenset(now)
             assert seen.wait(10)
@@ -114,8 +112,8 @@ def test_who_comes_and_goes_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_site_writes_down_where_it_stands_once(folder: Path) -> None:
     said: list[tuple[Standing, str]] = []
-    diary = Diary(folder, real=False, hidden=False)
-    say = diary.standing(lambda standing, why: said.append((standing, why)))
+    log = EventLog(folder, real=False, hidden=False)
+    say = log.standing(lambda standing, why: said.append((standing, why)))
     turns: list[tuple[Standing, str]] = [
         ("waiting", ""),
         ("working", ""),
@@ -164,16 +162,16 @@ def test_a_terminal_that_goes_away_ends_nothing() -> None:
 def test_what_strangers_cause_fills_no_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty lines at once, then one a minute that says how many there were. What sites do is told in full."""
     clock, heard = [0.0], list[RunEvent]()
-    monkeypatch.setattr(diaries.time, "monotonic", lambda: clock[0])
-    diary = Diary(folder, real=True, hidden=False, hears=heard.append)
+    monkeypatch.setattr(event_log.time, "monotonic", lambda: clock[0])
+    log = EventLog(folder, real=True, hidden=False, hears=heard.append)
     for i in range(10_000):
         clock[0] = i / 100  # a hundred seconds
-        diary(RunEvent(event="turned away", why=f"ipv4:192.0.2.{i % 250}: no"))
-    diary(RunEvent(event="answered", site="a", round=1))
-    assert len(heard) == diaries.FEW + 1 + 1
+        log(RunEvent(event="turned away", why=f"ipv4:192.0.2.{i % 250}: no"))
+    log(RunEvent(event="answered", site="a", round=1))
+    assert len(heard) == event_log.FEW + 1 + 1
     assert sum(event.more + 1 for event in heard[:-1]) == 6001  # the rest is in the next line
     clock[0] += 60
-    diary(RunEvent(event="displaced", site="a"))
+    log(RunEvent(event="displaced", site="a"))
     assert heard[-1].words.endswith("(and 3999 more that are not listed)")
     assert (folder / "private" / "events.jsonl").stat().st_size < 10_000
     shown = public_events(RunFolder(folder))
