@@ -91,7 +91,7 @@ def plan(experiment: str | Path | Mapping[str, Any] | None = None, *overrides: s
 def verify(folder: str | Path, key: str | Path | None = None, code: bool = False) -> Verdict:
     """Recomputes the receipt of a run from its ledger, without any data. `wrong` lists what does not agree.
 
-    `key` is the public key of who must have signed it. An algorithm of somebody's own is imported with `code` only.
+    `key` is the public key of who must have signed it. A user's own algorithm is imported with `code` only.
     """
     from sordino.receipts.verify import examine
 
@@ -194,7 +194,7 @@ def predict(
     """Uses the model of a run on new examples: a file or folder, a list of dictionaries, a data frame, or an array of
     raw inputs.
 
-    `score`: the true classes are there too, and are compared. `with_code`: import a model class of somebody's own.
+    `score`: the true classes are there too, and are compared. `with_code`: import a user's own model class.
     `own`: labelled rows of a client, who makes the model its own from them first, as the clients of the run do.
     `encoding`: of the letters in files, where their first line does not show it.
     `objects` are those of a Python session that the run was begun with.

@@ -10,7 +10,7 @@ SordinoError                 a ValueError that says what, why and what to do; `c
 |  `- EmptyClient            a client without examples where each must have some
 |- PrivacyError     exit 4   budgets and guarantees
 |  |- UnsoundGuarantee       a set-up whose promise would be false: refused, with the fix
-|  |- InvalidBudget          an epsilon, delta or cost that is no budget
+|  |- InvalidBudget          an epsilon, delta or cost that is not a budget
 |  |- BudgetExhausted        the ledger cannot grant it any more
 |  `- UnsupportedEvent       an accountant was asked about a mechanism it does not know
 |- LedgerError      exit 5   foreign, damaged or misplaced ledger; an operation replayed with other content

@@ -36,7 +36,7 @@ def is_own(name: str) -> bool:
 
 
 def named(table: object) -> Iterator[str]:
-    """Every name of somebody's own class in an experiment, wherever it stands."""
+    """Every name of a user's own class in an experiment, wherever it stands."""
     if isinstance(table, str):
         if _NAME.fullmatch(table):
             yield table
@@ -120,7 +120,7 @@ def name_of(made: Any) -> str:
 
 
 def parts(*held: object) -> Iterator[str]:
-    """Names of somebody's own classes, of which these objects are made."""
+    """Names of a user's own classes, of which these objects are made."""
     for one in held:
         if not _is_library(type(one)):
             yield name_of(type(one))
@@ -148,7 +148,7 @@ def of_kind(path: str, what: str, base: type[T]) -> type[T]:
 
 
 def made_of(classes: Iterable[type]) -> None:
-    """Classes that a function of somebody's own has used: what goes wrong in their files is said with its place."""
+    """Classes that a user's own function has used: what goes wrong in their files is said with its place."""
     for cls in classes:
         if not _is_library(cls):
             _FILES.update(_files(cls))

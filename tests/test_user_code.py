@@ -251,7 +251,7 @@ def test_a_module_that_ends_the_program_when_it_is_imported(text: str, name: str
 def test_no_module_is_loaded_that_an_experiment_does_not_seem_to_name(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is somebody's own is found by its name: who confirms code, and which promises rest on it, follow from it."""
+    """What is a user's own is found by its name: who confirms code, and which promises rest on it, follow from it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"{module}.py").write_text("class Net: pass")
     assert list(user_code.named({"name": f"{module}:Net"})) == []

@@ -9,7 +9,7 @@ covers it:
     another relation  what is replaced is counted for nothing, and then as another: two steps (Dwork and Roth 2014, 2.3)
 
 Never from a smaller unit (a client is many examples), and never from `replace` to `zero_out` of the same unit, or of a
-part of anything but a client: nothing is no value that it could be replaced by. A release that says nothing about a
+part of anything but a client: "nothing" is not a value that replaces it. A release that says nothing about a
 subject, and nothing that covers it, costs it everything.
 """
 

@@ -212,7 +212,7 @@ def predict(
     ] = None,
     encoding: Encoding = None,
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import a model of somebody's own, which runs its file.")
+        bool, typer.Option("--with-code", help="Import a user's own model, which runs its file.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -85,7 +85,7 @@ class AnyVerb(TyperCommand):
                 option = word.rstrip("=") or (before if before.startswith("-") else "a word")
                 raise ConfigError(
                     f"{option} is empty",
-                    why="an empty text is no file and no value; perhaps a variable of the shell that is not set",
+                    why="an empty text is neither a file nor a value; perhaps a variable of the shell that is not set",
                     fix="say what is meant, or leave it out",
                     code="empty-word",
                 )

@@ -200,7 +200,7 @@ def verify(
     folder: Path,
     key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import an algorithm of somebody's own, to make its plan again.")
+        bool, typer.Option("--with-code", help="Import a user's own algorithm, to make its plan again.")
     ] = False,
     as_json: Json = False,
     verbose: Verbose = False,

@@ -122,7 +122,7 @@ def _set(table: Table, path: str, value: object) -> None:
                 f"{path} = {value!r}: {parent} is not a table", fix=f"leave {path} out", code="bad-override"
             )
         table = step
-    table[last] = copy.deepcopy(value)  # what is set in it later is not set in somebody's own table
+    table[last] = copy.deepcopy(value)  # what is set in it later is not set in a user's own table
 
 
 def _owner(table: Table, key: str) -> list[str]:

@@ -204,7 +204,7 @@ def mean(trial: Trial) -> None:
         nothing, model = a.zero(task, a.broadcast(server)), task.init(scene.key)
         for name, part in zip(getattr(nothing, "_fields", ()), nothing, strict=True):
             difference = unlike(shape(part), shape(model))
-            require(not difference, f"an upload's {name} has {difference}, so it is no change of the model", fix)
+            require(not difference, f"an upload's {name} has {difference}, so it is not a change of the model", fix)
         after = a.update(server, scene.received([nothing, nothing], a.broadcast(server)), scene.home)
         moved = changed(dict(a.models(after)), dict(a.models(server)))
         require(not moved, f"uploads of zeros change the model {moved}, so they are no changes of it", fix)

@@ -163,7 +163,7 @@ def within_reach(trial: PartTrial) -> None:
     if source.reach is None:
         return
     (low, high), x = source.reach, np.asarray(source.rows(5).x)
-    require(low < high, f"reach = {source.reach} is no range", "give (lowest, highest)")
+    require(low < high, f"reach = {source.reach} is not a range", "give (lowest, highest)")
     beyond = float(((x < low) | (x > high)).mean())
     require(beyond < 0.01, f"{beyond:.0%} of the values lie beyond reach = {source.reach}", "declare a wider range")
 

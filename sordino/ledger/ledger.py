@@ -368,6 +368,6 @@ class Ledger:
 def _name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise LedgerError(
-            f"{name!r} is no name", why="a name is a text that is not empty", fix="give a text", code="name-invalid"
+            f"{name!r} is not a name", why="a name is a text that is not empty", fix="give a text", code="name-invalid"
         )
     return name

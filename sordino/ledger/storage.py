@@ -328,7 +328,7 @@ def _unwritten() -> str:
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """Refuses a file whose pages do not fit together; a page that could not be read is no such thing."""
+    """Refuses a file whose pages do not fit together; a page that could not be read is another matter."""
     if (found := connection.execute("PRAGMA quick_check").fetchall()) == [("ok",)]:
         return
     code = next(map(int, re.findall(r"error code=([0-9]+)", str(found))), sqlite3.SQLITE_CORRUPT)

@@ -71,7 +71,7 @@ class Accounts:
     coordinates: int = 0  # of one upload
     called: Callable[[int], str] = str  # the name of a client, where it has one that may be told
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
-    own_code: tuple[str, ...] = ()  # names of somebody's own code that is shown rows
+    own_code: tuple[str, ...] = ()  # names of a user's own code that is shown rows
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     only: tuple[int, ...] | None = None  # the clients whose books these are; None: all
     witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # is told of an operation before anything leaves
@@ -313,7 +313,7 @@ class Accounts:
 
     def _held(self, claim: Claim, draws: int, gate: Reader | Uplink) -> Claim:
         """Claim as it holds on these data and with this noise; its conditions, where a part of the gate that
-        makes it is somebody's own."""
+        makes it is a user's own."""
         if not claim.finite:
             return claim
         if self.void:

@@ -192,7 +192,7 @@ class PlannedPhase:
         return self.coordinates
 
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
-        """As agreed: the model may be somebody's own, and not here."""
+        """As agreed: the model may be a user's own, and not here."""
         assert self.whole.agreed is not None
         return of_an_upload(self.whole.agreed, self.phase)
 
@@ -284,7 +284,7 @@ class PlannedPhase:
 
 
 def shown_rows(made: Experiment) -> tuple[str, ...]:
-    """The names of somebody's own code that is shown rows: a network, a loss, what a method or a reader asks. By name
+    """The names of a user's own code that is shown rows: a network, a loss, what a method or a reader asks. By name
     alone, so that who imports none of it says the same.
     """
     shown = made.algorithm, made.model, made.loss, made.read, made.uplink

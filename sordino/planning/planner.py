@@ -82,7 +82,7 @@ class Planner:
             now = books.open(t)
             if self.only is None:
                 active: Sequence[int] = books.stragglers.split(books.draw(now), t, books.key).active
-            else:  # whom a public seed draws is no limit: a server may ask others
+            else:  # whom a public seed draws does not limit a server, which may ask others
                 active = [k for k in self.only if books.may_be_asked(k)]
             prices = books.prices(now, active, stalled=self.only is not None)
             played.append(books.reserve(now, prices).granted)

@@ -240,9 +240,7 @@ def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
         return
     uplink, fix = algorithm.uplink, "use nn.GroupNorm"
     if not algorithm.carries_statistics or (isinstance(algorithm, LocalSgd) and algorithm.server_lr != 1):
-        why = (
-            "a running statistic is no weight: this method, with these settings, would step with it or keep half of it"
-        )
+        why = "a running statistic is not a weight: this method would, with these settings, step with it or keep half"
         fix += "; or train with fedavg, fedprox, scaffold, moon, fedgen, vhl or slaug_fl and server_lr = 1; a subclass "
         fix += "of your own says `class Mine(FedAvg, carries_statistics=True)`"
     elif uplink.server or uplink.denominator == "expected" or any(type(one) is not Weigh for one in uplink.client):

@@ -63,7 +63,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
     agreed = ["the chain is whole", "every epsilon follows from it"]
     if not code and (own := sorted({*user_code.named([experiment.algorithm, experiment.cohort])})):
         unseen.append(
-            f"the planned noise and the budget: they follow from somebody's own code ({', '.join(own)}), and "
+            f"the planned noise and the budget: they follow from a user's own code ({', '.join(own)}), and "
             "--with-code would run it"
         )
         public, notes = Agreement.read(folder).public, [entry.note for entry in entries]

@@ -154,7 +154,7 @@ def _over_seeds(values: Sequence[float]) -> Measured:
 
 def _p_against(first: Method, method: Method) -> float | None:
     ours, theirs = method.values(last_ten), first.values(last_ten)
-    alike = method.measured_by == first.measured_by  # a model of each client's own is no better global model
+    alike = method.measured_by == first.measured_by  # a model of each client's own is not a better global model
     return None if method is first or not alike or len(ours) != len(theirs) else paired_p(ours, theirs)
 
 

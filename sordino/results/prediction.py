@@ -325,7 +325,7 @@ def _check_truth(found: NewRows, bundle: Bundle) -> None:
     for name, label in zip(found.names, found.truth or (), strict=False):
         if label not in bundle.classes:
             raise DataError(
-                f"row {name}: {label!r} is no class of this model",
+                f"row {name}: {label!r} is not a class of this model",
                 why=f"its classes are {', '.join(bundle.classes)}",
                 fix="correct the row, or ask for no score",
                 code="unknown-class",

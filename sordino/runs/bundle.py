@@ -179,7 +179,7 @@ def told_to_nobody(setup: Setup) -> bool:
     return bool(setup.public.void)
 
 
-# somebody uses it -----------------------------------------------------------------------------------------------------
+# using a bundle --------------------------------------------------------------------------------------------------------
 
 
 def read(folder: Path) -> Bundle:
@@ -229,13 +229,13 @@ def _check_sealed(folder: Path) -> None:
 
 
 def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
-    """The network with its weights. A class of somebody's own is a program: it is imported with `code` only."""
+    """The network with its weights. A user's own class is a program: it is imported with `code` only."""
     from safetensors.torch import load_file
 
     built, file = bundle.model.architecture, RunFolder(folder).model_file
     if built.is_own and not code and not user_code.is_lent(built.name):
         raise ConfigError(
-            f"the model is {built.name}, a class of somebody's own",
+            f"the model is {built.name}, a user's own class",
             why="to build it, its file has to be imported, and that runs it",
             fix="say --with-code (in Python with_code=True), where you trust that file",
             code="own-model-needs-code",

@@ -53,7 +53,7 @@ def meanings() -> Json:
 
 
 def of_algorithm(name: str) -> Json:
-    """One algorithm: of the catalogue, or of somebody's own file."""
+    """One algorithm: of the catalogue, or of a user's own file."""
     listed = catalogue()["algorithm"]
     if ":" in name:
         from sordino.algorithms.algorithm import own_algorithm

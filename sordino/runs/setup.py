@@ -73,7 +73,7 @@ class Whole(PlannedRun):
 
     @property
     def _loss(self) -> LossFunction | None:
-        """A loss of somebody's own; None for cross-entropy."""
+        """A user's own loss; None for cross-entropy."""
         table = self.experiment.loss
         if table is None:
             return None

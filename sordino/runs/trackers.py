@@ -1,7 +1,7 @@
 """TensorBoard, MLflow, wandb and trackio behind one small protocol, for whoever asks: `sordino run --track
 tensorboard`.
 
-Nothing is sent and no package is imported unless it is named, and who follows a run is no part of its experiment. Out
+Nothing is sent and no package is imported unless it is named, and who follows a run is not part of its experiment. Out
 go only numbers that metrics.jsonl and the receipt hold: never a list with one value per client, which is the
 evaluator's alone. Even the averages are computed from the test data and are covered by no epsilon, so everything stays
 on this machine by default: TensorBoard, MLflow and trackio write local files, wandb runs offline until your own

@@ -40,7 +40,7 @@ class Announced(AboutData):
     """Public facts of one example, as sites announce them: there is no place for a number that rows decide."""
 
     declared: str = ""  # digest of a table's schema
-    reach: tuple[float, float] | None = None  # of values of a source of somebody's own, as its class declares it
+    reach: tuple[float, float] | None = None  # of values of a user's own source, as its class declares it
 
 
 class AgreedClient(Fact, extra="forbid"):
@@ -132,7 +132,7 @@ def read_toml(text: str, name: str = "the agreement") -> SitesAgreement:
             else str(error)
         )
         raise ConfigError(
-            f"{name} is no agreement",
+            f"{name} is not an agreement",
             why=why,
             fix="`sordino data agree` makes one of what the sites have announced",
             code="bad-agreement",

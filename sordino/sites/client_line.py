@@ -190,7 +190,7 @@ class _Line:
 
 
 def _no_server() -> WireError:
-    return WireError("this is no server of sordino", fix="check the address", code="no-server")
+    return WireError("this is not a server of sordino", fix="check the address", code="no-server")
 
 
 class _Broken(NamedTuple):

@@ -42,7 +42,7 @@ Moved = Annotated[
     ),
 ]
 WithCode = Annotated[
-    bool, typer.Option("--with-code", help="Run classes of somebody's own that the invitation names: read them first.")
+    bool, typer.Option("--with-code", help="Run users' own classes that the invitation names: read them first.")
 ]
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", help="This site's own data; they never leave it.")]
 Name = Annotated[str, typer.Option(help="The name of this client in the agreement.")]
@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
     """
     told = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
     if told is None or not float(told[1]):
-        raise typer.BadParameter(f"{text!r} is no time: write 30s, 10m or 2h")
+        raise typer.BadParameter(f"{text!r} is not a time: write 30s, 10m or 2h")
     return float(told[1]) * UNITS[told[2]]
 
 

@@ -81,7 +81,7 @@ def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
     if (head := next(stream, None)) is None:
         return None
     if len(head) != HEAD.size:
-        raise WireError("what came is no beginning of a letter", fix="ignore it", code="no-letter")
+        raise WireError("what came is not the beginning of a message", fix="ignore it", code="no-letter")
     ticket, length = HEAD.unpack(head)
     if length > most:
         raise WireError(
@@ -128,6 +128,6 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal():
         raise ConfigError(
-            f"{address!r} is no address", fix="write HOST:PORT, such as 127.0.0.1:7443", code="no-address"
+            f"{address!r} is not an address", fix="write HOST:PORT, such as 127.0.0.1:7443", code="no-address"
         )
     return host.strip("[]"), int(port)

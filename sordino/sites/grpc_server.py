@@ -309,7 +309,7 @@ class Rpc(Carrier):
             names = [value for key, value in call.invocation_metadata() if key == grpc_line.NAME]
         hole = self._holes.get(names[0]) if len(names) == 1 else None
         if hole is None:
-            self._refuse(call, "", f"{', '.join(names)[:SHOWN]!r} is no site of this run")
+            self._refuse(call, "", f"{', '.join(names)[:SHOWN]!r} is not a site of this run")
         return hole if self._may(hole) else self._refuse(call, hole.name)
 
     @contextlib.contextmanager

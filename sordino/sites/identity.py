@@ -42,7 +42,7 @@ def check_name(name: str) -> str:
         return _NAME.validate_python(name)
     except ValidationError:
         raise ConfigError(
-            f"{name!r} is no name of a site",
+            f"{name!r} is not a site's name",
             why="it becomes the name of a file and stands in a certificate",
             fix="use at most 63 letters, digits, dots, dashes and underscores, the first one a letter or a digit",
             code="no-name",
@@ -194,7 +194,7 @@ def _store(path: Path, listed: KeysFile) -> None:
 
 def _unreadable(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no list of sites that can be read",
+        f"{path} is not a readable list of sites",
         why=why[:300],
         fix="`sordino identity allow NAME KEY.pub --list FILE` makes one; put a damaged one right by hand",
         code="no-list",

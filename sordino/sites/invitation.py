@@ -104,7 +104,7 @@ def read(path: Path, with_code: bool = False) -> Invitation:
         _ = found.server_key, found.experiment, found.declared, found.agreement
     except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is no invitation",
+            f"{path} is not an invitation",
             why=str(error)[:300],
             fix="`sordino serve` writes invitation.toml into its run folder: ask for that file",
             code="no-invitation",

@@ -67,7 +67,7 @@ class Proposed:
         names = [client.name for client in self.invitation.agreement.clients]
         if self.options.name not in names:
             raise ConfigError(
-                f"{self.options.name!r} is no client of this run",
+                f"{self.options.name!r} is not a client of this run",
                 why=f"the agreement names {', '.join(names)}",
                 fix="--name must be the name that was announced",
                 code="unknown-client",

@@ -226,7 +226,7 @@ class Membership(Porter):
             safetensors.torch.load(given)
         except (SafetensorError, ValueError) as error:
             raise WireError(
-                "what is handed out is no file of tensors", why=str(error)[:200], code="no-tensors"
+                "what is handed out is not a file of tensors", why=str(error)[:200], code="no-tensors"
             ) from None
         if not file.exists():
             atomic_write(file, given)

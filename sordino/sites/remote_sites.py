@@ -293,7 +293,7 @@ class RemoteSites(Sites):
         if ticket in self._rounds and isinstance(found, Letter):
             self.note(RunEvent(event="answered", site=peer, round=self._rounds[ticket] + 1))
         elif isinstance(found, SordinoError):
-            self._rounds.pop(ticket, None)  # a refusal is no answer
+            self._rounds.pop(ticket, None)  # a refusal does not count as an answer
         if peer in self._ready:
             return
         if isinstance(found, SordinoError):

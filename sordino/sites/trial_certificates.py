@@ -151,7 +151,7 @@ def _host(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
     except ValueError:
         raise ConfigError(
-            f"{name!r} is no host name", fix="write it as sites will, without a port", code="no-host"
+            f"{name!r} is not a host name", fix="write it as sites will, without a port", code="no-host"
         ) from None
 
 

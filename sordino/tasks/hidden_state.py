@@ -121,7 +121,7 @@ def _value(value: object, seen: set[int]) -> object:
     """
     kind = type(value)
     if kind in PLAIN or (kind in HOLDERS and not value):
-        return (value if kind in PLAIN else kind,)  # in a tuple even what is no number is equal to itself
+        return (value if kind in PLAIN else kind,)  # in a tuple even what is not a number is equal to itself
     if isinstance(value, Tensor):
         return id(value) if isinstance(value, nn.Parameter) and value.requires_grad else _checksum(value)
     if id(value) in seen or isinstance(value, type | ModuleType):

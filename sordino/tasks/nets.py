@@ -85,7 +85,7 @@ class Ball(nn.Module):
         limit = (self.radius**2 - 1) ** 0.5
         norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         scaled: Tensor = x * (limit / norm.clamp_min(limit))
-        return torch.where(torch.isfinite(norm), scaled, 0.0)  # a row that is no number counts as the origin
+        return torch.where(torch.isfinite(norm), scaled, 0.0)  # a row that is not a number counts as the origin
 
 
 def logistic(shape: tuple[int, ...], classes: int, radius: float | None = None) -> nn.Module:
@@ -277,7 +277,7 @@ def text(
     width: int = 32,
     texts: Sequence[tuple[int, int]] | None = None,
 ) -> nn.Module:
-    """A vector for each word, their mean, and a linear layer, which also sees what is no text."""
+    """A vector for each word, their mean, and a linear layer, which also sees inputs that are not text."""
     for name, given in (("tokens", tokens), ("width", width)):
         check_range(f"model.{name}", given, Range(least=1), "text-model-size")
     if len(shape) != 1:

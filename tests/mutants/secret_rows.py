@@ -69,7 +69,7 @@ SECRET_ROWS = [
         "if self.experiment.privacy.real and self.source.ordered and scheme.reads_labels:",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
     ),
-    # what somebody's own code keeps
+    # what a user's own code keeps
     one(
         "a buffer looked at by how often it was written to",
         "tasks/hidden_state.py",
@@ -99,7 +99,7 @@ SECRET_ROWS = [
         f"{MEMORY}::test_a_statistic_that_keeps_something_is_noticed",
     ),
     one(
-        "a loss of somebody's own that may keep rows",
+        "a user's own loss that may keep rows",
         "tasks/supervised.py",
         "return super().still(self._loss, *asked)",
         "return super().still(*asked)",
@@ -127,7 +127,7 @@ SECRET_ROWS = [
         f"{OWN_CODE}::test_a_stage_that_states_its_own_bound_is_conditional_in_all_books",
     ),
     one(
-        "a loss of somebody's own that is no code",
+        "a user's own loss that is no code",
         "planning/phase.py",
         "shown = made.algorithm, made.model, made.loss, made.read, made.uplink",
         "shown = made.algorithm, made.model, made.read, made.uplink",

@@ -55,7 +55,7 @@ PLAIN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A private run on a table, with a class of somebody's own that has a frozen base and a buffer."""
+    """A private run on a table, with a user's own class that has a frozen base and a buffer."""
     place = tmp_path_factory.mktemp("clinic")
     (place / "own_bundled.py").write_text(OWN)
     (place / "schema.toml").write_text(DECLARED)

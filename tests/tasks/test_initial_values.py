@@ -1,4 +1,4 @@
-"""Where training starts: a class of somebody's own keeps what its constructor leaves, everywhere alike; built-in
+"""Where training starts: a user's own class keeps what its constructor leaves, everywhere alike; built-in
 networks are drawn from the seed.
 """
 

@@ -232,7 +232,7 @@ def _gradient(losses: Losses, params: Params, x: Tensor, y: Tensor, key: Tensor)
 
 
 def _norm(x: Tensor, order: int, dim: int) -> Tensor:
-    # in float64: the square of 1e-25 is no float32, and a factor taken for 0 would let the other pass unclipped
+    # in float64: the square of 1e-25 underflows in float32, and a factor taken for 0 would let the other pass unclipped
     if dim == 1 and x.dim() == 2:  # widening some rows first is five times as fast as widening in the reduction
         return torch.cat([torch.linalg.vector_norm(part.double(), order, dim=1) for part in torch.split(x, 256)])
     found: Tensor = torch.linalg.vector_norm(x, order, dim=dim, dtype=torch.float64)

@@ -51,7 +51,7 @@ class Responses(Open):
     def __post_init__(self) -> None:
         for epsilon in (self.epsilon, self.label_epsilon):
             if epsilon is not None:
-                rr.keep_probability(epsilon, self.levels)  # refuses what is no epsilon
+                rr.keep_probability(epsilon, self.levels)  # refuses what is not an epsilon
         if self.delta and self.of == "value":
             raise ConfigError(
                 f"delta = {self.delta} with an epsilon for each value",
@@ -137,4 +137,4 @@ class Responses(Open):
                 fix="set levels to at most 256",
                 code="response-levels",
             )
-        _ = self.each  # refuses what is no delta
+        _ = self.each  # refuses what is not a delta

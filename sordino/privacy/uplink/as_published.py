@@ -98,7 +98,7 @@ class OwnNorm(AsPublished):
 
     def __post_init__(self) -> None:
         for mu in self.mu if isinstance(self.mu, tuple) else (self.mu,):
-            adaptive_scale(mu, 1)  # refuses what is no budget
+            adaptive_scale(mu, 1)  # refuses what is not a budget
         _check_counts(batch=self.batch, steps=self.steps, levels=self.levels)
         if isinstance(self.mu, tuple):
             check_range("levels between two budgets", self.levels, SEVERAL, "not-positive")
@@ -120,7 +120,7 @@ class OwnNorm(AsPublished):
 
     def _noised(self, name: str, y: Tensor, whole: Tensor | None, relative: float, grant: Grant) -> Tensor:
         norm = torch.linalg.vector_norm(y.double()) if whole is None else whole
-        if not torch.isfinite(norm):  # an update that is no number counts as none
+        if not torch.isfinite(norm):  # an update that is not a number counts as none
             return torch.zeros_like(y)
         if self.clip is not None:
             y = y * clip_factor(norm, self.clip, y.dtype)

@@ -45,7 +45,7 @@ class ClipLayers(Stage):
 
     def __post_init__(self) -> None:
         for number in (self.radius, self.least, self.most, 1.0 if self.adapt is None else self.adapt):
-            Clip(number)  # refuses what is no radius
+            Clip(number)  # refuses what is not a radius
         if not 1e-30 < self.least <= self.most:
             raise ConfigError(
                 f"least is {self.least} and most is {self.most}",

@@ -57,7 +57,7 @@ class ClipCoordinates(Stage):
     radius: float = 0.1
 
     def __post_init__(self) -> None:
-        Clip(self.radius)  # refuses what is no radius
+        Clip(self.radius)  # refuses what is not a radius
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound(
@@ -108,7 +108,7 @@ class CoordinateLaplace(Stage):
         for name, value in (("epsilon", self.epsilon), ("beta", self.beta)):
             if value is not None:
                 check_range(name, value, POSITIVE, "not-positive")
-        Clip(self.radius)  # refuses what is no radius
+        Clip(self.radius)  # refuses what is not a radius
         check_range("flip", self.flip, PROBABILITY, "probability-out-of-range")
 
     @property
