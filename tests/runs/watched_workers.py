@@ -76,9 +76,9 @@ def broken_off(experiment: str, folder: str) -> None:
     down, everyone = algorithm.broadcast(algorithm.init(task, 0)), range(len(simulation.setup.public.sizes))
     terms = {k: Terms(simulation.setup.public.largest, None) for k in everyone}
     with ranks.Ranks(simulation, "run", out, out, None) as those:
-        next(iter(those(0, down, terms)))
+        next(iter(those(0, down, terms).uploads))
         (out / "uploads").mkdir()
-        for k, upload in those(1, down, terms):
+        for k, upload in those(1, down, terms).uploads:
             (out / "uploads" / str(k)).write_bytes(upload)
 
 
