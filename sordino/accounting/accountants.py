@@ -73,7 +73,7 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
 
 def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """Those of `bounds` that a promise needs. Of plain Gaussians one is exact, and the others are not asked: they load
+    """Bounds that a promise needs. Of plain Gaussians one is exact, and the others are not asked: they load
     half of scipy to come out above it.
     """
     reduced = _reduce(event, neighbours)
@@ -83,7 +83,7 @@ def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
 
 
 def checked(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """Those of `needed`; an exact one between two limits, by a sum that shares no formula with it."""
+    """Bounds of `needed`; an exact one between two limits, by a sum that shares no formula with it."""
     found = needed(event, delta, neighbours)
     gaussian = _reduce(event, neighbours).gaussian
     if found[0].accountant != EXACT or gaussian is None or delta == 0:

@@ -75,8 +75,8 @@ def sampled_multiplier(
 
 
 def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:
-    """Where `over` falls to 0, from above: false position (Illinois) on logarithms, always ending on the side that was
-    seen to keep.
+    """Root of `over`, which falls to 0 from above: false position (Illinois) on logarithms, always ending on the side
+    that was seen to keep.
     """
     found, side = deficit, 0  # the far end counts half once the same end has moved twice
     while math.log(high / low) > _TIGHT and not -_TIGHT <= found <= 0:

@@ -94,7 +94,7 @@ class Claim(Subject):
     def to_everyone(
         cls, unit: Unit, neighbours: Neighbours, event: Event, status: Status, because: tuple[str, ...]
     ) -> list[Claim]:
-        """The same claim against every adversary."""
+        """One claim for each adversary."""
         return [
             cls(unit=unit, neighbours=neighbours, adversary=a, event=event, status=status, because=because)
             for a in ADVERSARIES
@@ -102,11 +102,11 @@ class Claim(Subject):
 
     @property
     def finite(self) -> bool:
-        """Is anything promised?"""
+        """Something is promised."""
         return _private(self.event)
 
     def resting_on(self, *because: str) -> Claim:
-        """The same claim under further conditions."""
+        """Copy of the claim under further conditions."""
         weaker: Status = max(self.status, "conditional", key=STATUSES.index) if because else self.status
         return self.beside(status=weaker, because=(*self.because, *because))
 

@@ -39,7 +39,7 @@ class CountedPart(NamedTuple):
 
 
 class TotalCost(NamedTuple):
-    """What all releases about one client cost one subject. `parts` is empty where one of them costs everything."""
+    """Cost of all releases about one client to one subject. `parts` is empty where one of them costs everything."""
 
     parts: tuple[CountedPart, ...]
     status: Status
@@ -58,7 +58,7 @@ class Bounded(NamedTuple):
 
 
 def steps(claimed: Subject, asked: Subject) -> int | None:
-    """How many changes of one subject make one change of the other; None where none do."""
+    """Number of changes of one subject that make one change of the other; None where none do."""
     unit, how, part, change = claimed.unit, claimed.neighbours, asked.unit, asked.neighbours
     if (unit, how) == (part, change):
         return 1
@@ -78,7 +78,7 @@ def subjects(releases: Iterable[Release], adversary: Adversary) -> list[Subject]
 
 
 def cost(releases: Sequence[Release], asked: Subject) -> TotalCost:
-    """What all releases about one client cost one subject."""
+    """Sum the cost of all releases about one client to one subject."""
     parts: dict[tuple[Unit, Neighbours, int], list[Event]] = {}
     open_: list[Claim] = []
     status: Status = STATUSES[0]
@@ -116,7 +116,7 @@ def cost(releases: Sequence[Release], asked: Subject) -> TotalCost:
 
 
 def covered(release: Release, asked: Subject) -> bool:
-    """Does this release, taken alone, promise something about the subject?"""
+    """The release, taken alone, promises something about the subject."""
     return _cheapest(release, asked) is not None
 
 
@@ -171,7 +171,7 @@ def _said(event: Event, delta: float, neighbours: Neighbours, check: bool) -> di
 
 
 def _tightest(listed: dict[str, float]) -> str:
-    """Whose bound is taken. No sound one lies below one that is exact, but by rounding."""
+    """Name of the bound that is taken. No sound one lies below one that is exact, but by rounding."""
     return EXACT if EXACT in listed else min(listed, key=lambda name: listed[name])
 
 

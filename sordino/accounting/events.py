@@ -205,7 +205,7 @@ def leaves(event: Event, whole: bool = False) -> Counter[Event]:
 
 
 def compact(events: Iterable[Event]) -> Event:
-    """The same events with equal ones grouped: a thousand identical rounds become one `Repeat`."""
+    """Group equal events: a thousand identical rounds become one `Repeat`."""
     counted = leaves(Together(tuple(events)), whole=True)
     grouped = tuple(event if count == 1 else Repeat(event, count) for event, count in counted.items())
     if not grouped:
@@ -214,7 +214,7 @@ def compact(events: Iterable[Event]) -> Event:
 
 
 def draws_afresh(event: Event) -> bool:
-    """Is there noise in it that is drawn afresh? What was drawn once in a run comes again as it was."""
+    """The event has noise that is drawn afresh. What was drawn once in a run comes again as it was."""
     return any(leaf.fresh for leaf in leaves(event, whole=True))
 
 

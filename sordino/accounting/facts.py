@@ -53,7 +53,7 @@ def delta_text(delta: float) -> str:
 
 
 class Fact(BaseModel):
-    """What was found, said or spent. Keys of a file that are not named here may be anything."""
+    """A plain value that files hold. Keys of a file that it does not name may be anything."""
 
     # protected_namespaces: older versions of pydantic warn of every name that begins with model_
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
@@ -72,7 +72,7 @@ class Fact(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def beside(self, **known: object) -> Self:
-        """The same fact, with more that is known of it."""
+        """Copy of the fact, with other values."""
         return self.model_copy(update=known)
 
 

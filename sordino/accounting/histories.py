@@ -1,5 +1,4 @@
-"""What was released about whom: clients with the same history have lost the same, so histories are followed, not
-clients.
+"""Histories of releases: clients with the same history have lost the same, so histories are followed, not clients.
 
 A history is a node of a tree: one more release leads to a child. Clients at the same node stand in one cell, and a
 release about

@@ -48,7 +48,7 @@ class Event:
 
     @property
     def fresh(self) -> bool:
-        """Is there noise in it that is drawn afresh?"""
+        """The event has noise that is drawn afresh."""
         return True
 
     @property

@@ -1,9 +1,7 @@
-"""What a ledger entry says of its release, as public text: under which experiment, with which noise, about whom, and
-which claims.
+"""Notes of ledger entries: public text about a release, with its experiment, its noise, its clients and its claims.
 
 A statement is made from these texts alone. They stand in the hash chain, so neither an edited experiment nor an edited
-source of noise can change what a
-finished round was.
+source of noise can change what a finished round was.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ def parsed(text: str) -> Note:
 
 
 def under(text: str, config: str) -> str:
-    """The same release, as another experiment takes it over."""
+    """Note of a release that another experiment takes over."""
     return json.dumps({**json.loads(text), "config": config}, sort_keys=True, separators=(",", ":"))
 
 
 def of_a_run(text: str, run: str) -> str:
-    """The same release among those of other runs: what was drawn once in a run carries the run's name."""
+    """Note of a release beside those of other runs: what was drawn once in a run carries the run's name."""
 
     def renamed(part: object) -> Any:
         if isinstance(part, dict):
@@ -64,12 +62,12 @@ def named(text: str) -> list[int]:
 
 
 def simulated(texts: Iterable[str]) -> bool:
-    """Is there a release whose noise a seed can repeat? Where nothing says so, a release counts as one."""
+    """A seed can repeat the noise of some release. Where nothing is said of its noise, it counts as such."""
     return any(not is_real(parsed(text).noise) for text in texts)
 
 
 def noised(texts: Iterable[str]) -> bool:
-    """Was noise drawn for any release? There was where a claim is more than "nothing is promised"."""
+    """Some release has noise: a claim of it is more than "nothing is promised"."""
     groups = (group for text in texts for group in parsed(text).releases)
     return any(claim["status"] != "none" for group in groups for claim in group["claims"])
 

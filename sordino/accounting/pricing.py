@@ -239,7 +239,7 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
-    """What of these terms knows nothing of the noise, and what the noise divides."""
+    """Terms of the sum: parts that do not depend on the noise, and parts that the noise divides."""
     constant = [
         math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
         + j * math.log(rate) + (order - j) * math.log1p(-rate)

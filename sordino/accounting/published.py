@@ -93,7 +93,7 @@ NOMINAL_ORDERS: tuple[float, ...] = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 
 
 
 class FixedSubset(NamedTuple):
-    """What a fixed subset truly promises at the delta asked for."""
+    """Guarantees of a fixed subset at the delta asked for."""
 
     at_least: float  # a distinguisher exists: no proof can go below
     at_most: float  # proved while the subset stays secret

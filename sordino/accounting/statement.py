@@ -139,7 +139,7 @@ def _place(subject: Subject) -> tuple[int, int]:
 
 
 def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
-    """Of the client that lost most; clients hold data of their own, so their losses do not add up."""
+    """Row of the client that lost most; clients hold data of their own, so their losses do not add up."""
     costs = [cost(releases, asked) for releases in clients]
     place, ideal, whole = _worst(costs, delta, asked.neighbours)
     worst, count = costs[place], len(clients[place])

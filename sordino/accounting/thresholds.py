@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class Waste(NamedTuple):
-    """How the budget that is lost to sampling and the budget that is lost to noise are weighed."""
+    """Weighing of the budget that is lost to sampling against the budget that is lost to noise."""
 
     rule: Literal["weighted", "sum", "fixed", "count"] = "weighted"
     weights: tuple[float, float] = (0.7, 0.3)  # of `fixed` and `count`
@@ -41,7 +41,7 @@ def included(budgets: Floats, tau: float) -> Floats:
 
 
 def amplified(rate: float, tau: float) -> float:
-    """What one (tau, .)-release on a hidden Poisson sample costs: ln(1 + q (e^tau - 1))."""
+    """Cost of one (tau, .)-release on a hidden Poisson sample: ln(1 + q (e^tau - 1))."""
     return math.log1p(rate * math.expm1(tau))
 
 
@@ -55,7 +55,7 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
 
 
 def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
-    """What a threshold costs in usefulness. `weighted` weighs each part by its own share; `count` counts clients
+    """Cost of a threshold in usefulness. `weighted` weighs each part by its own share; `count` counts clients
     that stay away, as a public re-implementation does.
     """
     sampling, noise = wasted(budgets, tau, count)

@@ -133,8 +133,8 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
 
 
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulated: bool) -> tuple[str, ...]:
-    """What each phase of a run adds to the promise, and what that makes of the whole; nothing where there is one
-    phase.
+    """Sentences about what each phase of a run adds to the promise, and what that makes of the whole; nothing where
+    there is one phase.
     """
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
@@ -161,7 +161,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulat
 
 
 def strength(epsilon: float) -> str:
-    """How a number reads, without pretending that there is a threshold."""
+    """An epsilon in one word, without pretending that there is a threshold."""
     if epsilon == math.inf:
         return "no protection"
     grades = ((1, "strong"), (MODERATE, "moderate"), (FORMALITY, "weak but real"))
@@ -203,7 +203,7 @@ BY: Mapping[Adversary, str] = {"server": "the server", "participants": "particip
 
 
 class Belief(NamedTuple):
-    """How sure somebody can become at most, except for a chance."""
+    """Certainty that somebody can reach at most, except for a chance."""
 
     prior: float
     posterior: float
@@ -211,7 +211,7 @@ class Belief(NamedTuple):
 
 
 def belief(epsilon: float, delta: float, prior: float = PRIOR) -> Belief:
-    """What follows from the promise alone, whichever mechanism keeps it."""
+    """Bound that follows from the promise alone, whichever mechanism keeps it."""
     chance = SLACK * delta
     if epsilon == math.inf or chance >= 1:
         return Belief(prior, 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""Who grants how much: one epsilon for everybody, or a budget for every client.
+"""Budgets of clients: one epsilon for everybody, or one for every client.
 
     epsilon = 1.0
     epsilon = {groups = {"1" = 0.54, "2" = 0.37, "4" = 0.09}}     shares of the clients, dealt by the seed

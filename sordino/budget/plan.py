@@ -38,7 +38,7 @@ from sordino.types import Offer
 
 @dataclass(frozen=True)
 class Budget:
-    """What one client grants over the whole training. Where each client has its own budget, `epsilon` is the
+    """Budget that one client grants for the whole training. Where each client has its own budget, `epsilon` is the
     largest.
     """
 

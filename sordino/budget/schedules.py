@@ -1,4 +1,4 @@
-"""How a client's budget is divided over its exposures: shares of 1, in whatever currency is additive.
+"""Schedules: divide a client's budget over its exposures, in shares of 1, in whatever currency is additive.
 
 A schedule fixed in advance composes by any accountant. `Adaptive` chooses each share after seeing earlier
 releases, which is legitimate under a hard cap in a currency with a valid filter (pure epsilon: Rogers et al.

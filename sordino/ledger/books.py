@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Charter:
-    """What a ledger is bound to. When any of it changes, the budgets belong in another ledger."""
+    """Data, subject and currency that a ledger is bound to. When any changes, the budgets belong in another ledger."""
 
     dataset: str
     subject: Subject | None  # of the promise that is paid for; None: nothing is promised
@@ -82,7 +82,7 @@ class Each(NamedTuple):
 
 
 class Caps(Mapping[str, Amount]):
-    """Who may spend how much, by single names and by groups of equal clients. A name without a cap is unlimited."""
+    """Limits of spending, by single names and by groups of equal clients. A name without a cap is unlimited."""
 
     def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
         self.single, self.each = single, each
@@ -120,7 +120,7 @@ class Caps(Mapping[str, Amount]):
 
     @property
     def _alike(self) -> int:
-        """How many clients have no cap of their own."""
+        """Number of clients without a cap of their own."""
         return self._clients - sum(map(self._numbered, self.single))
 
     def _numbered(self, name: str) -> bool:
@@ -175,7 +175,7 @@ class Books:
         return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
 
     def all_fit(self, extra: Amount) -> bool:
-        """Whether everyone with a cap has room for this charge. Clients that never paid for themselves have spent
+        """Everyone with a cap has room for this charge. Clients that never paid for themselves have spent
         the same, so one of them answers for all.
         """
         return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))

@@ -195,7 +195,7 @@ class Ledger:
             return books.ops[op].state if op in books.ops else None
 
     def spent(self, principal: str) -> Amount:
-        """What this principal has spent, charges to everyone included. It never falls."""
+        """Amount that this principal has spent, charges to everyone included. It never falls."""
         with self._reading() as books:
             return books.spent(principal)
 
@@ -238,7 +238,7 @@ class Ledger:
             return Place(books.sequence + 1, books.head.hex())
 
     def descends_from(self, head: str) -> bool:
-        """Has this ledger been at `head`? One that was restored from an older copy has not."""
+        """This ledger has been at `head`. One that was restored from an older copy has not."""
         query = "SELECT 1 FROM record WHERE lower(hex(hash)) = ?"
         with self._reading():
             return self._db.execute(query, (head,)).fetchone() is not None

@@ -49,7 +49,7 @@ class OpenRound:
 
 
 class LedgerRequest(NamedTuple):
-    """What one round asks of the ledger."""
+    """Charges and claims of one round, before the ledger grants them."""
 
     charges: dict[str, tuple[int, ...]]  # by principal
     groups: Groups
@@ -90,7 +90,7 @@ class Accounts:
         return range(self.population) if self.only is None else self.only
 
     def payer(self, client: int) -> int:
-        """Whose counters speak for this client: where all have paid the same, one set of counters serves them."""
+        """Client whose counters speak for this one: where all have paid the same, one set of counters serves them."""
         return 0 if self.plan.one_price else client
 
     def op(self, t: int) -> str:
@@ -101,7 +101,7 @@ class Accounts:
         return OpenRound(t, self.plan.rates(t, self.spent))
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
-        """What this exposure costs each active client; a client missing from the result abstains."""
+        """Price of this exposure for each active client; a client missing from the result abstains."""
         if self.plan.pricing is None:
             return dict.fromkeys(active)
         if self.plan.one_price:
@@ -115,7 +115,7 @@ class Accounts:
         return self.spent.get(client, self.plan.currency.zero())
 
     def may_be_asked(self, client: int) -> bool:
-        """Is there an exposure left that was planned for this client? Without noise none is counted."""
+        """An exposure is left that was planned for this client. Without noise none is counted."""
         asked = self.exposures.get(self.payer(client), 0)
         return self.plan.pricing is None or asked < self.plan.exposures[client]
 
@@ -153,8 +153,8 @@ class Accounts:
         return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
     def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        """Whom this round was reserved for, where those were others: who can be reached has changed since an attempt
-        that was cut short. Nobody, where it was reserved for the same or not at all.
+        """Clients that this round was reserved for, where those were others: who can be reached has changed since an
+        attempt that was cut short. Nobody, where it was reserved for the same or not at all.
         """
         if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
             return []
@@ -182,8 +182,9 @@ class Accounts:
         return replace(now, prices=prices, granted=clients, central=central, draws=draws)
 
     def _asked(self, now: OpenRound, prices: Mapping[int, Price | None]) -> LedgerRequest:
-        """Of the ledger for one round. In a hidden cohort who was drawn must not show in who pays: everyone pays in
-        every round, drawn or not."""
+        """Request of one round to the ledger. In a hidden cohort who was drawn must not show in who pays: everyone pays
+        in every round, drawn or not.
+        """
         if self.plan.one_price:
             price = self._shared_price(now.t)
             return LedgerRequest({EVERYONE: price.charge}, self._of_all(now, price), {self.payer(0): price})
@@ -224,7 +225,7 @@ class Accounts:
         self.latest[client] = charge
 
     def entries(self) -> list[Entry]:
-        """What the ledger holds of this run, one entry a round: what statements are made from."""
+        """Entries of this run in the ledger, one a round: statements are made from them."""
         mine = {self.run, *self.before}
         return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in mine]
 
@@ -325,7 +326,7 @@ class Accounts:
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
-        """What the sampler makes of an event, by adversary: a hidden coin at the client's own rate, or whatever the
+        """Amplification by the sampler, for each adversary: a hidden coin at the client's own rate, or whatever the
         cohort says."""
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population
@@ -346,7 +347,7 @@ class Accounts:
         self.exposures.update(paid)
 
     def plans(self, t: int, entry: Entry, active: Sequence[int] | None = None, missed: int = 0) -> bool:
-        """Is this what the experiment plans for round t, after the rounds before it? Then it is counted as one of them.
+        """The entry is what the experiment plans for round t after the rounds before it; it is then counted as one.
 
         `active`: whom it asks; None where that follows from more than the experiment, and the entry is believed.
         `missed`: exposures that a client may have missed.

@@ -104,7 +104,7 @@ class PublicNumbers(AboutData):
 
     @property
     def called_classes(self) -> tuple[str, ...]:
-        """The same, as the clients call them: numbers where they have numbers of their own."""
+        """Names of the classes as the clients call them: numbers where they have numbers of their own."""
         return self.class_names if self.named == self.classes else tuple(map(str, range(self.named)))
 
 
@@ -120,7 +120,7 @@ class Agreement(Fact, extra="forbid"):
         atomic_write(folder / FILE, json.dumps(self.to_json()).encode())
 
     def says(self, other: Agreement) -> bool:
-        """Are both the same in all that a file holds, but for the digest of the data?"""
+        """Both agree in all that a file holds, but for the digest of the data."""
         return self.beside(dataset="").to_json() == other.beside(dataset="").to_json()
 
     @classmethod

@@ -28,7 +28,7 @@ class Methods:
 
     @cached_property
     def problem(self) -> Problem:
-        """What is predicted."""
+        """Problem that is learned, where the methods can learn it."""
         found = problem_of(self.experiment)
         check_learns(found, self.experiment, self.phases)
         return found
@@ -59,7 +59,7 @@ class Methods:
 
     @cached_property
     def cohort(self) -> Cohort:
-        """Who takes part in the training."""
+        """Sampler of the clients that take part in the training."""
         found = build(self.experiment.cohort, COHORTS, "cohort", own=Cohort)
         if type(found) not in COHORTS.values():
             check_promises(found)
@@ -85,12 +85,12 @@ class Methods:
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
-    """Does its reader open examples as they are? One that opens them otherwise may tell clients apart."""
+    """Its reader opens examples as they are. One that opens them otherwise may tell clients apart."""
     return type(algorithm.read).open is Open.open
 
 
 def problem_of(experiment: Experiment) -> Problem:
-    """What is predicted; it refuses data that do not hold it."""
+    """Problem that is learned; refuses data that do not hold its labels."""
     found = build(experiment.task, dict(PROBLEMS), "task")
     name, data = experiment.task["name"], experiment.data
     if found.needs_task_loss and data.source == "quadratic":

@@ -1,5 +1,5 @@
-"""How loud one upload's noise is, against the largest signal the upload could carry. From public numbers alone, before
-anything is drawn.
+"""Noise level of one upload, against the largest signal that it could carry: from public numbers alone, before anything
+is drawn; and the size of a federation that would be heard above it.
 
 The noise in a round's mean is then `in_mean`: independent noises of the clients average out, one central noise is
 divided by the public denominator. All norms are root mean squares: a coordinate's deviation times sqrt(d).

@@ -40,7 +40,7 @@ A = TypeVar("A", bound=Accounts)
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What all phases of a run share."""
+    """Settings and public numbers that all phases of a run share."""
 
     experiment: Experiment
     public: PublicNumbers
@@ -57,7 +57,7 @@ class PlannedRun:
 
     @cached_property
     def budget(self) -> Budget | None:
-        """What the clients grant, for all phases together."""
+        """Budget that the clients grant, for all phases together."""
         privacy = self.experiment.privacy
         if privacy.epsilon is None:
             return None
@@ -73,7 +73,7 @@ class PlannedRun:
         return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
 
     def agreement(self, dataset: str) -> Agreement:
-        """What is public of all this; `dataset`: the digest that stands for the data."""
+        """Public numbers of the run, as its folder holds them; `dataset`: the digest that stands for the data."""
         coordinates = {phase.phase: phase.coordinates for phase in self.phases}
         return Agreement(format=FORMAT, dataset=dataset, public=self.public, coordinates=coordinates)
 
@@ -108,7 +108,7 @@ class PlannedPhase:
 
     @property
     def prepares(self) -> bool:
-        """Is this a phase before the training?"""
+        """This is a phase before the training."""
         return self.stage < len(self.whole.phases) - 1
 
     @property
@@ -143,7 +143,7 @@ class PlannedPhase:
 
     @cached_property
     def method(self) -> AnyAlgorithm:
-        """The same, with what it and its gates must know of the data and the model."""
+        """Method with all that it and its gates must know of the data and the model."""
         algorithm, public = self.chosen, self.public
         read = algorithm.read.fitted(public.shape, public.named)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
@@ -156,7 +156,7 @@ class PlannedPhase:
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
-        """The same, with what its uplink learns from round to round."""
+        """Method with an uplink that learns from round to round, where it does."""
         return adapting(self.method)
 
     @property
@@ -203,7 +203,7 @@ class PlannedPhase:
 
     @cached_property
     def offers(self) -> list[tuple[Offer, float | None]]:
-        """What the gates could promise, with the multipliers that are typed into them."""
+        """Promises that the gates could make, with the multipliers that are typed into them."""
         algorithm, population = self.algorithm, len(self.public.sizes)
         offers: list[tuple[Offer, float | None]] = []
         if (reader := algorithm.read.offer()) is not None:
@@ -215,7 +215,7 @@ class PlannedPhase:
 
     @cached_property
     def priced(self) -> PriceRequest:
-        """What is to be priced of this phase."""
+        """Request for the prices of this phase."""
         what = self.algorithm, self.cohort, self.experiment.privacy, self.offers
         return PriceRequest(*what, self.public.sizes, self.coordinates, self.rounds)
 

@@ -110,9 +110,7 @@ class Planner:
 
     @cached_property
     def _before(self) -> list[str]:
-        """Of a preparation: everybody in every round that its phases may take, which is the most that anybody can lose
-        there.
-        """
+        """Notes of a preparation: everybody in every round that its phases may take, the most that anybody can lose."""
         notes = []
         for phase in self.phase.preparation:
             books = phase.accounts(Accounts, "", MEMORY, "plan", self.only)

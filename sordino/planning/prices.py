@@ -35,7 +35,7 @@ from sordino.types import Offer, Task
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """What a phase wants to be priced."""
+    """Method, cohort and sizes of a phase, from which its prices follow."""
 
     algorithm: AnyAlgorithm
     cohort: Cohort
@@ -69,7 +69,7 @@ class PriceRequest:
 
     @property
     def asks(self) -> tuple[Offer, int]:
-        """What is to be priced, and the most releases that a client is planned to pay for."""
+        """Offer that is to be priced, and the most releases that a client is planned to pay for."""
         offer = next(offer for offer, typed in self.offers if typed is None)
         each = 1 if offer.subject.unit == "client" else max(self.reads)
         return offer, max(1, max(self.exposures) * each)
@@ -233,7 +233,7 @@ def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) ->
 
 
 def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
-    """Where somebody is protected, no layer may mix examples; where nobody is, the method must carry what it keeps."""
+    """Refuses layers that mix examples where somebody is protected, and statistics that the method does not carry."""
     if promises or not algorithm.read.plain:  # clients, too, share the network of this process
         check_apart(task)
     if not task.statistics:
@@ -277,7 +277,7 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) 
 
 
 def check_sizes(privacy: Privacy) -> None:
-    """Where numbers follow from how many examples a client has, these are public."""
+    """Refuses numbers that follow from how many examples a client has, where these are not public."""
     if not privacy.public_sizes:
         raise UnsoundGuarantee(
             "the weights or the size of the noise depend on the clients' numbers of examples, but public_sizes = false",
@@ -332,7 +332,7 @@ def check_secure(
 
 
 def too_few(population: int, rate: float, least: int) -> float:
-    """How likely one client decides whether a round of independent coins has enough of them."""
+    """Probability that one client decides whether a round of independent coins has enough of them."""
     from scipy.stats import binom
 
     return float(rate * binom.pmf(least - 1, population - 1, rate)) if least > 1 else 0.0
