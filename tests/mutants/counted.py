@@ -124,6 +124,27 @@ COUNTED_OR_NOT = [
         f"{COVERING}::test_a_row_is_no_surer_than_its_least_sure_client",
     ),
     one(
+        "a plan forgets what a preparation spends",
+        "planning/planner.py",
+        "notes = [*self._before, *(",
+        "notes = [*(",
+        "tests/budget/test_phases.py::test_a_plan_of_phases_is_what_the_receipt_says",
+    ),
+    one(
+        "a unit that is added loses like one that is removed",
+        "accounting/mechanisms.py",
+        "for s in (1, -1)",
+        "for s in (1, 1)",
+        "tests/accounting/test_accountants.py::test_losses_of_a_sampled_gaussian_are_those_of_dp_accounting_to_the_bit",
+    ),
+    one(
+        "a question in numbers plans for other clients than it asks about",
+        "planning/calculator.py",
+        'alike(records, experiment.partition["clients"])',
+        'alike(records + 1, experiment.partition["clients"])',
+        "tests/cli/test_privacy.py::test_the_numbers_of_a_plan_without_data",
+    ),
+    one(
         "a typed price that forgets its reads",
         "budget/plan.py",
         "cost([reads * part for part in self.pricing.cost(self.fixed)])",
