@@ -33,7 +33,8 @@ from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.sites.client_line import attend  # noqa: E402
 from sordino.sites.grpc_line import claim  # noqa: E402
 from sordino.sites.grpc_server import Rpc  # noqa: E402
-from sordino.sites.trial_certificates import make, of_server, of_site  # noqa: E402
+from sordino.sites.trial_certificates import make  # noqa: E402
+from sordino.transport.tls import of_server, of_site  # noqa: E402
 
 HOST, NAME, RUN, MOST = "127.0.0.1", "site", "run", 1 << 30
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))  # nobody listens in on a benchmark

@@ -19,7 +19,7 @@ from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import parsed
 from sordino.accounting.statement import lacking
 from sordino.errors import LedgerError, RunError
-from sordino.planning.accounts import Accounts
+from sordino.planning.accounts import Accounts, OpenRound
 from sordino.planning.agreement import Agreement
 from sordino.privacy.noise.sources import TABLE_ERROR
 from sordino.receipts import seal, signature
@@ -194,8 +194,8 @@ def forged(runs: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     anything."""
     said = Accounts._claims
 
-    def louder(self: Accounts, client: int, multiplier: float | None) -> Any:
-        return said(self, client, None if multiplier is None else 10 * multiplier)
+    def louder(self: Accounts, now: OpenRound, client: int, multiplier: float | None) -> Any:
+        return said(self, now, client, None if multiplier is None else 10 * multiplier)
 
     with monkeypatch.context() as patch:
         patch.setattr(Accounts, "_claims", louder)
