@@ -71,7 +71,7 @@ def table(rounds: int, algorithm: str) -> dict[str, Any]:
         "name": "sites",
         "rounds": rounds,
         "partition": {"scheme": "iid", "clients": SITES},
-        "data": {"source": "images"},
+        "data": {"source": "images", "classes": [str(digit) for digit in range(10)], "colours": False},
         "model": {"name": "cnn_wide"},
         "algorithm": {"name": algorithm, "local_steps": 1, "batch_size": 20, "lr": 0.05},
         "privacy": {},
@@ -104,7 +104,8 @@ def prepared(place: Path, rounds: int, algorithm: str) -> Any:
     (place / "agreement.toml").write_text(agreed.merged(parts).toml())
     (place / "experiment.toml").write_text(experiment.toml())
     certificates.make(place / "certs", ["localhost"], [f"site-{k}" for k in range(SITES)], 2)
-    return config.validate(table(rounds, algorithm) | {"data": {"source": "images", "path": str(place / "all")}})
+    made = table(rounds, algorithm)
+    return config.validate(made | {"data": {**made["data"], "path": str(place / "all")}})
 
 
 def write(folder: Path, images: int, seed: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -194,6 +196,27 @@ def test_the_costs_of_secure_sums_are_told(monkeypatch: pytest.MonkeyPatch, caps
     ratio = re.search(r"takes ([\d,]+) times less CPU than phe 2048", said)
     assert ratio is not None
     assert int(ratio[1].replace(",", "")) > 0
+
+
+def test_what_benchmarks_import_is_there() -> None:
+    """They are run by hand, so a name that moves is noticed here."""
+    for file in (ROOT / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sordino"):
+                assert node.module
+                module = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names if not hasattr(module, alias.name)):
+                    importlib.import_module(f"{node.module}.{name}")
+
+
+@pytest.mark.slow
+def test_rounds_between_sites_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks import sites
+
+    monkeypatch.setattr(sys, "argv", ["sites.py", "--rounds", "2", "--repeats", "1"])
+    sites.main()
+    said = capsys.readouterr().out
+    assert re.search(r"^\| between sites \| .*x \| +2 \|$", said, re.MULTILINE)
 
 
 def test_an_upload_is_projected_by_its_ciphertexts_and_a_wrong_sum_is_no_work() -> None:
