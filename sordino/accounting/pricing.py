@@ -145,49 +145,26 @@ class Renyi:
 
 @dataclass(frozen=True)
 class Counted:
-    """The price of a fixed plan of equal sampled releases. The plan as a whole was accounted for by its privacy loss
-    distribution, and the ledger counts releases.
+    """The price of one phase in a fixed plan of sampled releases, of one phase or several. The plan as a whole was
+    accounted for by its privacy loss distribution, and the ledger counts releases. Each phase has a component of its
+    own: what one leaves over buys nothing in another.
 
     Valid because nothing in the plan adapts to outputs; it takes several percent less noise than the Renyi filter.
     """
 
     name: str  # of the plan: two plans are two currencies
     planned: float  # the multiplier
-    releases: int
+    releases: tuple[int, ...]  # by phase
+    place: int = 0  # of this phase among them
 
     @property
     def accountant(self) -> str:
-        return accountant(self.releases)
+        return accountant(sum(self.releases))
 
     @property
     def currency(self) -> Currency:
-        return Currency(f"plan {self.name}", ("release",), "all")
-
-    def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
-        return (float(self.releases),)
-
-    def multiplier(self, cost: Sequence[float]) -> float:
-        assert cost[0] > 1 - 1e-9, "a fixed plan has no cheaper releases"
-        return self.planned
-
-    def cost(self, multiplier: float) -> tuple[float, ...]:
-        return (1.0,)
-
-
-@dataclass(frozen=True)
-class CountedPhase:
-    """The price of one phase in a fixed plan over several phases. Each phase has a component of its own: what one
-    leaves over buys nothing in another.
-    """
-
-    name: str
-    planned: float
-    releases: tuple[int, ...]  # by phase
-    place: int  # of this phase among them
-
-    @property
-    def currency(self) -> Currency:
-        return Currency(f"plan {self.name}", tuple(f"release, part {i + 1}" for i in range(len(self.releases))), "all")
+        several = (f"release, part {i + 1}" for i in range(len(self.releases)))
+        return Currency(f"plan {self.name}", ("release",) if len(self.releases) == 1 else tuple(several), "all")
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
         return tuple(map(float, self.releases))
@@ -255,13 +232,11 @@ def accountant(releases: int) -> str:
 
 def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted:
     multiplier = sampled_multiplier(epsilon, delta, rate, releases, accountant(releases))
-    return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, releases)
+    return Counted(f"q={rate:g} z={multiplier:.9g}", multiplier, (releases,))
 
 
 @lru_cache(maxsize=64)
-def counted_phases(
-    phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float
-) -> tuple[CountedPhase, ...]:
+def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float) -> tuple[Counted, ...]:
     """The prices of a plan's phases, each given with its sampling rate, its releases and its part of the budget. The
     parts are parts of a Renyi loss, and all grow until the whole fills the budget.
     """
@@ -299,7 +274,7 @@ def counted_phases(
         )
     noises, times = noise(good), tuple(times for _, times, _ in phases)
     name = " ".join(f"q={rate:g} z={z:.9g}" for (rate, _, _), z in zip(phases, noises, strict=True))
-    return tuple(CountedPhase(name, z, times, place) for place, z in enumerate(noises))
+    return tuple(Counted(name, z, times, place) for place, z in enumerate(noises))
 
 
 @lru_cache(maxsize=256)

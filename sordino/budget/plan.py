@@ -20,7 +20,7 @@ from sordino.accounting.events import valid_delta
 from sordino.accounting.facts import delta_text
 from sordino.accounting.pricing import (
     Classic,
-    CountedPhase,
+    Counted,
     Discrete,
     Exact,
     NominalPrice,
@@ -144,7 +144,7 @@ class Plan:
         if self.budget is None or self.pricing is None:
             return None
         limit = self._cap(self.budget.of(client), self.budget.ideal)
-        if isinstance(self.pricing, CountedPhase):
+        if isinstance(self.pricing, Counted):
             return tuple(part if i == self.pricing.place else 0 for i, part in enumerate(limit))
         return limit if self.portion == 1 else tuple(int(part * self.portion) for part in limit)
 
@@ -170,7 +170,7 @@ class Plan:
             if isinstance(self.budget.schedule, Adaptive)
             else self._share(client, exposure)
         )
-        if not all(charge) and not isinstance(self.pricing, CountedPhase):
+        if not (any if isinstance(self.pricing, Counted) else all)(charge):  # other phases of a plan are not charged
             return None
         return Price(self._multiplier(charge, self.reads[client]), charge)
 

@@ -170,7 +170,7 @@ def draft_personal(
     common = (offer, Exact(), budget, None, exposures, once(exposures))
     if isinstance(cohort, ByBudget):
         multiplier, each = balanced(budgets, budget.ideal, rounds, cohort.size)
-        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, rounds)
+        pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, (rounds,))
         return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
     if isinstance(cohort, Threshold):
         assert not isinstance(budget.schedule, Adaptive), "refused above"

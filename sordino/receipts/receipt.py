@@ -17,7 +17,7 @@ import numpy as np
 from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.notes import noised, simulated
-from sordino.accounting.pricing import CountedPhase
+from sordino.accounting.pricing import Counted
 from sordino.accounting.statement import Guarantee, Promised, beside_scores, of_groups, statement
 from sordino.errors import RunError
 from sordino.ledger.books import Op
@@ -263,7 +263,7 @@ def share_of(federation: Accounts, client: int) -> float:
     limits, paid, pricing = federation.plan.cap_of(client), federation.spent.get(client), federation.plan.pricing
     if limits is None or paid is None:
         return 0.0
-    if isinstance(pricing, CountedPhase):  # other phases spend budgets of their own
+    if isinstance(pricing, Counted):  # other phases spend budgets of their own
         return paid[pricing.place] / limits[pricing.place]
     return max(part / limit for part, limit in zip(paid, limits, strict=True))
 
