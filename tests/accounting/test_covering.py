@@ -266,6 +266,16 @@ def test_what_the_noise_tables_lack_is_taken_out_of_delta() -> None:
     assert math.isinf(stated((loud,))["example", "replace"].epsilon)  # e^epsilon times as much is no delta
 
 
+@pytest.mark.parametrize(("whole", "finite"), [(0.99, True), (1.01, False), (1.99, False)])
+def test_a_delta_of_one_is_no_promise_and_both_ways_say_so(whole: float, finite: bool) -> None:
+    epsilon = epsilon_of(1.0, DELTA)
+    made = claim("example", "replace", Gaussian(1.0), drift=(whole - DELTA) / (1 + math.exp(epsilon)))
+    row = stated((made,))["example", "replace"]
+    assert (row.epsilon, row.delta) == pytest.approx((epsilon, whole) if finite else (math.inf, DELTA))
+    short = epsilons([note([("*", [made])])], 3, DELTA)
+    assert [(subject, cost) for subject, cost, _ in short] == [(row.subject, row.epsilon)] * finite
+
+
 # persons --------------------------------------------------------------------------------------------------------------
 
 

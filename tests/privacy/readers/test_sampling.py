@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sordino import keys
 from sordino.privacy.noise.sources import Counter, System
-from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling
 from sordino.tasks.quadratic import Quadratic
 from sordino.types import Examples, Grant, NoiseSource, Work
 from tests.privacy.doubles import linear
@@ -73,3 +73,22 @@ def test_shuffled_batches_are_rejected() -> None:
     draws = np.concatenate([np.stack([epoch == part for part in range(3)]) for epoch in epochs]).astype(np.float64)
     assert worst_z(draws)["serial"] > 10
     assert worst_z(draws)["size variance"] > 10
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rate", "read", "divided"),
+    [("full", 1.0, 30, 30), ("poisson", 0.3, None, 9.0), ("fixed_subset", 0.3, 9, 9), ("fixed_subset", 0.01, 1, 1)],
+)
+def test_a_sum_is_divided_by_a_public_number(sampling: Sampling, rate: float, read: int | None, divided: float) -> None:
+    """By the expected number of rows, or by the exact one where it is fixed: at least one. Never by the rows drawn."""
+    how = "zero_out" if sampling == "poisson" else "replace"
+    reader = NoisyGradient(1.0, sampling=sampling, rate=rate, neighbours=how)
+    rows = Examples(9 * torch.eye(EXAMPLES, dtype=torch.float64), torch.zeros(EXAMPLES))
+    params = {"w": torch.zeros(EXAMPLES, dtype=torch.float64)}
+    shard = reader.open(rows, Grant(0, EXAMPLES, EXAMPLES, Counter(1), 1e-9), Quadratic(EXAMPLES))
+    for batch in shard.batches(Work(None, 3, None), keys.root(1)):
+        mean = batch.grad(linear, params)["w"]
+        seen = (mean.abs() > 1e-3).sum().item()
+        assert mean[mean.abs() > 1e-3].abs().numpy() == pytest.approx(1 / divided, rel=1e-4)
+        assert read is None or seen == read
+    assert reader.denominator(EXAMPLES, EXAMPLES) == pytest.approx(divided)
