@@ -22,6 +22,7 @@ from sordino.receipts.verify import examine, verify
 from sordino.runs import listing
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
+from sordino.runs.simulation import simulated
 from tests.helpers.command_line import Said
 from tests.laws.cases import BY_NAME
 from tests.laws.traces import killed_at
@@ -199,3 +200,19 @@ def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
         patch.setattr(Accounts, "_said", fewer)
         start(CASE.experiment(privacy=REAL), tmp_path / "forged")
     assert any("who took part" in line for line in verify(tmp_path / "forged"))
+
+
+def test_what_a_paper_s_formula_prints_is_for_the_client_with_the_fewest_rows(tmp_path: Path) -> None:
+    shares = {"scheme": "quantity", "clients": 5, "beta": 0.5, "min_size": 20}
+    made = BY_NAME["prifedsync"].experiment(partition=shares)
+    start(made, tmp_path / "run")
+    setup = simulated(made).setup
+    formula = setup.algorithm.uplink.as_published
+    assert formula is not None
+    few, many = (
+        formula.stated(made.rounds, made.privacy.delta, size).epsilon
+        for size in (min(setup.public.sizes), max(setup.public.sizes))
+    )
+    rows = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"]
+    assert {row["nominal_epsilon"] for row in rows if row["status"] == "nominal"} == {few}
+    assert few > 2 * many
