@@ -53,6 +53,7 @@ def test_renyi_at_integer_orders(rate: float, z: float, steps: int, improved: fl
     assert mine == pytest.approx(improved, abs=1e-5)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("z", [0.3, 1.0, 2.3456, 60.0])
 @pytest.mark.parametrize("rate", [1e-4, 0.1, 0.5, 0.999])
 def test_losses_of_a_sampled_gaussian_are_those_of_dp_accounting_to_the_bit(z: float, rate: float) -> None:

@@ -71,6 +71,7 @@ def test_without_momentum_it_is_fedavg(server_lr: float) -> None:
     assert not torch.equal(quadratics(FedOpt(**momentum(1e-3, server_lr=server_lr))).play(5).w, plain)  # control
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_momentum_is_its_recursion_and_that_of_torch(rounds: int) -> None:
     found = quadratics(FedOpt(**momentum(server_lr=ETA))).play(rounds).w

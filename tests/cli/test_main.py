@@ -207,7 +207,7 @@ for words in (["privacy", "verify", "{run}"], ["privacy", "spent", "{run}", "--b
 """
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [LIGHT, pytest.param(LIGHT + PLANS, marks=pytest.mark.slow)], ids=["show", "plan"])
 def test_verbs_that_only_look_load_nothing_heavy(program: str, run: Path, tmp_path: Path) -> None:
     program = program.format(place=tmp_path, run=shutil.copytree(run, tmp_path / "run"))  # a report binds its page

@@ -135,7 +135,6 @@ def test_convolutions_go_one_client_at_a_time_here_and_could_go_together(
 # any client code ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_fast
 @dataclass(frozen=True)
 class Clipping(FedAvg):
     """Looks at a norm: inside a stack it must be one client's."""
@@ -194,6 +193,7 @@ class Failing(FedAvg):
         raise RuntimeError("of its own")
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("mine", [Clipping, InPlace, Looking, Drawing, Branching])
 def test_code_of_ones_own_stacks_or_is_left_to_the_loop(
     mine: type, calls: list[int], monkeypatch: pytest.MonkeyPatch

@@ -167,6 +167,7 @@ def test_a_sound_algorithm_passes(name: str, judged: Callable[..., Report]) -> N
     assert [v.verdict for v in report.verdicts] == ["holds"] * len(LAWS), report.verdicts
 
 
+@pytest.mark.slow
 def test_a_step_too_large_is_no_learning(judged: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
     for law in DEAR - {"learns"}:
         monkeypatch.setitem(LAWS, law, Law("not tried here", lambda trial: None))

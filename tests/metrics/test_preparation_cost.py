@@ -26,7 +26,6 @@ from tests.helpers.prepared_runs import CLASSES, CLIENTS, COHORT, ROUNDS, rows_o
 
 
 # what it costs --------------------------------------------------------------------------------------------------------
-@pytest.mark.slow
 def built(planned: PlannedPhase) -> Setup:
     """The training with its model, of which a receipt needs none."""
     whole = planned.whole

@@ -76,6 +76,7 @@ def test_asking_in_one_direction_answers_in_the_other() -> None:
 
 
 # a larger federation --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @quick
 @given(questions(), st.integers(2, 9))
 def test_more_clients_are_never_noisier(q: Question, times: int) -> None:

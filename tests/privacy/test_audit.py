@@ -114,7 +114,7 @@ def test_a_gaussian_reader_loses_no_more_than_it_claims(neighbours: str, mu: flo
     assert 0.9 * mu < mu_lost(outputs) <= claimed_mu(claims)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "draws"), [(4.0, SOME), *(pytest.param(mu, MANY, marks=slow) for mu in (1.0, 4.0))])
 def test_noise_ten_percent_short_is_flagged(mu: float, draws: int) -> None:
     reader = NoisyGradient(0.7)

@@ -46,7 +46,7 @@ for stage in ("secagg", "bfv"):
 
 def without(place: Path, *branches: str) -> Path:
     """A copy of the package that lacks the folders of branches."""
-    shutil.copytree(house.PACKAGE, place / "sordino", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(house.PACKAGE, place / "sordino")
     for branch in branches:
         shutil.rmtree(place / "sordino" / branch)
     return place

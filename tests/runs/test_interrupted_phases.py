@@ -176,6 +176,7 @@ def test_killed_everywhere_in_turn_it_is_the_run_that_never_stopped(unstopped: W
     assert apart(unstopped, whole(out)) == []
 
 
+@pytest.mark.slow
 def test_a_device_is_asked_for_features_through_the_model_that_it_trained(once: Path) -> None:
     """What clients keep goes from phase to phase: every prototype again, from the checkpoint of the phase before."""
     train, ask = simulated(config.load(once / "experiment.toml")).preparation

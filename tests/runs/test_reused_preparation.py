@@ -107,6 +107,7 @@ def test_a_twin_that_takes_a_release_without_its_charges_is_caught(
     assert left(taken)["books"] != left(source)["books"]
 
 
+@pytest.mark.slow
 def test_a_page_does_not_say_where_on_this_machine_the_source_lies(made: Path, tmp_path: Path) -> None:
     taken = run(tmp_path / "taken", made, algorithm={"synthetic": 0.1})
     assert json.loads((taken / "environment.json").read_text())["prepared"] == str(made)

@@ -355,7 +355,7 @@ def test_an_idle_client_takes_at_most_64_bytes(kind: str) -> None:
     assert len(crowd.federation.exposures) <= 200
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "clients"),
     [
