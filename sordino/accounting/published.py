@@ -13,25 +13,19 @@ sampled. Rounds are counted from 1.
 A fixed subset: the yardstick experiment (client-side noise, one step per upload) draws a fraction q of a client's
 records once, uses these in all T exposures, and sets its noise by the sampled-Gaussian accountant of Abadi et al. 2016
 with ceil(T/q) steps, sensitivity lr * clip / |subset| without the factor 2 of replacing a record, and the initial lr
-throughout. No step is freshly sampled, so nothing is amplified per step. What is true (neighbours: replace;
-adversary: server):
-
-    every exposure, exact Gaussian DP      mu = 2 sqrt(sum_j decay^(2j)) / z, j = 0..T-1
-    a record known to be in the subset     epsilon(mu, delta)
-    the subset secret, amplified once      ln(1 + q (e^epsilon(mu, delta/q) - 1))   (Balle, Barthe & Gaboardi 2018)
-    at least, by two explicit neighbours   the curve of (1-q) N(0,1) + q N(+-mu/2, 1)
+throughout. No step is freshly sampled, so nothing is amplified per step. The guarantees
+that do hold are recomputed in `tests/accounting/fixed_subsets.py`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from sordino.accounting.events import amplified, valid_delta, valid_epsilon
-from sordino.accounting.gaussian_dp import bisect, epsilon_of
+from sordino.accounting.events import valid_delta, valid_epsilon
+from sordino.accounting.gaussian_dp import bisect
 from sordino.errors import POSITIVE, InvalidBudget, check_range
 
 
@@ -92,14 +86,6 @@ def udp_multiplier(round_number: int, epsilon: float, delta: float, rate: float 
 NOMINAL_ORDERS: tuple[float, ...] = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
 
 
-class FixedSubset(NamedTuple):
-    """Guarantees of a fixed subset at the delta asked for."""
-
-    at_least: float  # a distinguisher exists: no proof can go below
-    at_most: float  # proved while the subset stays secret
-    in_subset: float  # proved for a record the adversary knows to be in it
-
-
 def nominal_multiplier(epsilon: float, delta: float, rate: float, exposures: int) -> float:
     """The noise multiplier the publication uses for a nominal epsilon: ceil(T/q) Poisson steps by Renyi DP."""
     epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
@@ -108,38 +94,6 @@ def nominal_multiplier(epsilon: float, delta: float, rate: float, exposures: int
     while _nominal_epsilon(high, delta, rate, steps) > epsilon:
         high *= 2
     return bisect(lambda z: _nominal_epsilon(z, delta, rate, steps) <= epsilon, good=high, bad=1e-2, tight=1e-9)
-
-
-def fixed_subset(multiplier: float, delta: float, rate: float, exposures: int, decay: float = 1.0) -> FixedSubset:
-    """The guarantee that holds for `multiplier` when the step shrinks by `decay` and the noise does not."""
-    delta = valid_delta(delta)
-    mu = 2 * math.sqrt(math.fsum(decay ** (2 * j) for j in range(exposures))) / multiplier
-    known = epsilon_of(mu, delta)
-    inside = delta / rate  # the amplified delta is q times this; at 1 or more the subset alone hides the record
-    secret = amplified(epsilon_of(mu, inside), rate) if inside < 1 else 0.0
-    lowest = bisect(lambda e: subset_delta(e, mu, rate) <= delta, good=known, bad=0.0, tight=1e-12) if known else 0.0
-    return FixedSubset(lowest, secret, known)
-
-
-def subset_delta(epsilon: float, mu: float, rate: float) -> float:
-    """The delta that two explicit neighbours attain: all other gradients 0, this one +C or -C, in the subset or not.
-
-    The log ratio of (1-q) N(0,1) + q N(a,1) to (1-q) N(0,1) + q N(-a,1), a = mu/2, rises with the outcome, so the best
-    test is one threshold.
-    """
-    from scipy.special import log_ndtr
-
-    a = mu / 2
-    keep, take = math.log1p(-rate), math.log(rate)
-
-    def log_ratio(y: float) -> float:
-        up, down = take + a * y - a * a / 2, take - a * y - a * a / 2
-        return float(np.logaddexp(keep, up) - np.logaddexp(keep, down))
-
-    y = bisect(lambda y: log_ratio(y) >= epsilon, good=(epsilon - take + a * a / 2) / a + 1, bad=0.0, tight=1e-14)
-    log_p = np.logaddexp(keep + log_ndtr(-y), take + log_ndtr(a - y))
-    log_q = np.logaddexp(keep + log_ndtr(-y), take + log_ndtr(-a - y))
-    return float(np.exp(log_p) - np.exp(epsilon + log_q))
 
 
 def _nominal_epsilon(multiplier: float, delta: float, rate: float, steps: int) -> float:

@@ -40,11 +40,6 @@ def included(budgets: Floats, tau: float) -> Floats:
     return np.where(budgets >= tau, 1.0, np.expm1(np.minimum(budgets, tau)) / math.expm1(tau))
 
 
-def amplified(rate: float, tau: float) -> float:
-    """Cost of one (tau, .)-release on a hidden Poisson sample: ln(1 + q (e^tau - 1))."""
-    return math.log1p(rate * math.expm1(tau))
-
-
 def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[float, float]:
     """Budget lost to sampling (of those below the threshold) and to noise (of those above it); `count` clients have
     each budget.

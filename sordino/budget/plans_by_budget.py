@@ -1,5 +1,5 @@
-"""Plans of cohorts that are drawn by personal budgets: every round's rates, noise and payments. See `engine.personal`
-for what each is.
+"""Plans of cohorts that are drawn by personal budgets: every round's rates, noise and payments. `sampling.by_budget`
+describes each cohort.
 
 Everything is computed from public numbers. `RatesPlan` and `ThresholdPlan` are fixed before training; `PublishedPlan`
 follows what is left of the budgets, as its source prints it, and proves nothing about them.

@@ -19,8 +19,9 @@ from sordino.accounting.calibrate import (
 )
 from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import delta_of
-from sordino.accounting.published import NOMINAL_ORDERS, fixed_subset, nominal_multiplier, subset_delta
+from sordino.accounting.published import NOMINAL_ORDERS, nominal_multiplier
 from sordino.errors import InvalidBudget, SordinoError, UnsoundGuarantee
+from tests.accounting.fixed_subsets import fixed_subset, subset_delta
 
 INTEGERS = tuple(range(2, 257))
 FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

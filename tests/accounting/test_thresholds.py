@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sordino.accounting.events import amplified
 from sordino.accounting.thresholds import (
     Waste,
-    amplified,
     included,
     threshold,
     waste,
@@ -34,7 +34,7 @@ def test_inclusion(budget: float, tau: float, rate: float) -> None:
 
 @given(st.floats(1e-3, 8), st.floats(1e-3, 8))
 def test_one_hidden_sample_costs_the_budget_and_no_more(budget: float, tau: float) -> None:
-    assert amplified(float(included(each(budget), tau)[0]), tau) == pytest.approx(min(budget, tau), rel=1e-9)
+    assert amplified(tau, float(included(each(budget), tau)[0])) == pytest.approx(min(budget, tau), rel=1e-9)
 
 
 def loss_ratio(outputs: tuple[int, ...], rate: float, tau: float, stops: bool) -> float:

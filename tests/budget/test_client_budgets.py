@@ -21,10 +21,9 @@ from sordino import keys
 from sordino.accounting.accountants import best
 from sordino.accounting.calibrate import exact_multiplier
 from sordino.accounting.currency import UNIT
-from sordino.accounting.events import Gaussian, Poisson, Repeat
+from sordino.accounting.events import Gaussian, Poisson, Repeat, amplified
 from sordino.accounting.gaussian_dp import mu_of
 from sordino.accounting.thresholds import (
-    amplified,
     balanced,
     planned,
     rates,
@@ -102,7 +101,7 @@ def test_a_plan_of_thresholds_pays_no_more_than_was_granted() -> None:
     paid = sum(payment for _, _, payment in rows)
     assert (paid <= granted * (1 + 1e-12)).all()
     for tau, q, payment in rows:
-        lost = [amplified(float(rate), tau) for rate in q]  # of one hidden release
+        lost = [amplified(tau, float(rate)) for rate in q]  # of one hidden release
         assert (np.array(lost) <= payment * (1 + 1e-9)).all()
     assert exact_multiplier(0.01, 1e-7) == pytest.approx(362, rel=0.01)
 
