@@ -205,10 +205,11 @@ class Ledger:
             cap = books.caps.get(principal)
             return None if cap is None else tuple(map(sub, cap, books.spent(principal)))
 
-    def principals(self) -> tuple[str, ...]:
-        """Everyone with a cap or a charge of their own, sorted."""
+    def balances(self) -> dict[str, tuple[Amount, Amount | None]]:
+        """Amount spent and cap of everyone with a cap or a charge of their own, sorted by name, in one read."""
         with self._reading() as books:
-            return tuple(sorted((books.caps.keys() | books.own.keys()) - {EVERYONE}))
+            names = sorted((books.caps.keys() | books.own.keys()) - {EVERYONE})
+            return {name: (books.spent(name), books.caps.get(name)) for name in names}
 
     @property
     def charter(self) -> Charter:

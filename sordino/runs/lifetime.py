@@ -10,7 +10,7 @@ from sordino.accounting.notes import named, of_a_run, simulated
 from sordino.accounting.statement import statement
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.books import Op
-from sordino.ledger.ledger import EVERYONE, Ledger
+from sordino.ledger.ledger import Ledger
 from sordino.receipts.run_files import Lifetime, OfClient, OfRun
 
 SQLITE = b"SQLite format 3\0"
@@ -33,9 +33,20 @@ def lifetime(place: Path) -> Lifetime:
             )
     with Ledger.as_founded(place) as ledger:
         entries, delta, currency = list(ledger.entries()), ledger.charter.delta, ledger.charter.currency
-        principals = [name for name in ledger.principals() if name.isdecimal()]
-        everybody = ledger.spent(EVERYONE)
-        by_client = tuple(_client(ledger, int(name), everybody) for name in sorted(principals, key=int))
+        names, balances = ledger.charter.names, ledger.balances()
+    by_client = tuple(
+        OfClient(
+            client=client,
+            name=names[client] if client < len(names) else "",
+            examples=None,
+            exposures=None,
+            planned=None,
+            spent=tuple(part / UNIT for part in balances[str(client)][0]),
+            granted=None if (cap := balances[str(client)][1]) is None else tuple(part / UNIT for part in cap),
+            epsilon=None,
+        )
+        for client in sorted(int(name) for name in balances if name.isdecimal())
+    )
     if delta is None:
         raise LedgerError(
             f"the ledger {place} has no delta",
@@ -59,22 +70,4 @@ def lifetime(place: Path) -> Lifetime:
         runs=tuple(OfRun(run=run, releases=count) for run, count in runs.items()),
         by_client=by_client,
         currency=currency.name,
-    )
-
-
-def _client(ledger: Ledger, client: int, everybody: tuple[int, ...]) -> OfClient:
-    names = ledger.charter.names
-    name = names[client] if client < len(names) else ""
-    cap, gone = ledger.remaining(str(client)), ledger.spent(str(client))
-    granted = None if cap is None else tuple((part + left) / UNIT for part, left in zip(gone, cap, strict=True))
-    spent = tuple(part / UNIT for part in gone)
-    return OfClient(
-        client=client,
-        name=name,
-        examples=None,
-        exposures=None,
-        planned=None,
-        spent=spent,
-        granted=granted,
-        epsilon=None,
     )

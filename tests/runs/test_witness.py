@@ -277,7 +277,7 @@ def test_an_older_copy_of_a_shared_ledger_gives_no_budget_back(tmp_path: Path) -
     with Ledger.as_founded(ledger) as books:
         second = RunFolder(tmp_path / "second").environment.run
         assert books.state(f"{second}/0") is State.DRAWN
-        assert all(left is not None and max(left) <= 1 for left in map(books.remaining, books.principals()))
+        assert all(left is not None and max(left) <= 1 for left in map(books.remaining, books.balances()))
 
 
 def test_a_home_that_nobody_has_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
