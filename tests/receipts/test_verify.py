@@ -17,7 +17,7 @@ from sordino.ledger import storage
 from sordino.planning.accounts import Accounts
 from sordino.receipts import verify as verification
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.receipt import bind_page, opened, receipt
+from sordino.receipts.receipt import _of_all, bind_page, opened, receipt
 from sordino.receipts.verify import examine, verify
 from sordino.runs import listing
 from sordino.runs.play import Progress
@@ -216,3 +216,10 @@ def test_what_a_paper_s_formula_prints_is_for_the_client_with_the_fewest_rows(tm
     rows = json.loads((tmp_path / "run" / "privacy.json").read_text())["guarantees"]
     assert {row["nominal_epsilon"] for row in rows if row["status"] == "nominal"} == {few}
     assert few > 2 * many
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_clients_that_took_no_part_are_counted_beside_those_who_did(everyone: bool) -> None:
+    paid = [3.0] if everyone else [3.0, 3.0, 5.0]
+    assert _of_all(paid, 0.0, 10, everyone) == ({3.0: 10, 0.0: 0} if everyone else {3.0: 2, 5.0: 1, 0.0: 7})
+    assert _of_all(paid, 3.0, 10, everyone).total() == 10  # type: ignore[attr-defined]
