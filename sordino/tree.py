@@ -70,6 +70,15 @@ def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         raise TypeError(f"not a tree of tensors: {type(tree).__name__} at {prefix or 'the root'}")
 
 
+def unlike(a: Tree, b: Tree) -> str:
+    """First difference between the names, dtypes and shapes of two trees, in words; empty where they are alike."""
+    one, other = ([(name, leaf.dtype, list(leaf.shape)) for name, leaf in named(each)] for each in (a, b))
+    if [name for name, *_ in one] != [name for name, *_ in other]:
+        return f"the tensors {', '.join(n for n, *_ in one)} instead of {', '.join(n for n, *_ in other)}"
+    pairs = zip(one, other, strict=True)
+    return next((f"{x[0]} as {x[1]} {x[2]} instead of {y[1]} {y[2]}" for x, y in pairs if x != y), "")
+
+
 def leaves(tree: Tree) -> list[Tensor]:
     """All leaves, in the order of `named`."""
     found: list[Tensor] = []

@@ -221,6 +221,10 @@ class Reader(ABC):
     def reads(self, work: Work, size: int) -> int:
         """Number of noisy reads of one round: the reservation covers exactly these."""
 
+    def touched(self, work: Work, size: int) -> float:
+        """Examples that all reads of one round are expected to compute, of a client of `size` examples."""
+        return float(work.count(size) * work.batch(size) if work.steps else (work.epochs or 1) * size)
+
     @abstractmethod
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         """The sealed examples that `local` gets."""

@@ -236,7 +236,7 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
     found = belief(row.epsilon, row.delta)
     who, what = subject(adversaries).capitalize(), SURE[row.neighbours].format(ONE[row.unit])
     known = f"{who}, knowing all other data and {percent(found.prior)} sure {what}, can become"
-    rare = f", except for a chance of 1 in {_floor(1 / found.chance):,}" if found.chance else ""
+    rare = f", except for a chance of 1 in {_floor(1 / found.chance):,} (ten deltas)" if found.chance else ""
     sure = f"at most {percent(found.posterior)} sure" if found.posterior < 1.0 else "certain"
     said = f"{known} {sure} of it{rare}."
     if not row.finite:
@@ -245,7 +245,7 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
         said += " With an epsilon this large the promise is little more than a formality."
     if row.status == "conditional":
         said += f" It is {row.status}: {'; '.join(row.because)}."
-    return f"With real noise: {said} This simulation protects nobody." if simulated else said
+    return f"This simulation protects nobody. With real noise: {said}" if simulated else said
 
 
 def headline(rows: Sequence[Guarantee], simulated: bool) -> str:

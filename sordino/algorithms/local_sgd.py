@@ -135,9 +135,7 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
         return self.lr
 
     def passes(self, size: int) -> float:
-        return float(
-            self.work.count(size) * self.work.batch(size) if self.work.steps else (self.work.epochs or 1) * size
-        )
+        return self.read.touched(self.work, size)
 
     def rate(self, round: Tensor, participations: Tensor) -> float:
         if self.lr_decay == 1:

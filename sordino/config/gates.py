@@ -48,12 +48,19 @@ def noisy_gradient(
     law: Law = "gaussian",
     clip_order: Literal[1, 2] | None = None,
     sampling: Sampling = "full",
-    rate: float = 1.0,
+    rate: float | None = None,
     neighbours: Neighbours = "replace",
     multiplier: float | None = None,
 ) -> NoisyGradient:
     """Gradients of single examples, cut and noised."""
-    return NoisyGradient(clip, LAWS[law], clip_order, sampling, rate, neighbours, multiplier)
+    if rate is None and sampling in ("poisson", "fixed_subset"):
+        raise ConfigError(
+            f"read.sampling = {sampling!r} without read.rate",
+            why="the rate is the share of a client's examples that each step draws; batch_size does not say it",
+            fix="set for example read.rate = 0.1",
+            code="sample-needs-rate",
+        )
+    return NoisyGradient(clip, LAWS[law], clip_order, sampling, 1.0 if rate is None else rate, neighbours, multiplier)
 
 
 def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier: float | None = None) -> Noise:

@@ -36,6 +36,7 @@ from sordino.engine.stack import (
     stacks,
     together,
 )
+from sordino.errors import ConfigError
 from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed
@@ -331,6 +332,7 @@ class RoundHere:
         """`adds`: clients that are computed in one go are added up."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
+        self._compared = False  # an upload with zero: the first one tells of all
         self._uplink = site.algorithm.uplink.at(t, down)
         self._key, self._noise = keys.fold(site.key, "round", t), for_round(site.noise, site.key, t)
         self._shards = site.shards.at(t) if isinstance(site.shards, PreparedShards) else site.shards
@@ -349,6 +351,7 @@ class RoundHere:
         def uploads() -> Iterator[tuple[int, Tree]]:
             for one, (upload, state) in zip(unit, self._site.local(task, self.down, unit, self.apart), strict=True):
                 states.append(state)
+                self._compare(upload)
                 encoded = self._uplink.encode(upload, one.grant)
                 if self._site.hears is not None:
                     self._site.hears(one.client, encoded)
@@ -363,6 +366,18 @@ class RoundHere:
         if held and not tree.finite(total) and not all(tree.finite(upload) for _, upload in held):
             return UnitAnswers(clients, [upload for _, upload in held], states)
         return UnitAnswers(clients, [total], states)
+
+    def _compare(self, upload: Tree) -> None:
+        if self._compared:
+            return
+        if difference := tree.unlike(upload, self._zero):
+            raise ConfigError(
+                f"{type(self._site.algorithm).__name__}.local uploads {difference}",
+                why="`zero` says what an upload looks like, and uploads are added to it",
+                fix="make both the same tree; `sordino check` tries this and more",
+                code="upload-unlike-zero",
+            )
+        self._compared = True
 
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
         """A unit that another process may do."""

@@ -21,27 +21,11 @@ from sordino.privacy.readers.beside_public import taken
 from sordino.tree import Tree
 from sordino.types import Shard
 
-Shape = list[tuple[str, torch.dtype, tuple[int, ...]]]
-
-
-def shape(a: Tree) -> Shape:
-    return [(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.named(a)]
-
-
-def unlike(a: Shape, b: Shape) -> str:
-    """First difference between two trees, in words; empty where they are alike."""
-    if [name for name, *_ in a] != [name for name, *_ in b]:
-        return f"the tensors {', '.join(n for n, *_ in a)} instead of {', '.join(n for n, *_ in b)}"
-    return next(
-        (f"{x[0]} as {x[1]} {list(x[2])} instead of {y[1]} {list(y[2])}" for x, y in zip(a, b, strict=True) if x != y),
-        "",
-    )
-
 
 def changed(a: Tree, b: Tree) -> str:
     """Name of the first tensor that differs in a bit; empty where none does."""
-    if shape(a) != shape(b):
-        return unlike(shape(a), shape(b))
+    if difference := tree.unlike(a, b):
+        return difference
     return next((name for (name, x), (_, y) in zip(tree.named(a), tree.named(b), strict=True) if _bits(x, y)), "")
 
 
@@ -90,9 +74,9 @@ def shapes(trial: Trial) -> None:
             for name, model in a.models(server).items()
         }
         for (what, pattern), (found, wanted) in pairs.items():
-            difference = unlike(shape(found), shape(wanted))
+            difference = tree.unlike(found, wanted)
             require(not difference, f"{what} {difference}", f"make it the same tree as {pattern}")
-        difference = unlike(shape(a.update(server, scene.received([upload], down), scene.home)), shape(server))
+        difference = tree.unlike(a.update(server, scene.received([upload], down), scene.home), server)
         require(not difference, f"update gives {difference}", "make it the same tree as init")
 
 
@@ -203,7 +187,7 @@ def mean(trial: Trial) -> None:
         server, fix = a.init(task, scene.key), "leave `takes_mean` out"
         nothing, model = a.zero(task, a.broadcast(server)), task.init(scene.key)
         for name, part in zip(getattr(nothing, "_fields", ()), nothing, strict=True):
-            difference = unlike(shape(part), shape(model))
+            difference = tree.unlike(part, model)
             require(not difference, f"an upload's {name} has {difference}, so it is not a change of the model", fix)
         after = a.update(server, scene.received([nothing, nothing], a.broadcast(server)), scene.home)
         moved = changed(dict(a.models(after)), dict(a.models(server)))

@@ -72,14 +72,13 @@ def test_the_sentence_says_who_what_and_how_rarely_not() -> None:
     text = believed(ROW, ["server"], False)
     assert text == (
         "The server, knowing all other data and 1 % sure of something about one example, can become at most 38 % sure "
-        "of it, except for a chance of 1 in 100,000."
+        "of it, except for a chance of 1 in 100,000 (ten deltas)."
     )
     counted = "sure that the contribution of one example was counted (that it exists is public), can become"
     assert counted in believed(ROW.beside(neighbours="zero_out"), ["server"], False)
     assert "formality" in believed(ROW.beside(epsilon=50.0), ["server"], False)
     assert "formality" not in text
     simulated = believed(ROW, ["server", "participants", "public"], True)
-    assert simulated.startswith("With real noise: Anyone, ")
-    assert simulated.endswith("This simulation protects nobody.")
+    assert simulated.startswith("This simulation protects nobody. With real noise: Anyone, ")
     weak = believed(ROW.beside(status="conditional", because=("the key holder is honest",)), ["server"], False)
     assert "conditional: the key holder is honest" in weak

@@ -12,6 +12,7 @@ from torch import Tensor
 from sordino import tree
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.local_sgd import LocalSgd
+from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from tests.synthesis.slaug.images import DOUBLE, KEY, images, shard, task
 
 
@@ -63,3 +64,12 @@ def test_momentum_starts_afresh_in_every_round() -> None:
     assert torch.equal(tree.flat(tree.formed(first)), tree.flat(tree.formed(again)))
     once = walked(rule, walked(rule, start, curve, 3), curve, 3)
     assert not torch.allclose(once, walked(rule, start, curve, 6))
+
+
+def test_passes_count_the_examples_that_the_reads_draw() -> None:
+    """Of 100 examples: an epoch has each once; 10 samples of rate 0.3 have 300; 10 subsets of rate 1.0 all, 10 times."""
+    epoch = FedAvg(lr=0.1, batch_size=10)
+    assert epoch.passes(100) == 100
+    for rate, seen in ((0.3, 300), (1.0, 1000)):
+        sampled = NoisyGradient(1.0, sampling="poisson", rate=rate, neighbours="zero_out")
+        assert FedAvg(lr=0.1, batch_size=10, read=sampled).passes(100) == pytest.approx(seen)

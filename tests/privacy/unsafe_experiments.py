@@ -161,6 +161,10 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "minibatch-under-full-batch-bound",
         {**fedavg(batch_size=2), **read()},
     ),
+    "a Poisson sample without a rate": (
+        "sample-needs-rate",
+        {**fedavg(batch_size=10), **read(sampling="poisson", neighbours="zero_out")},
+    ),
     "a rate of 0": ("rate-out-of-range", {"algorithm": {"name": "gaussian_sampled", "rate": 0.0}}),
     "a rate above 1": ("rate-out-of-range", {"algorithm": {"name": "gaussian_sampled", "rate": 1.5}}),
     "a cohort rate of 0": ("rate-out-of-range", {"cohort": {"name": "poisson", "rate": 0.0}}),

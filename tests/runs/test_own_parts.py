@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -349,3 +349,24 @@ def test_an_error_in_a_part_is_told_with_its_place(settings: Any, method: str, t
     assert refusal.value.exit_code == 2
     assert f"KeyError: 'no luck' ({Path(__file__).name}, line " in refusal.value.what
     assert method in refusal.value.why
+
+
+class Pair(NamedTuple):
+    delta: dict[str, Tensor]
+    steps: Tensor
+
+
+class SendsMore(FedAvg):
+    """A field beside the change, which `zero` does not know."""
+
+    def local(self, task: Any, down: Any, c: Any, shard: Any, key: Any) -> Any:
+        up, c = super().local(task, down, c, shard, key)
+        return Pair(up.delta, torch.tensor(5.0)), c
+
+
+@pytest.mark.parametrize("executor", ["loop", "stack"])
+def test_an_upload_that_zero_does_not_know_is_refused(executor: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        sordino.run(**{**TINY, "algorithm": SendsMore(lr=0.1)}, data=ROWS, engine={"executor": executor}, out=tmp_path / "run")
+    assert refused.value.code == "upload-unlike-zero"
+    assert "steps" in refused.value.what

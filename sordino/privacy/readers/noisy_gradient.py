@@ -111,6 +111,11 @@ class NoisyGradient(ClippedReader):
     def reads(self, work: Work, size: int) -> int:
         return (work.epochs or 1) if self.sampling == "fixed_batches" else work.count(size)
 
+    def touched(self, work: Work, size: int) -> float:
+        if self.sampling in ("poisson", "fixed_subset"):
+            return work.count(size) * self.rate * size
+        return super().touched(work, size)
+
     def check(self, work: Work, task: Task) -> None:
         super().check(work, task)
         if self.sampling == "full" and work.batch_size is not None:
@@ -118,8 +123,8 @@ class NoisyGradient(ClippedReader):
                 f"batches of {work.batch_size}, with noise for the full batch",
                 why="after the first batch, the runs with and without a record have different weights, so nothing "
                 "cancels any more",
-                fix='set batch_size = "full", or sampling = "fixed_batches" or "poisson", or bound the whole update '
-                "(whole_update)",
+                fix='set algorithm.batch_size = "full", or read.sampling = "fixed_batches", or "poisson" with a '
+                "read.rate, or bound the whole update (whole_update)",
                 code="minibatch-under-full-batch-bound",
             )
         if self.sampling == "fixed_batches" and (work.epochs is None or work.batch_size is None):
