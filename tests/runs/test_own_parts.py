@@ -367,6 +367,8 @@ class SendsMore(FedAvg):
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_an_upload_that_zero_does_not_know_is_refused(executor: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        sordino.run(**{**TINY, "algorithm": SendsMore(lr=0.1)}, data=ROWS, engine={"executor": executor}, out=tmp_path / "run")
+        sordino.run(
+            **{**TINY, "algorithm": SendsMore(lr=0.1)}, data=ROWS, engine={"executor": executor}, out=tmp_path / "run"
+        )
     assert refused.value.code == "upload-unlike-zero"
     assert "steps" in refused.value.what
