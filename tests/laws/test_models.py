@@ -41,6 +41,7 @@ MODELS = {
 }
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", MODELS)
 def test_a_law_is_broken_by_its_twin(name: str, tmp_path: Path) -> None:
     text, broken = MODELS[name]

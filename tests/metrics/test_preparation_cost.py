@@ -60,6 +60,7 @@ def test_device_flops_are_the_closed_form(once: Path) -> None:
         assert row["device_flops"] == pytest.approx(forward * looks, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_bytes_are_the_sizes_of_the_messages(once: Path) -> None:
     """Every message of the run again, encoded; none of the byte meter's own sums is used."""
     planned, federation = opened(once)

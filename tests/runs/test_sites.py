@@ -51,6 +51,7 @@ def rows_in(start: object, data: np.ndarray[Any, Any]) -> bool:
     return any(isinstance(one, np.ndarray) and np.shares_memory(one, data) for one in reached(start))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "gaussian_gdp", "fedgen"])
 def test_the_servers_half_holds_no_row_of_a_client(algorithm: str) -> None:
     table = SMALL | {"algorithm": {"name": algorithm}}

@@ -200,6 +200,7 @@ def test_a_text_is_learned_from_declared_words(way: str, method: str, tmp_path: 
     assert [row["predicted"] for row in found.rows] == ["ill", "ok"] or method != "fedavg"
 
 
+@pytest.mark.slow
 def test_numbers_stand_beside_a_text(tmp_path: Path) -> None:
     """Who is ill follows from a word and an age together; the words alone, or the age alone, tell half of it."""
     draw = np.random.default_rng(5)

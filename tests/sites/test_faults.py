@@ -198,7 +198,7 @@ class Away(InProcess):
         return super().send(to, letter)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STATEFUL, PRIVATE, pytest.param("gaussian_gdp_adaptive", marks=SLOW)])
 def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_path: Path) -> None:
     """And everybody's receipt holds, though the experiment plans that nobody is away."""

@@ -96,6 +96,7 @@ def test_a_site_that_joins_has_books_and_a_receipt_of_its_own(trial: Trial, tmp_
     )  # it consented before, and is not asked again
 
 
+@pytest.mark.slow
 def test_a_site_that_was_told_the_end_does_not_wait_for_a_server_that_is_gone(trial: Trial, tmp_path: Path) -> None:
     """Killed after it was told, and started again: nobody is left who would tell it once more."""
     assert not tried(asked(trial, tmp_path / "own")).over

@@ -352,7 +352,7 @@ def test_letters_that_are_lost_or_come_twice_change_nothing(tmp_path: Path) -> N
     assert [row["answered"] for row in rows(between.folder)] == [5, 5]
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["reserved", "computed"])
 def test_server_and_sites_that_all_die_open_no_round_twice(point: str, tmp_path: Path) -> None:
     """Before any words have left the round is played anew; afterwards it is over, and what it cost stays spent."""

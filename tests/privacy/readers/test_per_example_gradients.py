@@ -144,6 +144,7 @@ class Words(nn.Module):
         return self.mix(torch.tanh(self.words(index)).mean(1))  # type: ignore[no-any-return]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("padding", [None, 2])
 @pytest.mark.parametrize("clip", [1e-3, 0.05, 10.0])
