@@ -160,7 +160,7 @@ def disagreements(asked: list[dict[str, Amount]], own: Amount | None, total: Amo
         for name in (*NAMES, "4", "9" * 5000):
             both.append((short.spent(name), long.spent(name)))  # type: ignore[arg-type]
             both.append((short.remaining(name), long.remaining(name)))  # type: ignore[arg-type]
-        both.append((list(short.balances()), list(long.balances())))  # type: ignore[arg-type]
+        both.append((short.balances(), long.balances()))  # type: ignore[arg-type]
         short.check()
     return [pair for pair in both if pair[0] != pair[1]]
 
