@@ -305,7 +305,6 @@ def test_a_hundred_replays_are_one_charge_and_the_same_bytes(tmp_path: Path) -> 
 # ---------------------------------------------------------------- G16: personal caps
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [300, pytest.param(10_000, marks=slow)])
 def test_a_thousand_personal_caps(rounds: int) -> None:
     draw = random.Random(16)
