@@ -38,8 +38,8 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing. A file
     of this package gives its class the name that experiments call it by: `class FedAvg(..., name="fedavg")`.
 
-    Two words are promises about what the class does with uploads, so no subclass inherits them: it says them again,
-    `class Mine(FedAvg, takes_mean=True)`, or goes without. `sordino check` tries them.
+    `takes_mean` and `carries_statistics` are promises about what the class does with uploads, so no subclass inherits
+    them: it says them again, `class Mine(FedAvg, takes_mean=True)`, or goes without. `sordino check` tries them.
     """
 
     # `update` takes nothing of uploads but their mean, and they are changes of the model, of which zeros are none: a

@@ -49,8 +49,8 @@ def lc_fl(
     local_delta: float = 0.0,
     multiplier: float | None = None,
 ) -> FedAvg:
-    """Randomised response against the server, noise against all others. Rigorous: `local_epsilon` `per` image, with
-    labels, and [privacy] epsilon for whole clients.
+    """Randomised response against the server, noise against all others. Variant `rigorous` takes `local_epsilon` and
+    `per` (an image, labels included), and [privacy] epsilon protects whole clients.
     """
     answers = base.behind(Responses(local_epsilon, per, label_epsilon, local_delta))
     if variant == "rigorous":

@@ -31,8 +31,8 @@ class Down(NamedTuple):
 
 
 class Adapting:
-    """Front class of an algorithm whose uplink learns: every method that takes or gives a state of the server, or a
-    broadcast, asks `own`, which knows the algorithm's part of it alone. All others are inherited as they are.
+    """Wrapper of an algorithm whose uplink learns. The server's state is a pair, the algorithm's and the uplink's;
+    methods that take or give a state or a broadcast pass the first half to `own`, and all others are inherited.
     """
 
     own: AnyAlgorithm

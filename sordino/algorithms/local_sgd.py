@@ -27,8 +27,8 @@ WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 class Walk:
     """The current parameters of a client, step after step.
 
-    `y` moves by -eta (direction + weight decay), the direction no longer than `most_grad`, or by its momentum. Running
-    statistics are the walk's own: passes move them, and no step does.
+    y <- y - eta (direction, cut to the norm `most_grad`, + weight decay), with momentum where there is one. BatchNorm's
+    running statistics change in forward passes, not in steps.
     """
 
     def __init__(

@@ -155,8 +155,8 @@ class Estimates(OptionalSide):
         return None
 
     def passes(self, size: int) -> float | None:
-        """Examples that a client of so many takes through the network in a round: there and back is 1, only there a
-        third.
+        """Examples that a client of `size` examples computes in a round; a forward and a backward pass count 1, a
+        forward pass alone a third.
         """
         return None
 

@@ -31,7 +31,7 @@ class UpWithLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeModel(FedAvg):
-    """Sends the model itself: with a clip of 1 that destroys its weights."""
+    """Uploads the model, not its change; a clip of norm 1, as published, then shrinks the model itself."""
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         up, c = super().local(task, down, c, shard, key)

@@ -200,7 +200,9 @@ class Ledger:
             return books.spent(principal)
 
     def remaining(self, principal: str) -> Amount | None:
-        """The cap minus what is spent, None without a cap; negative for an order that the rule "any" has used up."""
+        """The cap minus what is spent; None without a cap. A Rényi order may fall below zero where one order within its
+        cap is enough (rule "any").
+        """
         with self._reading() as books:
             cap = books.caps.get(principal)
             return None if cap is None else tuple(map(sub, cap, books.spent(principal)))

@@ -108,8 +108,8 @@ def messages(
     formula: Formula | None,
     says: Mapping[str, tuple[str, str]],
 ) -> list[Sent]:
-    """Messages of each phase by kind: the count of a formula, and bytes beyond plain training. `says`: the words for
-    what goes down and up in each phase.
+    """Messages of each phase, down and up: the size by the published formula, and the bytes beyond those of plain
+    training. `says`: the words for what goes down and up in each phase.
     """
     counted = {} if formula is None else formula.messages
 

@@ -269,8 +269,8 @@ class Accounts:
         return named(note)
 
     def begin(self, now: OpenRound) -> None:
-        """Durable before anything leaves a client, or before the server draws: from here on noise may have been
-        drawn, and another process with the same books finds that out.
+        """Write to the ledger, durably, that this round begins: before anything leaves a client, or before the server
+        draws. From here on noise may have been drawn, and another process with the same books finds that out.
         """
         if self.policy.real:
             first = self.ledger.drawn(self.op(now.t))

@@ -147,7 +147,7 @@ def bought(multiplier: float, question: Question) -> float:
 
 
 def answer(question: Question) -> list[Answer]:
-    """The set-up asked for, then what else keeps its promise."""
+    """The set-up asked for, and then others that keep its promise."""
     return [asked(question), *_others(question)]
 
 

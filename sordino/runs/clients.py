@@ -62,8 +62,9 @@ def threads_of(setup: Setup) -> Threads:
 
 
 def forks_of(setup: Setup) -> Forks | None:
-    """Helpers that begin where it is possible, and worth it. What somebody else wrote may keep something that a fork
-    would not see; and what a dead fork owes is computed again, which real noise must never be.
+    """Forked helpers, or None: not with real noise, because the work of a helper that dies is done again and real noise
+    must not be drawn twice; not with a user's own code, which may keep state that a fork loses; and not where they do
+    not pay.
     """
     people, real = len(setup.public.sizes), setup.policy.real
     of_a_round = people if setup.policy.hidden else math.ceil(setup.cohort.expected(people))

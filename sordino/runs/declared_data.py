@@ -211,8 +211,8 @@ def _drafting(data: Data) -> str:
 
 
 def check_own(data: Data, own: RowSource, classes: bool) -> None:
-    """Refuses, with real noise, a user's own rows that declare nothing. `classes`: a class is predicted; what other
-    labels can be is declared in [task].
+    """Refuses, with real noise, a user's own rows that declare nothing. `classes`: True where the label is a class;
+    other labels are declared in [task].
     """
     unsaid = [] if own.classes is not None or not classes else ["classes"]
     if own.reach is None and data.standardise is None:

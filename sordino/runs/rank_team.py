@@ -112,10 +112,10 @@ class Team:
         return tree.unflat(self.added(torch.cat([leaf.double().reshape(-1) for leaf in tree.leaves(part)])), part)
 
     def leave(self) -> None:
-        """Ends the threads of the group, which may else take the process down with them while Python ends.
+        """Destroy the process group and drop the last reference to it, else its threads may crash Python at exit.
 
-        They end with the last reference. `torch.distributed.nn` keeps one for good, as the default of its functions,
-        where it is imported while there is a group; a network that is drawn inside a phase does so.
+        `torch.distributed.nn` keeps a reference for good, as the default of its functions, where it is imported while
+        there is a group; a network that is drawn inside a phase does so.
         """
         dist.destroy_process_group()
         joined.cache_clear()

@@ -179,7 +179,7 @@ def place_of(folder: Path) -> Path:
 
 
 def place_for(run: str, site: str, shared: str = "") -> Path:
-    """The same for a run without a folder; `shared`: what the data are called on a ledger of several runs."""
+    """File of a run's record, by run and site; or by `shared`, the name of the data on a ledger of several runs."""
     name = f"{run} {site}"
     return state() / "ledgers" / _digest(f"shared {shared}" if shared else name) / f"{_digest(name)}.jsonl"
 

@@ -79,8 +79,8 @@ class RemoteSites(Sites):
         self._gathered, self._here = True, set(here)
 
     def part(self, message: bytes | None) -> None:
-        """Tell every site that it is over, and wait a moment for those of the last round; after a restart for all, as
-        long as a round waits. Those who do not come were told before, or would not have come.
+        """Tell every site that the run is over. Waits a moment for sites of the last round; after a restart for all, as
+        long as a round waits. Others were told before, or would not have come.
         """
         command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
         awaited = self._here if self._gathered else self.members.keys()

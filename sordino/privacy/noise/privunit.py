@@ -42,7 +42,9 @@ class Cap(NamedTuple):
 
 @cache
 def parameters(dimension: int, epsilon: float) -> Cap:
-    """The cap whose answers are shortest, that is least noisy."""
+    """The spherical cap of PrivUnit for this dimension and epsilon whose answer is shortest, so that it has the least
+    variance.
+    """
     check_range(
         "the dimension of PrivUnit",
         dimension,

@@ -73,8 +73,8 @@ def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Ten
 
 
 def values(index: Tensor, k: int = GREYS, low: float = -1.0, high: float = 1.0) -> Tensor:
-    """The number that each level stands for, as float32. On the scale of bytes, 0 to 255, the values of 21 levels
-    are exact.
+    """Grey value of each level, evenly from `low` to `high`, as float32. On the scale of bytes, 0 to 255, the values of
+    21 levels are exact.
     """
     steps = np.arange(_check_levels(k))
     table = (low * (k - 1 - steps) + high * steps) / (k - 1)

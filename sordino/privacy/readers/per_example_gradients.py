@@ -177,8 +177,8 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
 
 
 def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> tuple[Params, dict[str, float]]:
-    """The sum of gradients, each parameter's cut to the median of its norms, and the medians. This is the definition
-    of `Sides` without a clip.
+    """The sum of gradients, each parameter clipped to the batch's median norm, and the medians: the slow reference that
+    `Sides(clip=None)` must equal.
     """
     grads = gradients(losses, params, batch, keys)
     norms = {name: _norm(g.reshape(len(g), -1), 2, 1) for name, g in grads.items()}
