@@ -1,4 +1,4 @@
-"""Branches of the program: rooms that the rest runs without, and what they add to it.
+"""Branches of the program: plug-in rooms that the rest runs without, and what they add to it.
 
 A branch has a module `branch` with one table, PARTS: for each kind of part, names and where the part stands
 ("module:attribute", or a module). A part is loaded when it is first used.

@@ -104,6 +104,7 @@ def like(template: T, values: list[Tensor]) -> T:
 
 
 def add(a: T, b: T) -> T:
+    """a + b."""
     return map(torch.add, a, b)
 
 
@@ -123,6 +124,7 @@ def _joined(of: Any, first: T, *rest: Any, **more: Any) -> T:
 
 
 def sub(a: T, b: T) -> T:
+    """a - b."""
     if a is not b and _on_gpu(a, b):
         return _joined(torch._foreach_sub, a, b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
@@ -135,6 +137,7 @@ def sub(a: T, b: T) -> T:
 
 
 def scale(factor: float | Tensor, a: T) -> T:
+    """factor * a."""
     if isinstance(factor, float) and _on_gpu(a):
         return _joined(torch._foreach_mul, a, factor)
     if isinstance(a, Lazy) and not (isinstance(factor, torch.Tensor) and factor.dim()):
@@ -148,7 +151,7 @@ def scale(factor: float | Tensor, a: T) -> T:
 
 
 def times(factor: Tensor, a: T) -> T:
-    """All leaves times one number, in the precision of each."""
+    """factor * a for a number in a tensor, in the dtype of each leaf."""
     if _on_gpu(a):
         return _joined(torch._foreach_mul, a, factor.to(leaves(a)[0].dtype))
     return map(lambda leaf: leaf * factor.to(leaf.dtype), a)
@@ -223,10 +226,12 @@ def size(a: Tree) -> int:
 
 
 def flat(a: Tree) -> Tensor:
+    """All leaves behind each other, in one vector."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves(a)])
 
 
 def unflat(vector: Tensor, template: T) -> T:
+    """The inverse of `flat`, in the structure and dtypes of `template`."""
     pieces = iter(torch.split(vector, [leaf.numel() for leaf in leaves(template)]))
     return map(lambda leaf: next(pieces).reshape(leaf.shape).to(leaf.dtype), template)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sordino import config, keys
 from sordino.accounting.statement import Guarantee
-from sordino.attacks.membership import ALARMS, hits_at
+from sordino.attacks.member_inference import ALARMS, hits_at
 from sordino.audits.trained import WRONG, judged, placed, scores, strongest
 from sordino.planning.planner import Planner
 from sordino.runs.simulation import Simulation, settle, simulated

@@ -26,7 +26,7 @@ from world import CLASSES, DEVICES, EACH, KEY, TRAIN, Eye, World, trained, world
 
 from sordino import keys
 from sordino.accounting.gaussian_dp import mu_of
-from sordino.attacks.membership import Separation, losses, separation
+from sordino.attacks.member_inference import Separation, losses, separation
 from sordino.attacks.methods.prototypes import fitted
 from sordino.attacks.reconstruction import psnr, ssim
 from sordino.audits.noise_sources import Weak

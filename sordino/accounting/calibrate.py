@@ -1,4 +1,4 @@
-"""From a budget to noise: the smallest noise multiplier, or the largest sampling rate, that keeps a promise.
+"""Calibration: the smallest noise multiplier, or the largest sampling rate, that keeps a promise, by search.
 
 Classic Gaussian: Dwork & Roth 2014, Theorem A.1. Exact Gaussian: Balle & Wang 2018; over several exposures
 mu^2 adds up (Dong, Roth & Su 2022). Sampled Gaussian: bisection on an accountant; the end returned is one

@@ -1,4 +1,4 @@
-"""From a budget to noise and back: the currencies in which a mechanism's price adds up exactly.
+"""Currencies of privacy loss: for each mechanism the one in which its prices add up exactly.
 
 pure             epsilon of Laplace noise, summed
 classic          (epsilon, delta) pairs of the textbook Gaussian, both summed

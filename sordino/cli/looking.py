@@ -80,7 +80,7 @@ def prepared(folder: Path) -> RenderableType:
         return ""
     with when_used("torch"):
         from sordino.cli.tables import preparation
-        from sordino.results.preparation import gather
+        from sordino.results.preparation_facts import gather
 
     try:
         found = gather(folder, pictures=False)

@@ -25,7 +25,7 @@ from sordino.metrics.rows import RoundRow
 from sordino.receipts.run_files import OfClient, OfPhase, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
-    from sordino.results.preparation import Preparation
+    from sordino.results.preparation_facts import Preparation
     from sordino.runs.profile import Profile
 
 STATUS_STYLE: Mapping[Status, str] = {

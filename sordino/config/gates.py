@@ -15,7 +15,7 @@ from typing import Any, Literal
 from sordino.config import Table, build
 from sordino.config.wording import check_keys
 from sordino.errors import ConfigError
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.median_clip import MedianClip
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling

@@ -39,6 +39,8 @@ class Release(NamedTuple):
 
 @dataclass(kw_only=True)
 class Federation(Accounts):
+    """The server's half of a phase: its books, its own data, and the rules of the sum. No client's rows are in it."""
+
     home: Home  # the server's own data
 
     # the sum ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Receipts of runs: guarantees and spent budgets, which others can recompute from the ledger and pass on.
+"""Receipts of runs, and their folders: guarantees and spent budgets, which others can recompute.
 
 Nothing here trains, reads data, draws noise or serves.
 """

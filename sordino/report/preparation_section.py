@@ -9,7 +9,7 @@ from sordino.metrics.preparation_cost import Cost, Reached, Target
 from sordino.report.charts import percent
 from sordino.results.markup import Html, joined, note, scrolled, tag
 from sordino.results.markup import section as titled
-from sordino.results.preparation import Gallery, OfClass, Preparation
+from sordino.results.preparation_facts import Gallery, OfClass, Preparation
 
 WAYS = {"down": "↓", "up": "↑"}
 KINDS = ("kept", "candidates kept"), ("rejected", "candidates rejected"), ("drawn", "drawn by the generator")

@@ -23,11 +23,11 @@ from sordino.partition.row_numbers import summary, table
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending
 from sordino.receipts.run_files import Environment, OfClient, ReceiptBudget
-from sordino.results import preparation
+from sordino.results import preparation_facts as preparation
 from sordino.results.attack_file import Assault, read_attacks
 from sordino.results.audit_file import TrainedAudit, read_audit
 from sordino.results.one_run import Curve, Points, curve, stops
-from sordino.results.preparation import Preparation
+from sordino.results.preparation_facts import Preparation
 from sordino.runs.population import Population
 from sordino.runs.setup import Whole
 from sordino.runs.simulation import simulated

@@ -35,7 +35,7 @@ from sordino.metrics.measures import (
 )
 from sordino.metrics.preparation_cost import before
 from sordino.results import markup
-from sordino.results.preparation import label_of
+from sordino.results.preparation_facts import label_of
 from sordino.results.sweeps import Notes
 from sordino.runs.listing import promise
 

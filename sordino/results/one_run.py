@@ -67,7 +67,7 @@ class Result:
     @cached_property
     def candidates(self) -> str:
         """Remark about the candidate images, to stand beside every result; empty where there are none."""
-        from sordino.results.preparation import label_of
+        from sordino.results.preparation_facts import label_of
 
         return label_of(self._run.experiment)
 

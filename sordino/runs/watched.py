@@ -11,7 +11,7 @@ from sordino.metrics.rows import RoundRow, Scores
 from sordino.receipts.folder import RunFolder, rows_of
 from sordino.receipts.run_files import Receipt
 from sordino.runs.listing import promised
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 
 
 class SiteNow(NamedTuple):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sordino.runs.play import Ended, Progress
     from sordino.sites.client_line import Standing
     from sordino.sites.join import Proposed
-    from sordino.transport.events import RunEvent
+    from sordino.transport.run_events import RunEvent
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 Identity = Annotated[Path, typer.Option(help="The key that signs letters, as `sordino identity new` made it.")]
@@ -125,7 +125,7 @@ def serve(
     from sordino.receipts.signature import private_key
     from sordino.sites.serve import ServeOptions
     from sordino.sites.serve import serve as serving
-    from sordino.transport.events import ROUTINE, WARNINGS
+    from sordino.transport.run_events import ROUTINE, WARNINGS
     from sordino.transport.sites import Patience
     from sordino.transport.tls import of_server
 

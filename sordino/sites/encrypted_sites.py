@@ -22,8 +22,8 @@ from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Whole
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.events import RunEvent
 from sordino.transport.message import Letter
+from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import SOON
 from sordino.tree import Tree
 from sordino.types import Task, Terms

@@ -23,7 +23,7 @@ from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.sites.client_line import Says, Standing
 from sordino.transport.carrier import Carrier
-from sordino.transport.events import OF_NOBODY, OF_OTHERS, RunEvent, What
+from sordino.transport.run_events import OF_NOBODY, OF_OTHERS, RunEvent, What
 
 LOOK = 0.5  # seconds between two looks at who is there
 FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until there may be one more

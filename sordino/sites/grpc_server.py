@@ -34,7 +34,7 @@ from sordino.errors import ConfigError, SordinoError, WireError
 from sordino.sites import grpc_line
 from sordino.sites.grpc_line import Foreign
 from sordino.transport.carrier import Arrived, Carrier, Writes
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 from sordino.transport.tls import Certificates
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"

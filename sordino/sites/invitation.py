@@ -96,7 +96,7 @@ def invite(
 
 
 def read(path: Path, with_code: bool = False) -> Invitation:
-    """Read and check an invitation. `with_code`: its reader has looked at the classes that it names, and lets them run."""
+    """Read and check an invitation. `with_code`: its reader knows the classes that it names, and lets them run."""
     try:
         told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
         found = Invitation(told)

@@ -36,7 +36,7 @@ from sordino.sites.invitation import Invitation
 from sordino.sites.membership import Membership
 from sordino.sites.own_data import OwnData
 from sordino.sites.serve import AGREEMENT, INVITATION, settled
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 from sordino.transport.tls import of_site
 
 TAKEN_IN = 1 << 30  # bytes of the longest letter that a site reads: a model, or what all clients are handed

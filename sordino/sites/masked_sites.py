@@ -22,7 +22,7 @@ from sordino.engine.secure_sum import check_one_broadcast, words_of
 from sordino.errors import SordinoError, WireError
 from sordino.privacy.uplink.layout import Ints
 from sordino.sites.remote_sites import RemoteSites
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Replies
 from sordino.tree import Tree
 from sordino.types import Task, Terms

@@ -41,8 +41,8 @@ from sordino.runs.setup import Setup, Whole
 from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse, SignedHead
 from sordino.transport.desk import Desk, Operation, Porter
-from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
+from sordino.transport.run_events import RunEvent
 from sordino.transport.shelf import Shelf
 from sordino.types import Examples
 

@@ -15,8 +15,8 @@ from sordino.errors import SordinoError, UnsoundGuarantee
 from sordino.ledger.ledger import Place
 from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.sites.client_line import LONGEST
-from sordino.transport.events import RunEvent, What
 from sordino.transport.message import Letter
+from sordino.transport.run_events import RunEvent, What
 from sordino.transport.sites import FOREVER, SOON, Sites
 from sordino.tree import Tree
 from sordino.types import Terms

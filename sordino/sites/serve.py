@@ -38,8 +38,8 @@ from sordino.sites.invitation import SERVER, invite
 from sordino.sites.own_data import servers_rows
 from sordino.sites.secure_sums import kind_of_sites, peers_of
 from sordino.sites.servers_side import PostOffice, ServersSide
-from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
+from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.transport.tls import Certificates
 

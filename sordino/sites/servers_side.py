@@ -33,8 +33,8 @@ from sordino.sites.remote_sites import Kept, RemoteSites
 from sordino.sites.secure_sums import kind_of_sites
 from sordino.tasks.personalise import PLAIN, ways
 from sordino.transport.carrier import Carrier
-from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
+from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.tree import Tree
 from sordino.types import Examples, Params

@@ -1,1 +1,1 @@
-"""Networks, losses and kinds of labels."""
+"""Tasks, what is to be learned: networks, losses and kinds of labels."""

@@ -17,7 +17,7 @@ from sordino.accounting.claims import ADVERSARIES, Adversary
 from sordino.attacks.assault import assault
 from sordino.attacks.attack import judged
 from sordino.attacks.attacked_run import AttackSettings, UpdateView, pictures
-from sordino.attacks.matching import gradient, label_counts, labels_of
+from sordino.attacks.gradient_matching import gradient, label_counts, labels_of
 from sordino.attacks.methods.gradient_inversion import (
     Analytic,
     DeepLeakage,

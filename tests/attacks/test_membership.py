@@ -12,7 +12,7 @@ from sordino import config, keys
 from sordino.accounting.statement import Promised
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings
-from sordino.attacks.membership import TwoSides, roc, with_verdict
+from sordino.attacks.member_inference import TwoSides, roc, with_verdict
 from sordino.attacks.methods.label_shares import overlap
 from sordino.attacks.methods.members import above
 from sordino.results.attack_file import AttackFinding

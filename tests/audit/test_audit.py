@@ -15,7 +15,7 @@ import torch
 
 from sordino import config, keys
 from sordino.accounting.gaussian_dp import epsilon_of
-from sordino.attacks.membership import separation
+from sordino.attacks.member_inference import separation
 from sordino.audits import clients
 from sordino.audits import gates as attacks
 from sordino.audits.gates import audit, experiment_of
@@ -23,7 +23,7 @@ from sordino.audits.lower_bounds import Outputs, epsilon_lost, errors, mu_lost, 
 from sordino.audits.noise_sources import Silent
 from sordino.audits.pairs import Pair, likelihood
 from sordino.errors import SordinoError
-from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated

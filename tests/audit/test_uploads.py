@@ -10,7 +10,7 @@ from torch import Tensor
 
 from experiments.slaug_attacks.class_shares import inferred, spearman
 from sordino import keys
-from sordino.attacks.membership import Separation, losses, separation
+from sordino.attacks.member_inference import Separation, losses, separation
 from sordino.attacks.methods.label_shares import shares
 from sordino.attacks.methods.members import above, confidence
 from sordino.privacy.readers.beside_public import taken

@@ -25,7 +25,7 @@ from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, 
 from sordino.errors import UnsoundGuarantee
 from sordino.ledger.books import Charter
 from sordino.ledger.ledger import Ledger
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.runs.simulation import simulated
 from sordino.types import Offer
 from tests.budget.charged import experiment

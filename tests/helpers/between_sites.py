@@ -28,8 +28,8 @@ from sordino.sites.membership import Membership
 from sordino.sites.secure_sums import peers_of
 from sordino.sites.servers_side import PostOffice, ServersSide
 from sordino.transport.carrier import Carrier
-from sordino.transport.events import ROUTINE, RunEvent
 from sordino.transport.message import Letterhead
+from sordino.transport.run_events import ROUTINE, RunEvent
 from sordino.transport.sites import Patience
 from tests.helpers.in_process import InProcess
 from tests.laws.cases import CASES

@@ -61,7 +61,7 @@ PRIVACY = [
     ),
     one(
         "a scale in half precision underflows",
-        "privacy/noise/laws.py",
+        "privacy/noise/distributions.py",
         "return source.gaussian(values, scale)",
         "return source.gaussian(values, max(float(values.new_tensor(scale).half()), 1e-200))",
         f"{NOISE}::test_a_tiny_scale_is_not_lost_in_single_precision",

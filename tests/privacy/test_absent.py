@@ -15,7 +15,7 @@ from sordino.accounting.notes import parsed
 from sordino.engine.server import Federation
 from sordino.errors import UnsoundGuarantee
 from sordino.planning.prices import check_delta
-from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.round import one_round
 from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Offer, Terms

@@ -32,7 +32,7 @@ from sordino.cli import data as data_verbs
 from sordino.config import gates
 from sordino.planning import calculator
 from sordino.privacy.noise.discrete import discrete_gaussian
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.convex_stable import ConvexStable

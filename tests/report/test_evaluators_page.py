@@ -66,7 +66,7 @@ def test_a_comparison_of_runs_that_protect_somebody_is_stamped_too(tmp_path: Pat
 @pytest.mark.slow
 def test_the_dashboard_calls_no_run_with_real_noise_simulated(run: Path) -> None:
     from sordino.report.dashboard.page import page
-    from sordino.report.dashboard.watched import Watched
+    from sordino.report.dashboard.run_state import Watched
 
     watched = Watched(run)
     until = time.monotonic() + 30

@@ -30,8 +30,8 @@ from sordino.metrics.rows import Played
 from sordino.receipts.folder import RunFolder
 from sordino.report.run_facts import gather
 from sordino.results.pictures import FRAME, strip
-from sordino.results.preparation import Preparation
-from sordino.results.preparation import gather as prepared
+from sordino.results.preparation_facts import Preparation
+from sordino.results.preparation_facts import gather as prepared
 from sordino.runs.simulation import Simulation, simulated
 from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.slaug.messages import Sizes

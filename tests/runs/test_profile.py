@@ -12,7 +12,7 @@ import pytest
 
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Ledger
-from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.runs.profile import WAITING, Profile, reach
 from sordino.tasks.supervised import Classification
 

@@ -13,11 +13,11 @@ from sordino import config
 from sordino.config import Experiment
 from sordino.errors import DataError
 from sordino.receipts.verify import verify
-from sordino.results import preparation
+from sordino.results import preparation_facts as preparation
 from sordino.runs.run import start
 from sordino.sites.serve import settled
 from sordino.transport.carrier import Arrived
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import BETWEEN_SITES, Federated, ledger_of, model_of
 from tests.helpers.in_process import InProcess

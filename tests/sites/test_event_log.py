@@ -18,7 +18,7 @@ from sordino.sites import commands as deploying
 from sordino.sites import event_log
 from sordino.sites.client_line import Standing
 from sordino.sites.event_log import EventLog
-from sordino.transport.events import OF_NOBODY, RunEvent, What
+from sordino.transport.run_events import OF_NOBODY, RunEvent, What
 from tests.helpers.in_process import InProcess
 
 SECRET = RunEvent(

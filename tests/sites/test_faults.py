@@ -21,7 +21,7 @@ from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.sites.purse import Purse
 from sordino.transport.carrier import Arrived, Writes
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 from sordino.transport.shelf import Shelf
 from sordino.transport.sites import Patience
 from tests.helpers.between_sites import Federated, ledger_of, model_of

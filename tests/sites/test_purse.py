@@ -18,7 +18,7 @@ from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.rates import LayerByLayer
 from sordino.receipts.folder import RunFolder
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 from sordino.types import Bound, Grant, Terms
 from tests.helpers.between_sites import Federated
 from tests.helpers.forged_letters import Server, serving

@@ -23,8 +23,8 @@ from sordino.sampling.stragglers import Crew
 from sordino.sites import remote_sites
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.carrier import Arrived, Carrier, Writes
-from sordino.transport.events import RunEvent
 from sordino.transport.message import Letterhead
+from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.tree import Tree
 from tests.helpers.in_process import InProcess

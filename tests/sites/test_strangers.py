@@ -22,8 +22,8 @@ from sordino.errors import WireError
 from sordino.sites.grpc_line import HEAD, PIECE, pieces
 from sordino.sites.grpc_server import Rpc
 from sordino.transport.desk import Desk
-from sordino.transport.events import RunEvent
 from sordino.transport.message import LENGTH, SIGNATURE, Letter, Letterhead, peek
+from sordino.transport.run_events import RunEvent
 from tests.helpers.lines import (
     DAY,
     HOST,

@@ -18,8 +18,8 @@ from sordino import keys, tree
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.matching import gradient
-from sordino.attacks.membership import TwoSides, by_area
+from sordino.attacks.gradient_matching import gradient
+from sordino.attacks.member_inference import TwoSides, by_area
 from sordino.attacks.reconstruction import NOTHING
 from sordino.keys import Key
 from sordino.results.attack_file import AttackFinding

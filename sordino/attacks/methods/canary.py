@@ -15,8 +15,8 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, pictures
-from sordino.attacks.matching import gradient
-from sordino.attacks.membership import TwoSides, with_verdict
+from sordino.attacks.gradient_matching import gradient
+from sordino.attacks.member_inference import TwoSides, with_verdict
 from sordino.audits.lower_bounds import Outputs, tuned
 from sordino.audits.replay import Heard, Rounds
 from sordino.privacy.readers.beside_public import taken

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.matching import Mismatch, gradient, label_counts, labels_of, squared, start, turned, variation
+from sordino.attacks.gradient_matching import (
+    Mismatch,
+    gradient,
+    label_counts,
+    labels_of,
+    squared,
+    start,
+    turned,
+    variation,
+)
 from sordino.attacks.reconstruction import Reconstruction
 from sordino.types import Params
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino.attacks.attack import Attack, judged
 from sordino.attacks.attacked_run import AttackedRun, UpdateView
-from sordino.attacks.matching import label_counts
+from sordino.attacks.gradient_matching import label_counts
 from sordino.attacks.reconstruction import NOTHING
 from sordino.results.attack_file import AttackFinding, BesideGuess
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sordino.attacks.attacked_run import MemberView
-from sordino.attacks.membership import MemberInference, losses
+from sordino.attacks.member_inference import MemberInference, losses
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 
 from sordino.errors import NOT_NEGATIVE, PrivacyError, UnsoundGuarantee, check_range
 from sordino.keys import Key
-from sordino.privacy.noise.laws import GaussianNoise
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, alone, check_unread
 from sordino.privacy.uplink.stages import SLACK

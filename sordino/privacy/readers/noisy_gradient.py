@@ -19,7 +19,7 @@ from sordino.accounting.events import Event
 from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
 from sordino.fast.factored import Scaled
 from sordino.keys import Key
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
 from sordino.privacy.readers.open import effort
 from sordino.privacy.readers.private_reader import (

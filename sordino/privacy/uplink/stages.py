@@ -17,7 +17,7 @@ from sordino import tree
 from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import check_multiplier
 from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, WireError, check_range
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params
 

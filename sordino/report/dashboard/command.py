@@ -41,7 +41,7 @@ def dashboard(
     """
     from sordino.receipts.folder import RunFolder
     from sordino.report.dashboard.http_server import Dashboard, new_token, token_of
-    from sordino.report.dashboard.watched import Watched
+    from sordino.report.dashboard.run_state import Watched
     from sordino.transport.tls import of_server
 
     RunFolder(run).check()

@@ -17,11 +17,11 @@ from sordino.metrics.rows import RoundRow
 from sordino.receipts.run_files import OfClient, Spending
 from sordino.report import frame, run_charts
 from sordino.report.charts import lines
-from sordino.report.dashboard.watched import Now, Watched
+from sordino.report.dashboard.run_state import Now, Watched
 from sordino.report.frame import promises
 from sordino.results.markup import Html, cards, folded, joined, note, scrolled, tag
 from sordino.runs.watched import SiteNow
-from sordino.transport.events import OF_ROUNDS, RunEvent
+from sordino.transport.run_events import OF_ROUNDS, RunEvent
 
 TOLD = 100  # events on a new page: the newest
 STATES = {"killed": "its process ended without saying so", "stopped": "it can go on from here"}

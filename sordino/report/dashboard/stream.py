@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sordino.report.dashboard.page import of_event, regions
-from sordino.report.dashboard.watched import Now, Watched
+from sordino.report.dashboard.run_state import Now, Watched
 
 AGAIN = 2000  # ms until a browser connects again
 

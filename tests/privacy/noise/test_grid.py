@@ -20,7 +20,7 @@ from scipy import stats
 
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.noise import sources
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import GRID, TABLE_ERROR, Counter, System, grid_step
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys, tree
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.tasks.quadratic import Quadratic

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import tree
-from sordino.privacy.noise.laws import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
 from sordino.types import Bound, Grant, NoiseSource, Params

@@ -18,7 +18,7 @@ import pytest
 from sordino.errors import ConfigError
 from sordino.report.dashboard import http_server as door
 from sordino.report.dashboard.http_server import Dashboard, check, new_token, token_of
-from sordino.report.dashboard.watched import Watched
+from sordino.report.dashboard.run_state import Watched
 from sordino.sites import trial_certificates as certificates
 from sordino.transport.tls import of_server
 from tests.report.dashboard.conftest import go_on

@@ -17,10 +17,10 @@ from sordino.receipts.receipt import spending
 from sordino.report.dashboard import page as pages
 from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
-from sordino.report.dashboard.watched import Watched
+from sordino.report.dashboard.run_state import Watched
 from sordino.runs.watched import events
 from sordino.sites.event_log import EventLog
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 from tests.helpers.browser import opened
 from tests.report.dashboard.conftest import go_on
 
@@ -110,7 +110,7 @@ def test_a_page_that_reads_the_private_folder_is_noticed(
 ) -> None:
     """The broken twin of the reader: it looks where it may not."""
     other = as_if_others_were_drawn(hidden, tmp_path / "run")
-    monkeypatch.setattr("sordino.report.dashboard.watched.public_events", events)
+    monkeypatch.setattr("sordino.report.dashboard.run_state.public_events", events)
     assert shown(hidden) != shown(other)
 
 

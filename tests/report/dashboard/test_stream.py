@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from sordino.metrics.rows import RoundRow
-from sordino.report.dashboard import watched as watching
+from sordino.report.dashboard import run_state as watching
 from sordino.report.dashboard.page import of_event
+from sordino.report.dashboard.run_state import Now, Watched
 from sordino.report.dashboard.stream import Cursor, Listener, cursor
-from sordino.report.dashboard.watched import Now, Watched
 from sordino.sites.event_log import EventLog
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 
 EVENTS = tuple(RunEvent(event="answered", site=f"site-{i}", round=i, at=f"2026-01-01T00:00:{i:02}Z") for i in range(7))
 ROWS = tuple(RoundRow(round=i + 1, bytes_down=i, bytes_up=2 * i) for i in range(5))

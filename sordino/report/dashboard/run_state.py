@@ -24,7 +24,7 @@ from sordino.receipts.receipt import spending
 from sordino.receipts.run_files import Spending
 from sordino.runs.setup import Whole
 from sordino.runs.watched import SiteNow, events, public_events, sites, state
-from sordino.transport.events import RunEvent
+from sordino.transport.run_events import RunEvent
 
 EVERY = 0.5  # seconds between two looks at the files, and ten times what a look takes
 SPENT_EVERY = 2.0  # seconds between two looks at the ledger, at least
