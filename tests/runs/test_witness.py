@@ -254,6 +254,15 @@ def test_what_is_noted_is_for_the_users_eyes_alone(tmp_path: Path) -> None:
     assert [oct(path.stat().st_mode & 0o777) for path in (file, file.parent)] == ["0o600", "0o700"]
 
 
+def test_what_is_noted_first_lies_on_the_disk_with_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(witness, "sync", synced.append)
+    start(real(), tmp_path / "run")
+    file = place_of(tmp_path / "run")
+    assert synced[:4] == [file, *list(file.parents)[:3]]
+    assert set(synced[4:]) == {file}  # the folders are there by then
+
+
 def test_an_older_copy_of_a_shared_ledger_gives_no_budget_back(tmp_path: Path) -> None:
     """Three runs on one ledger, which is for two rounds of each client. After the first one a copy is made, and put
     back after the second one: the third finds out, and as spent nothing is left for it.
