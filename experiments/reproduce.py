@@ -160,7 +160,7 @@ def cut(table: Table, data: Path | None) -> tuple[str, int]:
     except SordinoError as error:
         return f"not run {told}: {error.what}", error.exit_code
     (*_, accuracy) = (m["accuracy"] for m in found["metrics"] if "accuracy" in m)
-    return f"{told}: {100 * accuracy:.1f} % after {time.monotonic() - begun:.0f} s", 0
+    return f"{told}: {100 * accuracy:.1f}% after {time.monotonic() - begun:.0f} s", 0
 
 
 def one(table: Table, row: Row, seed: int, data: Path | None, tuned: float | None) -> Run:

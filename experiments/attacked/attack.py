@@ -86,8 +86,8 @@ HEADS = (
     "guess",
     "SSIM",
     "without protection",
-    "found at 0.1 %",
-    "at 1 %",
+    "found at 0.1%",
+    "at 1%",
     "without protection",
     "members by loss",
     "without protection",
@@ -241,8 +241,8 @@ A budget is epsilon 8 at delta 1e-5. Written by `python experiments/attacked/att
 - **PSNR**, **SSIM**: an image, drawn from the update of a client that holds only this image; the better of `analytic`
   and `inverting_gradients`, mean of two clients. The attacker is the one whom the promise names, else the server. A
   guess is the mean of other images. 100 dB: the image itself.
-- **found at 0.1 %**, **at 1 %**: how often `canary` finds an image of its choice in one such update, at so many false
-  alarms; and the same at 1 % without protection. The server looks, which a promise to `participants` does not cover.
+- **found at 0.1%**, **at 1%**: how often `canary` finds an image of its choice in one such update, at so many false
+  alarms; and the same at 1% without protection. The server looks, which a promise to `participants` does not cover.
 - **members by loss**: area under the curve of `loss_threshold` for the released model; 0.5 is chance, and with 200
   members up to 0.56 is.
 

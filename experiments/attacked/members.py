@@ -38,11 +38,11 @@ HEADS = (
     "method",
     "attack",
     "area",
-    "found at 1 %",
-    "at 0.1 %",
+    "found at 1%",
+    "at 0.1%",
     "area without protection",
-    "at 1 %",
-    "at 0.1 %",
+    "at 1%",
+    "at 0.1%",
     "bound",
 )
 
@@ -73,7 +73,7 @@ def told(found: AttackFinding) -> dict[str, Any]:
     bound = found.roc.bound if found.roc else None
     row: dict[str, Any] = {
         name: [round(each.value, 4), None if each.control is None else round(each.control, 4)]
-        for name, each in {"area": area, "at 1 %": one, "at 0.1 %": tenth}.items()
+        for name, each in {"area": area, "at 1%": one, "at 0.1%": tenth}.items()
     }
     return row | {"verdict": found.verdict, "bound": bound.model_dump(mode="json") if bound else {}}
 
@@ -90,14 +90,14 @@ def write(results: dict[str, Any]) -> None:
 def cells(rows: list[dict[str, Any]]) -> list[str]:
     found = []
     for side in (0, 1):
-        for name, form in (("area", "{:.3f} ± {:.3f}"), ("at 1 %", "{:.1%} ± {:.1%}"), ("at 0.1 %", "{:.1%} ± {:.1%}")):
+        for name, form in (("area", "{:.3f} ± {:.3f}"), ("at 1%", "{:.1%} ± {:.1%}"), ("at 0.1%", "{:.1%} ± {:.1%}")):
             values = [row[name][side] for row in rows]
             found.append(form.format(statistics.fmean(values), statistics.stdev(values)))
     return found
 
 
 def bounds(held: dict[str, Any]) -> str:
-    """The most that a promise of an example allows to be found, at 1 % and at 0.1 % false alarms."""
+    """The most that a promise of an example allows to be found, at 1% and at 0.1% false alarms."""
     if not held or held["epsilon"] in (None, "inf"):
         return "none"
     epsilon, delta = float(held["epsilon"]), float(held["delta"])
@@ -111,7 +111,7 @@ MNIST, 1,000 images over 10 clients, an MLP with 64 hidden units, 20 rounds of 5
 1,000 members and 1,000 test images. `loss_threshold` takes a low loss for a member; `lira` compares the loss with
 those of {shadows} shadow models, each of which is the whole run, trained on a random half of the rows. A budget is
 epsilon 8 at delta 1e-5. Mean ± standard deviation over three seeds. **bound**: the most that the promise about one
-example allows to be found at 1 % and at 0.1 % false alarms; a promise about a client covers its examples.
+example allows to be found at 1% and at 0.1% false alarms; a promise about a client covers its examples.
 
 {table}
 

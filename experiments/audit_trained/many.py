@@ -58,8 +58,8 @@ HEADS = (
     "at least, largest",
     "by coins alone, largest",
     "refuted",
-    "found at 1 %",
-    "at 0.1 %",
+    "found at 1%",
+    "at 0.1%",
     "allowed",
     "caught: noise /",
     "CPU s a replay",
@@ -129,7 +129,7 @@ PAGE = """# A thousand canaries, a hundred rounds
 MNIST, a logistic model. Every second row of a client (20 clients of 200 rows), or every second one of 2,000 clients,
 is a canary in every round: a thousand canaries are 100,000 observations. In the last row 20 clients add noise in
 shares behind the masks of secure aggregation, and 200 canaries come from 20 replays. A true promise is refuted with
-probability {wrong:g} at most. **found at 1 %**, **at 0.1 %**: canaries told from absent ones at so many false alarms,
+probability {wrong:g} at most. **found at 1%**, **at 0.1%**: canaries told from absent ones at so many false alarms,
 the largest of all seeds; **allowed**: the most that the promise allows there. **caught**: the first broken twin of
 noise / 1.1, 1.25, 1.5, 2 and 3 that is refuted.
 

@@ -106,8 +106,8 @@ def membership(eyes: dict[str, Sequence[Eye]]) -> str:
     half = max((one.high - one.low) / 2 for one in by[1].values())
     text = "## Is an image in a prototype of n images? AUC, mean over ten classes\n\n"
     text += table(["extractor", "score", *(f"n = {n}" for n in SIZES)], rows)
-    text += f"\n{TRIALS} prototypes of each class. The 95 % interval of one class is at most ± {half:.3f}.\n"
-    text += "\n## The same: members found (%) with 1 % / 0.1 % false alarms, whitened\n\n"
+    text += f"\n{TRIALS} prototypes of each class. The 95% interval of one class is at most ± {half:.3f}.\n"
+    text += "\n## The same: members found (%) with 1% / 0.1% false alarms, whitened\n\n"
     return text + table(["extractor", *(f"n = {n}" for n in SIZES)], hits)
 
 
@@ -137,11 +137,11 @@ def sums(eyes: Sequence[Eye]) -> str:
         )
     heads = [
         "epsilon",
-        "AUC (99.99 %)",
+        "AUC (99.99%)",
         "ceiling",
-        "hits at 1 %",
+        "hits at 1%",
         "at most",
-        "hits at 0.1 %",
+        "hits at 0.1%",
         "at most",
         "epsilon lost, at least",
         "promise",
@@ -152,7 +152,7 @@ def sums(eyes: Sequence[Eye]) -> str:
     return (
         text
         + '\n"At most" is what Gaussian noise allows / what any (epsilon, delta) mechanism may allow. Thresholds for '
-        "0.1 % rest on 20 false alarms.\n"
+        "0.1% rest on 20 false alarms.\n"
     )
 
 

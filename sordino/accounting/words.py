@@ -261,8 +261,8 @@ def percent(share: float) -> str:
     """A share that is never shown as less than it is."""
     if share > 0.99:
         left = _cut(100 * (1 - share), 1, math.floor)
-        return f"{100 - left:.10g} %" if left > 1e-6 else "100 %"
-    return f"{_cut(100 * share, 2, math.ceil):g} %"
+        return f"{100 - left:.10g}%" if left > 1e-6 else "100%"
+    return f"{_cut(100 * share, 2, math.ceil):g}%"
 
 
 def epsilon_text(value: float) -> str:

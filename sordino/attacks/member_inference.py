@@ -3,7 +3,7 @@
 The judge compares scores of members with scores of others: the area under the ROC curve with its interval (DeLong,
 DeLong and Clarke-Pearson, Biometrics 1988; of trials whose scores share a release, Obuchowski, Biometrics 1997), and
 members found at few false alarms, which is what counts for privacy (Carlini et al., S&P 2022). With so few others a
-rate of 0.1 % cannot be told from none, so the interval of Clopper and Pearson stands beside it. The curve shows the
+rate of 0.1% cannot be told from none, so the interval of Clopper and Pearson stands beside it. The curve shows the
 most that a promise of (epsilon, delta) allows: found <= e^epsilon alarms + delta.
 """
 
@@ -109,7 +109,7 @@ def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGues
     share, many = hits_at(*seen, alarms), len(seen.members)
     hits, tail = round(share * many), (1 - LEVEL) / 2
     return BesideGuess(
-        name=f"members found at {100 * alarms:g} % false alarms",
+        name=f"members found at {100 * alarms:g}% false alarms",
         value=share,
         baseline=alarms,
         control=None if control is None else hits_at(*control, alarms),

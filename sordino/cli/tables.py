@@ -137,7 +137,7 @@ def results(metrics: Sequence[RoundRow]) -> Table:
             for text, value in (
                 ("per-client mean", found.mean),
                 ("per-client std", found.std),
-                ("worst 10 % of clients", found.worst_tenth),
+                ("worst 10% of clients", found.worst_tenth),
             ):
                 table.add_row(f"{judged.words}, {text}", judged.shown(value))
         for name, other in last.also.items():

@@ -29,7 +29,7 @@ FORGED = (
     "which program wrote the files, and that it drew the noise which they tell of",
 )
 COLUMNS = (
-    "protected", "against", "epsilon", "delta", "change that is hidden", "status", "accountant", "1 % sure can become",
+    "protected", "against", "epsilon", "delta", "change that is hidden", "status", "accountant", "1% sure can become",
 )  # fmt: skip
 
 

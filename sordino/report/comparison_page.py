@@ -238,7 +238,7 @@ def charts(facts: ComparisonFacts) -> list[Lines]:
         for m in facts.methods
     ]
     about = f"Mean {judged.words} of the tenth of the clients that is served worst.{band}"
-    return [*found, Lines("Worst 10 % of clients", about, ROUND, axis, worst)]
+    return [*found, Lines("Worst 10% of clients", about, ROUND, axis, worst)]
 
 
 def _means(facts: ComparisonFacts, read: Callable[[CurvePoint], float | None]) -> list[Line]:

@@ -49,7 +49,7 @@ def top(title: str, lead: str, *notices: str) -> Html:
 
 
 def promises(rows: Sequence[Described]) -> Html:
-    """Privacy guarantees, each in a box: its numbers, its words, and what it means for an attacker who is 1 % sure."""
+    """Privacy guarantees, each in a box: its numbers, its words, and what it means for an attacker who is 1% sure."""
     boxes = (
         tag(
             "li",

@@ -55,7 +55,7 @@ def score(model: str, rows: Sequence[RoundRow]) -> Lines:
         (
             Line(model, [Spot(row.round, value) for row, value in scored]),
             Line("mean over clients", [Spot(t, of.mean, of.std) for t, of in clients]),
-            Line("worst 10 % of clients", [Spot(t, of.worst_tenth) for t, of in clients]),
+            Line("worst 10% of clients", [Spot(t, of.worst_tenth) for t, of in clients]),
         ),
     )
 

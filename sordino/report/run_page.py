@@ -102,7 +102,7 @@ def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         found += [(name, f"{v:.4f}", "") for name, v in last.scores]
         if (of := last.clients) is not None:
             found.append(("mean over clients", write(of.mean), f"± {write(of.std)} between them"))
-            found.append(("worst 10 % of clients", write(of.worst_tenth), ""))
+            found.append(("worst 10% of clients", write(of.worst_tenth), ""))
     if all(row.bytes_up is not None for row in facts.metrics):
         down, up = (sum(getattr(row, way) or 0 for row in facts.metrics) for way in ("bytes_down", "bytes_up"))
         before = f", {bytes_text(facts.prepared.cost.bytes)} before round 1" if facts.prepared else ""

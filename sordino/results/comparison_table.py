@@ -161,7 +161,7 @@ def _p_against(first: Method, method: Method) -> float | None:
 COLUMNS: dict[str, tuple[str, Callable[[float], str] | None]] = {  # None: as the headline is written
     "final": ("final", None),
     "last_ten": ("last 10", None),
-    "worst_tenth": ("worst 10 %", None),
+    "worst_tenth": ("worst 10%", None),
     "at_half": ("half-way", None),
     "at_equal_bytes": ("at equal bytes", None),
     "rounds_to_target": ("rounds to target", lambda v: f"{v:.1f}"),

@@ -64,14 +64,14 @@ def test_where_nothing_follows_nothing_is_said(epsilon: float, delta: float) -> 
 
 def test_no_share_is_shown_as_less_than_it_is() -> None:
     for share in (0.01, 0.0123, 0.123, 0.3567, 0.985, 0.9901, 0.99412, 0.999999, 1 - 1e-12, 1.0):
-        assert float(percent(share).removesuffix(" %")) >= 100 * share * (1 - 1e-12)
-    assert (percent(0.01), percent(0.3541), percent(1.0)) == ("1 %", "36 %", "100 %")
+        assert float(percent(share).removesuffix("%")) >= 100 * share * (1 - 1e-12)
+    assert (percent(0.01), percent(0.3541), percent(1.0)) == ("1%", "36%", "100%")
 
 
 def test_the_sentence_says_who_what_and_how_rarely_not() -> None:
     text = believed(ROW, ["server"], False)
     assert text == (
-        "The server, knowing all other data and 1 % sure of something about one example, can become at most 38 % sure "
+        "The server, knowing all other data and 1% sure of something about one example, can become at most 38% sure "
         "of it, except for a chance of 1 in 100,000 (ten deltas)."
     )
     counted = "sure that the contribution of one example was counted (that it exists is public), can become"

@@ -43,7 +43,7 @@ KAPPA = {
     200: 0.2280,
     300: 0.2786,
 }
-MANY = 1_000_000  # sample standard deviations of so many draws are within 1 % of their own but for a chance of 1e-45
+MANY = 1_000_000  # sample standard deviations of so many draws are within 1% of their own but for a chance of 1e-45
 
 
 def grant(client: int = 0, size: int = 500, seed: int = 1) -> Grant:

@@ -146,7 +146,7 @@ def test_the_misprinted_weights_never_pass_silently(tmp_path: Path) -> None:
 
 # noise ----------------------------------------------------------------------------------------------------------------
 def laplace(x: Tensor, beta: float) -> bool:
-    """Mean size within 1 % and variance within 3 % of Laplace(beta): 10 and 13 deviations at a million draws."""
+    """Mean size within 1% and variance within 3% of Laplace(beta): 10 and 13 deviations at a million draws."""
     x = x.double()
     size, spread = float(x.abs().mean()), float((x**2).mean())
     return abs(size / beta - 1) < 0.01 and abs(spread / (2 * beta**2) - 1) < 0.03

@@ -268,7 +268,7 @@ def test_a_preparation_that_lacks_something_is_refused_before_it_is_played() -> 
 )
 def test_canaries_are_seen_through_masks_as_closely_as_the_noise_in_their_sum_allows(where: str, weak: float) -> None:
     """Of 20 clients who each add a tenth of the variance the sum has twice of it. With 50 canaries the deviation is
-    within 40 % of the closed form but for 1e-4 of all seeds.
+    within 40% of the closed form but for 1e-4 of all seeds.
     """
     shares = {"name": "noise_share", "survivors": 10, "multiplier": 2.0, "neighbours": "zero_out"}
     noise = {"name": "noise", "multiplier": 2.0, "neighbours": "zero_out"}

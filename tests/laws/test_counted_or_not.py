@@ -166,8 +166,8 @@ def loudness(seen: Seen) -> float:
 @pytest.mark.slow
 def test_noise_that_is_scaled_by_the_rows_at_hand_is_found_out(tmp_path: Path) -> None:
     """Nothing but noise is sent (a multiplier of 10^6), and it is weighed by no number of rows. At 11 rows it is 12/11
-    times as loud as at 12: the square moves by 19 %. Those of 15,010 coordinates have a deviation of 1.2 %, the ratio of
-    two one of 1.6 %, of the twin 1.9 % (false alarms 1e-6 at 9.5 %; the stream is fixed).
+    times as loud as at 12: the square moves by 19%. Those of 15,010 coordinates have a deviation of 1.2%, the ratio of
+    two one of 1.6%, of the twin 1.9% (false alarms 1e-6 at 9.5%; the stream is fixed).
     """
     made = config.validate(
         {

@@ -53,7 +53,7 @@ def test_device_flops_are_the_closed_form(once: Path) -> None:
     for row, who in zip(rows, by_round, strict=True):
         n = sum(parts.setup.public.sizes[k] for k in who)
         looks = {
-            "train": epochs["train"] * n * (3 * 0.7 + 0.3),  # learns from 70 %, looks at the others after every epoch
+            "train": epochs["train"] * n * (3 * 0.7 + 0.3),  # learns from 70%, looks at the others after every epoch
             "ask": n * 0.3,  # what was held back, for a prototype
             None: 3 * 2 * n + n,  # both sets once, and drawn images for their prototypes
         }[row.get("phase")]

@@ -25,7 +25,7 @@ MIO_TCD = Sizes(100, 20, 200, 11, 11_180_118, 1_595_098, 512)
         (CIFAR10_S1, 1.950),
         (CIFAR10_S2, 1.814),
         (CIFAR100_S1._replace(model=11_220_132), 4.492),
-        (CIFAR100_S1, 4.479),  # the published maximum, 4.48 %, needs 200 outputs
+        (CIFAR100_S1, 4.479),  # the published maximum, 4.48%, needs 200 outputs
         (CIFAR100_S2, 2.371),
         (MIO_TCD, 1.479),
         (MIO_TCD._replace(devices=10, chosen=2), 1.479),
@@ -69,8 +69,8 @@ def saving(rounds: float, against: float) -> float:
 @pytest.mark.parametrize(
     ("sizes", "rounds", "against", "published", "charged"),
     [
-        (CIFAR10_S1, 38.33, 80.67, 52.49, 45.4),  # rounds to 30 %, against VHL
-        (CIFAR100_S2, 86.00, 134.33, 35.98, 31.4),  # rounds to 45 %, against FedProx
+        (CIFAR10_S1, 38.33, 80.67, 52.49, 45.4),  # rounds to 30%, against VHL
+        (CIFAR100_S2, 86.00, 134.33, 35.98, 31.4),  # rounds to 45%, against FedProx
     ],
 )
 def test_a_published_saving_shrinks_when_all_is_charged(

@@ -242,7 +242,7 @@ def tried(folder: Path, number: int, seed: int, limit: float) -> None:
     middle, wide = share + z * z / (2 * number), z * math.sqrt(share * (1 - share) / number + (z / number / 2) ** 2)
     low, high = ((middle + sign * wide) / (1 + z * z / number) for sign in (-1, 1))
     print(
-        f"\n{killed} of {number} killed: {share:.1%} (95 %: {low:.1%} to {high:.1%}). Survivors:",
+        f"\n{killed} of {number} killed: {share:.1%} (95%: {low:.1%} to {high:.1%}). Survivors:",
         *survivors,
         sep="\n  ",
     )

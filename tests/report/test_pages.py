@@ -229,7 +229,7 @@ def test_a_browser_draws_a_comparison(compared: Comparison, tmp_path: Path, them
     assert seen.wrong == []
     raw = seen.raw
     assert raw["plots"] == [
-        "Test accuracy over rounds", "Test accuracy over bytes sent", "Test accuracy over device compute", "Worst 10 % of clients",
+        "Test accuracy over rounds", "Test accuracy over bytes sent", "Test accuracy over device compute", "Worst 10% of clients",
         "Accuracy and epsilon per example",
     ]  # fmt: skip
     assert raw["ground"] == rgb(getattr(palette, theme.upper())["paper"])

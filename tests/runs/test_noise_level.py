@@ -78,7 +78,7 @@ def check_noise(name: str, expected: float) -> None:
     made = mean_norm(parts)
     if name.startswith("records"):
         expected *= parts.setup.algorithm.lr
-    # a Gaussian norm in 4,000 dimensions deviates by 1.2 %, a Laplace one by 1.8 %: 8 % is over 4 deviations, and seeds
+    # a Gaussian norm in 4,000 dimensions deviates by 1.2%, a Laplace one by 1.8%: 8% is over 4 deviations, and seeds
     # are fixed
     assert made == pytest.approx(expected, rel=0.08)
 
@@ -127,13 +127,13 @@ def test_convex_stable_noises_the_last_step_only() -> None:
     noise, federation = Planner(parts.setup).expected_noise, parts.federation(":memory:", "run")
     assert noise is not None
     mean = one_round(federation, parts.setup.state("server"), 0, parts.site("run")).received.mean
-    # 650 dimensions: a deviation of 2.8 %, so 14 % is five of them
+    # 650 dimensions: a deviation of 2.8%, so 14% is five of them
     assert float(tree.norm(mean)) == pytest.approx(0.1 * noise.norm, rel=0.14)
 
 
 @pytest.mark.parametrize("name", ["clients, central", "clients, central, hidden", "clients, local", "records, in turn"])
 def test_an_adaptive_run_expects_the_noise_that_comes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mean updates that are nothing but noise are as long as the noise that is expected, within 8 %."""
+    """Mean updates that are nothing but noise are as long as the noise that is expected, within 8%."""
     adaptive = {"privacy": {"epsilon": 0.02, "delta": 1e-3, "schedule": {"name": "adaptive"}}}
     parts = parts_of(NOISY[name] | adaptive)
 

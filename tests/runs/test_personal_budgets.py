@@ -192,7 +192,7 @@ def test_a_client_beyond_its_own_bound_adds_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placement", ["once", "per_client"])
 def test_noise_comes_once_a_round_or_with_every_update(placement: str) -> None:
-    """std of the noise in a mean: z C / den, or z C sqrt(|S|) / den; 10^5 coordinates, so 1 % is 4.5 standard errors."""
+    """std of the noise in a mean: z C / den, or z C sqrt(|S|) / den; 10^5 coordinates, so 1% is 4.5 standard errors."""
     clip, z, cohort = 0.5, 0.8, 9
     uplink = dp_prox(clip, noise_placement=placement, multiplier=z).uplink  # type: ignore[arg-type]
     zero = {"w": torch.zeros(100_000)}

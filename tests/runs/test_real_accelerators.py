@@ -18,7 +18,7 @@ from tests.laws.test_executors import CLOSE, apart, paid
 from tests.laws.traces import finished, interrupted, trace
 from tests.runs.test_ranks import torchrun
 
-# a tiny ResNet with BatchNorm: on the processor, inputs that move by 1e-7 of themselves move its model by 4 % of its way
+# a tiny ResNet with BatchNorm: on the processor, inputs that move by 1e-7 of themselves move its model by 4% of its way
 TOUCHY = {"fedavg_batch_norm", "scaffold_batch_norm"}
 ENCRYPTED = {"paillier_fl": "gmpy2", "lattice_fl": "tenseal"}
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]

@@ -193,7 +193,7 @@ class NoiseShare(Noise):
     Guarantees: what is opened holds at least the noise of the multiplier, if at least `survivors` honest clients stay,
     which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete Gaussians of
     at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi divergence is that of the
-    continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD steps delta is up to 5.5 %
+    continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD steps delta is up to 5.5%
     above, so it is priced by Renyi divergence.
     """
 

@@ -112,7 +112,7 @@ def test_the_mean_is_the_direction() -> None:
     # one answer is 2.49 long, so the mean of 4e5 is off by 0.0039 on average; 0.01 is missed by chance with a
     # probability below 1e-12
     assert (told.mean(0) - towards() / 3).norm() < 0.01
-    # broken twin: an m that is 3 % too large
+    # broken twin: an m that is 3% too large
     assert (told.mean(0) / 1.03 - towards() / 3).norm() > 0.01
 
 

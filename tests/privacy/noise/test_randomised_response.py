@@ -124,7 +124,7 @@ def tables(respond: Respond, inputs: tuple[int, ...], epsilon: float = 5.0) -> l
 def follows_the_law(respond: Respond) -> bool:
     """All 21 frequencies of two inputs within 4 standard errors, the largest log ratio within 0.05 of 5.
 
-    Seeds are fixed; over seeds a true law fails in about 0.3 % of cases: 42 bounds of 4, and the log ratio's two large
+    Seeds are fixed; over seeds a true law fails in about 0.3% of cases: 42 bounds of 4, and the log ratio's two large
     terms have a standard deviation of 0.013.
     """
     p, q = rr.keep_probability(5), rr.flip_probability(5)

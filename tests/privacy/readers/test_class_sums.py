@@ -158,7 +158,7 @@ def test_where_nobody_counts_nothing_is_told_of_counts() -> None:
 
 
 def test_the_noise_has_the_size_of_the_multiplier() -> None:
-    """8000 draws: a standard deviation within 4 %, 5 standard errors (false alarms below 1e-6)."""
+    """8000 draws: a standard deviation within 4%, 5 standard errors (false alarms below 1e-6)."""
     wide = Examples(torch.zeros(1, 2000, dtype=DOUBLE), torch.tensor([0]))
     for reader, own in ((ClassSums(2.0), Z), (ClassSums(2.0, count=1.0), Z), (ClassSums(2.0, multiplier=0.4), 0.4)):
         sums, counts = opened(reader, wide, Counter(3)).by_class(seen, 4)

@@ -201,7 +201,7 @@ def test_laplace_noise_for_coordinates_is_priced_in_their_own_units() -> None:
 
 
 # ---------------------------------------------------------------- how much noise there is
-D = 20_000  # coordinates: the deviation of a sample variance is sqrt(2 / D) = 1 % of it
+D = 20_000  # coordinates: the deviation of a sample variance is sqrt(2 / D) = 1% of it
 
 
 ODD = 6 * math.sqrt(2 / D)  # six of them: false alarms 2e-9

@@ -67,7 +67,7 @@ def test_an_embedded_source_draws_what_is_wanted(
     assert made.manifest["counts"] == dict.fromkeys(NUMBERS, 20)
     json.dumps(made.manifest)
     wrong = made.manifest["wrong"]
-    assert np.bincount(made.y[wrong], minlength=10).tolist() == [3] * 10  # 15 % of 20, of each class
+    assert np.bincount(made.y[wrong], minlength=10).tolist() == [3] * 10  # 15% of 20, of each class
     assert len(np.unique(made.x.reshape(200, -1), axis=0)) == 200 - made.manifest["duplicates"] >= 190
     again, other = source(name).build(want), source(name).build(asked(wanted, name, shape=shape, key=9))
     np.testing.assert_array_equal(made.x, again.x)
