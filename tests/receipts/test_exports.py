@@ -15,6 +15,7 @@ import yaml
 
 import sordino
 from sordino.receipts.evidence import gather
+from sordino.receipts.signature import generate
 from sordino.report import annex
 from sordino.report.annex import page
 from tests.helpers.browser import browser
@@ -173,3 +174,11 @@ def test_without_a_browser_it_says_what_to_do(
     assert ".html" in said.err
     said = cli("privacy", "export", runs / "real", "--as", "card", "--out", tmp_path / "card.pdf")
     assert "unknown-document-kind" in said.err
+
+
+def test_a_key_that_came_meanwhile_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("of somebody who was quicker")
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(FileExistsError):
+        generate(tmp_path / "key")
+    assert (tmp_path / "key").read_text() == "of somebody who was quicker"

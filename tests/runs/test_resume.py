@@ -24,6 +24,7 @@ from sordino import tree
 from sordino.config import load
 from sordino.engine import checkpoint
 from sordino.engine.server import Federation
+from sordino.engine.site import Site
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
 from sordino.privacy.uplink import Uplink
@@ -150,6 +151,28 @@ def test_checkpoints_may_be_rare(every: int, tmp_path: Path) -> None:
     resume(tmp_path / "run")
     assert differences(whole, trace(tmp_path / "run")) == []
     assert before.items() <= released(tmp_path / "run").items()
+
+
+def test_a_round_is_kept_and_begun_before_what_cannot_be_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However rare checkpoints may be: each round of real noise has one, and begins in the ledger before clients work."""
+    steps: list[str] = []
+    for owner, name in ((Federation, "begin"), (Site, "__call__"), (checkpoint, "save")):
+        whole = getattr(owner, name)
+
+        def noted(*given: Any, whole: Any = whole, name: str = name, **named: Any) -> Any:
+            steps.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(owner, name, noted)
+    case = BY_NAME["gaussian_gdp"]
+    often = {"checkpoint_every": 100, "executor": "loop"}
+    start(case.experiment(privacy=case.privacy | {"noise": "system"}, engine=often), tmp_path / "run")
+    assert steps == ["begin", "__call__", "save"] * 4
+    steps.clear()
+    start(case.experiment(engine=often), tmp_path / "seeded")
+    assert steps.count("save") == 1
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
