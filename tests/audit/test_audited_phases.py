@@ -93,6 +93,20 @@ def test_claims_are_those_of_each_phase_s_own_plan_and_share_one_budget(variant:
     assert len({round(epsilon, 6) for epsilon in claimed.values()}) == len(claimed)  # not the training's for all
 
 
+@pytest.mark.parametrize(
+    ("method", "each"),
+    [
+        (["algorithm=dp_prox", "variant=published", 'cohort={name="random",size=5}'], 0.4),
+        (["algorithm=gaussian_sampled", "variant=published", "rate=0.1", 'cohort={name="everyone"}'], 0.4),
+    ],
+    ids=lambda method: method[0] if isinstance(method, list) else "",
+)
+def test_a_published_number_is_the_part_of_the_budget_that_one_round_is_charged(method: list[str], each: float) -> None:
+    tried = config.load({}, [*method, "rounds=20", "privacy={epsilon=8.0}", 'partition={scheme="iid",clients=10}'])
+    (one,) = audit(tried, 100).subjects
+    assert (one.status, one.claimed) == ("nominal", pytest.approx(each))
+
+
 # a phase that is broken, alone ----------------------------------------------------------------------------------------
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sordino import config
 from sordino.accounting import accountants, covering
 from sordino.accounting.accountants import LIMITS
 from sordino.accounting.gaussian_dp import epsilon_of
@@ -17,7 +19,7 @@ from sordino.ledger import storage
 from sordino.planning.accounts import Accounts
 from sordino.receipts import verify as verification
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.receipt import _of_all, bind_page, opened, receipt
+from sordino.receipts.receipt import _of_all, bind_page, opened, receipt, write_receipt
 from sordino.receipts.verify import examine, verify
 from sordino.runs import listing
 from sordino.runs.play import Progress
@@ -223,3 +225,38 @@ def test_clients_that_took_no_part_are_counted_beside_those_who_did(everyone: bo
     paid = [3.0] if everyone else [3.0, 3.0, 5.0]
     assert _of_all(paid, 0.0, 10, everyone) == ({3.0: 10, 0.0: 0} if everyone else {3.0: 2, 5.0: 1, 0.0: 7})
     assert _of_all(paid, 3.0, 10, everyone).total() == 10  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"guarantees": []}', '{"guarantees": [], "files": 3}', "[" * 100_000]
+)
+def test_a_page_beside_an_unreadable_receipt_is_deleted(text: str, tmp_path: Path) -> None:
+    """Nobody knows what it shows, so the new receipt must not vouch for it."""
+    start(CASE.experiment(privacy=REAL, rounds=1), tmp_path / "run")
+    mine = RunFolder(tmp_path / "run")
+    mine.page_file.write_text("a page")
+    assert bind_page(mine.path)
+    setup, federation = opened(mine.path, reading=False)
+    with federation.ledger:
+        assert mine.page_file.name in write_receipt(mine.path, setup, federation).files  # the control
+        mine.receipt_file.write_text(text)
+        assert mine.page_file.name not in write_receipt(mine.path, setup, federation).files
+    assert not mine.page_file.exists()
+
+
+def test_verify_imports_somebodys_algorithm_where_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Said]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "theirs.py").write_text(
+        "from dataclasses import dataclass\nfrom sordino.algorithms.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    pass\n"
+    )
+    start(config.load({"rounds": 1, "algorithm": {"name": "theirs:Mine", "lr": 0.1}}), tmp_path / "run")
+    for asked, imported in (((), False), (("--with-code",), True)):
+        monkeypatch.delitem(sys.modules, "theirs", raising=False)
+        told = json.loads(cli("privacy", "verify", tmp_path / "run", *asked, "--json").out)
+        assert told["holds"]
+        assert ("theirs" in sys.modules) is imported
+        assert any("--with-code" in line for line in told["not_looked_at"]) is not imported

@@ -6,6 +6,7 @@ import gc
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from sordino import config
 from sordino.engine import wire
+from sordino.engine.checkpoint import digest_trees
 from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, decode_command, encode_command
 from sordino.errors import UnsoundGuarantee, WireError
 from sordino.round import one_round
@@ -130,6 +132,18 @@ def test_a_site_says_over_the_wire_what_it_says_in_the_same_process() -> None:
     assert [a == b for a, b in zip(again, direct, strict=True)] == [False, True, True, True]  # terms matter
 
 
+def test_states_that_a_site_keeps_on_its_shelf_come_back(tmp_path: Path) -> None:
+    """The server's checkpoint holds none of them: what is not on the shelf is lost in a crash."""
+    simulation = simulated(config.validate(SMALL | {"algorithm": {"name": "scaffold", "local_steps": 1}}))
+    site, federation = simulation.site("run", shelf=tmp_path / "clients"), simulation.federation(":memory:", "run")
+    one_round(federation, simulation.setup.state("server"), 0, site)
+    assert list(site.obey(Keep(1), [])) == [b"kept"]
+    again = simulation.site("run", shelf=tmp_path / "clients")
+    assert digest_trees(again.states.trees()) != digest_trees(site.states.trees())
+    assert list(again.obey(Restore(1, str(tmp_path)), [])) == [b"restored"]
+    assert digest_trees(again.states.trees()) == digest_trees(site.states.trees())
+
+
 def test_a_site_has_its_own_clients_and_no_others() -> None:
     shards = simulated(config.validate(SMALL)).site("run", range(1, 4, 2)).shards
     assert [k in shards for k in range(4)] == [False, True, False, True]
@@ -146,6 +160,9 @@ def test_sizes_that_are_nobodys_business_reach_no_server() -> None:
     _ = open_.setup.plan
     assert set(open_.federation(":memory:", "run").sizes) == {1}
     assert min(open_.population.sizes) > 1
+    assert open_.site("run").sizes is None  # each client counts its own rows: the ones of the plan are not their number
+    public = simulated(config.validate(SMALL))
+    assert list(public.site("run").sizes or ()) == list(public.population.sizes)  # the control: what was agreed
     outcome = one_round(open_.federation(":memory:", "run"), open_.setup.state("server"), 0, open_.site("run"))
     assert len(outcome.answered) == 4
     assert math.isfinite(float(next(iter(outcome.server.x.values())).sum()))

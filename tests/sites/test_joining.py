@@ -35,9 +35,11 @@ from sordino.receipts.signature import generate, private_key
 from sordino.runs.run import resume
 from sordino.sites import agreement_file as agreed
 from sordino.sites import commands as deploying
+from sordino.sites.connecting import InvitedOptions
 from sordino.sites.invitation import Invitation, invite, read
 from sordino.sites.join import JoinOptions, Proposed, join
 from sordino.sites.join import proposed as asked_to
+from sordino.sites.key_holder import hold
 from sordino.sites.serve import settled
 from tests.helpers.real_sites import Trial, written
 from tests.laws.cases import BY_NAME
@@ -226,6 +228,23 @@ def test_an_invitation_runs_no_code_that_its_reader_has_not_allowed(
     assert not (tmp_path / "was-here").exists()
     allowed = asked_to(replace(joining, with_code=True)).invitation.experiment  # the control
     assert "stolen:" in str(allowed.model_dump())
+
+
+def test_a_key_holder_runs_no_code_that_its_owner_has_not_allowed(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lent.py").write_text("from sordino.algorithms.fedavg import FedAvg as Mine\n")
+    file = renamed(trial, tmp_path / "changed.toml", algorithm={"name": "lent:Mine"}, privacy={})
+    options = InvitedOptions(invitation=file, identity=private_key(trial.place / trial.name(0)), rehearsal=True)
+    for allowed, code in (
+        (False, "code-in-invitation"),
+        (True, "no-key-needed"),
+    ):  # the second one has built the method
+        with pytest.raises(SordinoError) as caught:
+            hold(replace(options, folder=tmp_path / "own", with_code=allowed), lambda: True, print, print)
+        assert caught.value.code == code
+        assert ("lent" in sys.modules) is allowed
 
 
 def test_an_invitation_asks_nothing_of_the_machine_that_reads_it(trial: Trial, tmp_path: Path) -> None:

@@ -147,6 +147,25 @@ def test_what_a_site_does_itself_is_proved(tmp_path: Path) -> None:
     assert "this is conditional" not in words(shown(between))
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fedavg", "as it was computed: no noise covers it"),
+        ("gaussian_gdp", "computed from answers to which noise was added here, so that no single example shows"),
+        ("whole_update", "cut to a bounded length, with noise that is drawn here"),
+        ("central_visible", "cut to a bounded length here; the server adds noise to the sum of all clients"),
+        ("secagg_fl", "masked or encrypted, so that the server reads nothing but the sum"),
+    ],
+)
+def test_a_site_is_told_how_its_message_is_protected_and_no_more(name: str, said: str, tmp_path: Path) -> None:
+    (line,) = (
+        line
+        for line in words(shown(Federated(BY_NAME[name].experiment(), tmp_path))).splitlines()
+        if "a message of" in line
+    )
+    assert line.partition("a message of ")[2].partition(", ")[2] == said
+
+
 def test_scores_of_own_models_are_not_shared(tmp_path: Path) -> None:
     """They are computed from training rows, exactly, as often as a server asks: refused before anybody consents."""
     for name, ways in (("gaussian_gdp", ["finetune", "plain"]), ("gaussian_gdp", ["proto"]), ("ditto", [])):
