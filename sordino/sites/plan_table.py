@@ -80,8 +80,10 @@ def _protected(phase: Setup) -> str:
     uplink, read = phase.algorithm.uplink, phase.algorithm.read
     found = []
     if read.offer() is not None:
-        found.append("computed from answers to which noise was added here, so that no single example shows")
-    if uplink.noise() is not None:
+        found.append("computed from answers to which noise was added here")
+    if uplink.shared:
+        found.append("cut to a bounded length, with a share of noise that is drawn here; only the sum has all of it")
+    elif uplink.noise() is not None:
         found.append(
             "cut to a bounded length here; the server adds noise to the sum of all clients"
             if uplink.central

@@ -40,6 +40,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     "hidden": BY_NAME["dp_prox"].experiment(),
 }
 
+SHARES = BY_NAME["fedavg"].experiment(
+    partition={"scheme": "iid", "clients": 10},
+    cohort={"name": "everyone"},
+    uplink={"client": [{"name": "clip", "radius": 0.5}, {"name": "noise_share", "survivors": 8}, {"name": "secagg"}]},
+    privacy={"epsilon": 8.0, "delta": 1e-3},
+)
+
 
 def shown(between: Federated, **changes: Any) -> Proposed:
     key = between.keys[SERVER]
@@ -151,18 +158,22 @@ def test_what_a_site_does_itself_is_proved(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("fedavg", "as it was computed: no noise covers it"),
-        ("gaussian_gdp", "computed from answers to which noise was added here, so that no single example shows"),
+        ("gaussian_gdp", "computed from answers to which noise was added here"),
+        ("gaussian_sampled_published", "computed from answers to which noise was added here"),  # and it proves nothing
         ("whole_update", "cut to a bounded length, with noise that is drawn here"),
         ("central_visible", "cut to a bounded length here; the server adds noise to the sum of all clients"),
         ("secagg_fl", "masked or encrypted, so that the server reads nothing but the sum"),
+        (
+            "shares",
+            "cut to a bounded length, with a share of noise that is drawn here; only the sum has all of it; "
+            "masked or encrypted, so that the server reads nothing but the sum",
+        ),
     ],
 )
 def test_a_site_is_told_how_its_message_is_protected_and_no_more(name: str, said: str, tmp_path: Path) -> None:
-    (line,) = (
-        line
-        for line in words(shown(Federated(BY_NAME[name].experiment(), tmp_path))).splitlines()
-        if "a message of" in line
-    )
+    asked_for = SHARES if name == "shares" else BY_NAME[name].experiment()
+    told = words(shown(Federated(asked_for, tmp_path))).splitlines()
+    (line,) = (line for line in told if "a message of" in line)
     assert line.partition("a message of ")[2].partition(", ")[2] == said
 
 
