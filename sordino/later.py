@@ -30,7 +30,7 @@ def when_used(library: str) -> Iterator[None]:
 
 
 class _Later(ModuleType):
-    """It has none of the library's names, so that each is asked of the library itself."""
+    """Module without names of its own, so that each name is asked of the library itself."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:

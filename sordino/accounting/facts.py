@@ -60,7 +60,7 @@ class Fact(BaseModel):
 
     @model_validator(mode="after")
     def _says_nothing_by_silence(self, info: ValidationInfo) -> Self:
-        """In a file, what may be left out is left out: a null in its place is somebody's edit."""
+        """Refuse a null for what may be left out: a file of ours leaves it out, so a null is an edit."""
         if info.mode == "json":
             for name, value in self:
                 if value is None and name in self.model_fields_set and not type(self).model_fields[name].is_required():

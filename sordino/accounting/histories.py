@@ -47,7 +47,7 @@ class Histories(Generic[R]):
         self._cells = {(node, inside): i for i, (node, inside) in enumerate(zip(self._node, self._inside, strict=True))}
 
     def _some(self, clients: Sequence[int], release: R, words: Hashable) -> None:
-        """Whoever is named twice has lost twice."""
+        """Add a release to some clients; one that is named twice has lost twice."""
         who, first, times = np.unique(np.asarray(clients, np.int64), return_index=True, return_counts=True)
         self._reach(int(who[-1]) + 1)
         self._since[who] = np.minimum(self._since[who], self._spoken + first)

@@ -53,7 +53,7 @@ class Event:
 
     @property
     def words(self) -> str:
-        """Its noise, relative to what one unit can change."""
+        """Words for the noise, relative to what one unit can change."""
         return "nothing"
 
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:

@@ -276,7 +276,7 @@ def rounded_up(epsilon: float) -> float:
 
 
 def _cut(value: float, digits: int, way: Callable[[float], int]) -> float:
-    """To so many digits, up or down."""
+    """Round to so many digits, up or down."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)

@@ -163,7 +163,7 @@ def hits_at(members: Tensor, others: Tensor, alarms: float) -> float:
 
 
 def _above(scores: Tensor, others: Tensor) -> Tensor:
-    """For each score the share of others below it; a tie is a half."""
+    """Share of other scores below each score; a tie counts one half."""
     ordered, asked = others.flatten().double().sort().values, scores.double().contiguous()
     left, right = (torch.searchsorted(ordered, asked, right=side) for side in (False, True))
     return (left + right).double() / (2 * len(ordered))

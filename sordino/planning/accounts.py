@@ -139,9 +139,9 @@ class Accounts:
         return drawn if self.policy.hidden else self._redrawn(now.t, drawn, away, later)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
-        """In place of everybody who is known to be silent somebody else, where there is anybody; where coins are hidden
-        nobody may be. Where there is nobody, who is silent stays drawn if asked `later`, too: it pays in these books
-        beforehand, so a round that others fall out of can ask it.
+        """Replace clients that are known to be silent by others, where there are others; never where coins are hidden.
+        Without others, a silent client stays drawn if it may be asked `later`: it pays in these books beforehand, so
+        that a round that others fall out of can ask it.
         """
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):

@@ -52,7 +52,7 @@ class AboutData(Fact, extra="forbid"):
 
 
 def _packed(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """As (size, how many in a row): a million equal clients are one pair."""
+    """Run-length code of sizes, as (size, count): a million equal clients are one pair."""
     return [(size, sum(1 for _ in alike)) for size, alike in groupby(sizes)]
 
 

@@ -168,7 +168,7 @@ def planned(question: Question, run: Sequence[str] | None = None) -> Planner:
 
 @lru_cache(maxsize=32)
 def _planner(run: tuple[str, ...], records: int, parameters: int) -> Planner:
-    """For equal clients."""
+    """Planner over equal clients."""
     experiment = config.load(None, run)
     sizes = alike(records, experiment.partition["clients"])
     public = PublicNumbers(kind="table", shape=(1,), classes=2, named=2, sizes=sizes)

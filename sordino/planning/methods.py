@@ -35,7 +35,7 @@ class Methods:
 
     @cached_property
     def _made(self) -> AnyAlgorithm | Phased:
-        """As its file makes it: an algorithm, or a sequence of them."""
+        """The algorithm that its file makes, or a sequence of algorithms."""
         table, name = self.experiment.algorithm, str(self.experiment.algorithm.get("name"))
         found = own_algorithm(name) if ":" in name else algorithm_named(name)
         choices = all_algorithms() if found is None else {name: found}  # what could have been meant
@@ -85,7 +85,7 @@ class Methods:
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
-    """Its reader opens examples as they are. One that opens them otherwise may tell clients apart."""
+    """True where the reader opens examples as they are. One that opens them otherwise may tell clients apart."""
     return type(algorithm.read).open is Open.open
 
 

@@ -192,7 +192,7 @@ class PlannedPhase:
         return self.coordinates
 
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
-        """As agreed: the model may be a user's own, and not here."""
+        """Count of coordinates as agreed: the model may be a user's own, and not here."""
         assert self.whole.agreed is not None
         return of_an_upload(self.whole.agreed, self.phase)
 

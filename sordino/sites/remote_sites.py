@@ -132,8 +132,8 @@ class RemoteSites(Sites):
             raise KeyboardInterrupt
 
     def _asks_again(self, ticket: int, error: SordinoError) -> bool:
-        """Where a round would end with fewer than it needs, and where a site was started again since it had begun: it
-        is shown what it has signed before it is asked again. If it has refused that, its refusal stands.
+        """True where a site is asked again: where the round would end with too few, or where it was started again since
+        the round began. It is first shown what it has signed; if it has refused that, its refusal stands.
         """
         peer, now = self._out[ticket].peer, time.monotonic()
         if error.code == BEGIN_FIRST and not self._pauses(peer):
