@@ -49,7 +49,7 @@ def _other_gates(phase: PlannedPhase) -> Iterator[tuple[str, list[str]]]:
     # coins hide nothing from a server that adds no noise: whoever takes turns pays for fewer rounds
     in_turn = [f"cohort={{name='round_robin', size={max(1, round(size))}}}"] if hidden else []
     unit = "protect clients, " if records else ""
-    if not (hidden and offer.everyone_pays):
+    if not (hidden and phase.plan.everyone_pays):
         coins = [] if hidden else [f"cohort={{name='poisson', rate={size / population}}}"]
         # each at the rate its own budget affords
         if phase.whole.budget is not None and phase.whole.budget.personal is not None:

@@ -270,5 +270,5 @@ def test_one_cut_row_of_each_table_runs(asked: Asked, monkeypatch: pytest.Monkey
     said = asked("--quick", "--jobs", 1)
     assert said.code in (0, DataError.exit_code), said.out
     (line,) = (line for line in said.out.splitlines() if line.startswith("dp_prox, "))
-    assert float(line.rpartition(" % after")[0].rpartition(": ")[2]) > 0
+    assert float(line.rpartition("% after")[0].rpartition(": ")[2]) > 0
     assert {file: file.read_bytes() for file in before} == before

@@ -278,13 +278,13 @@ def guessed(experiment: Experiment, folder: Path) -> float:
     """How many of the hidden cohorts somebody finds who knows experiment.toml: the share of (round, client) that is
     told right."""
     drawn: dict[int, list[int]] = {}
-    from sordino.planning.accounts import Accounts
+    from sordino.planning.accounts import Accounts, OpenRound
 
     whole = Accounts.draw
 
-    def draw(self: Any, t: int, *given: Any) -> list[int]:
-        drawn[t] = whole(self, t, *given)
-        return drawn[t]
+    def draw(self: Any, now: OpenRound, *given: Any) -> list[int]:
+        drawn[now.t] = whole(self, now, *given)
+        return drawn[now.t]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Accounts, "draw", draw)
