@@ -1,4 +1,4 @@
-"""The protocols of secure sums, as those use them who play a round. The implementations are a branch's (`secagg`)."""
+"""Interfaces of secure sums, as a round uses them; the implementations are in the branch `secagg`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Uploads = Iterable[tuple[int, Ints]]
 
 
 class Opened(NamedTuple):
-    """Opened sum; `who` is empty where it was not opened."""
+    """Result of a secure sum: the total over the clients `who`; `who` is empty where nothing was opened."""
 
     total: Ints
     who: list[int]
@@ -28,11 +28,11 @@ class Opened(NamedTuple):
 
 
 class SumAtSites(ABC):
-    """The sum of a round whose clients live elsewhere: their halves of the protocol are where they are."""
+    """Secure sum of a round whose clients run their half of the protocol at their sites."""
 
     @abstractmethod
     def open(self, noise: Ints | None) -> Opened:
-        """Plays the protocol to its end; `noise` is what the server adds before the sum is opened."""
+        """Runs the protocol to its end and opens the sum; `noise`: integers that the server adds before."""
 
 
 Step = Literal["round", "roster", "inbox", "request"]
@@ -40,18 +40,20 @@ Messages = Callable[[Sequence[int]], Sequence[bytes]]  # one for all these clien
 
 
 class TakeStep(Protocol):
-    """Takes a step of a masked round with the clients that have taken every step before, in this process or at sites,
-    and hands on the message of each.
+    """Runs a step of a masked round with the clients that have taken every step before, in this process or at sites,
+    and passes the message of each to `receive`.
     """
 
     def __call__(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None: ...
 
 
 class Channel(Protocol):
-    """A secure sum with all halves of the protocol in one process."""
+    """Secure sum with all parties of the protocol in one process."""
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        """The sum of round t; `cohort` are those who began it, `noise` what the server adds."""
+        """Opens the sum of round t. `cohort`: clients that began the round; `size`: integers of an upload; `noise`:
+        integers that the server adds.
+        """
         ...
 
 
@@ -59,7 +61,9 @@ class MaskedChannel(Channel, Protocol):
     """A masked sum, whose clients may be at sites."""
 
     def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> Opened:
-        """The sum of round t, which so many clients begin; `model` is the digest of the broadcast."""
+        """Opens the sum of round t, which `among` clients begin. `size`: integers of an upload; `model`: digest of the
+        broadcast; `clients`: makes, for a session, the function that takes its steps with the clients.
+        """
         ...
 
 
@@ -77,7 +81,9 @@ class EncryptedChannel(Channel, Protocol):
     """An encrypted sum, whose clients and key holder may be at sites."""
 
     def add(self, t: int, public: Any, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
-        """The sum of round t, which so many clients began; `public` is the key holder's, of the stage's scheme."""
+        """Opens the sum of round t, which `began` clients began. `public`: public key of the key holder, of the stage's
+        scheme; `size`: integers of an upload; `noise`: integers that the server adds.
+        """
         ...
 
 
@@ -120,7 +126,7 @@ class SecretKey(Protocol):
 
 
 class Stopwatch:
-    """Seconds of the processor, by part of the work."""
+    """CPU seconds of this process, by part of the work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,12 +1,12 @@
-"""Checkpoints: the old state or the new one, never half of one.
+"""Checkpoints of a run, written atomically: a crash leaves the old state or the new one, never half of one.
 
-One checkpoint is one safetensors file, `round-000012.ckpt`, written at once (see `ledger.files`). Its metadata holds
+One checkpoint is one safetensors file, `round-000012.ckpt`, written by `ledger.files.atomic_write`. Its metadata holds
 the step, the names of the trees, the caller's JSON and a SHA-256 over all of it and every tensor; loading verifies that
 before anything is used, then fits names, dtypes and shapes to the caller's templates. The SHA-256 finds damage, not
 forgery. A directory has one writer.
 
-Trees come and go (client states exist only for clients that took part): store each under its own name, "states/17"
-for those of 17 clients, and let the template function answer by name.
+Trees come and go (client states exist only for clients that took part): store each under its own name, "states/17" for
+the states of 17 clients, and let the template function answer by name.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def load(
 ) -> Loaded | None:
     """The newest checkpoint; None if none was ever completed.
 
-    `templates` maps a tree's name to a tree of the same structure (`mapping.__getitem__` will do). A damaged
-    newest file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before. `at` asks for one
-    step and drops later ones: the state of a part of a run follows the state of the whole.
+    `templates` maps a tree's name to a tree of the same structure (`mapping.__getitem__` will do). A damaged newest
+    file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before. `at` loads the checkpoint of
+    that step and deletes later ones, for a part of a run (a site) that goes back to the step of the whole.
     """
     steps = _steps(directory)
     if at is not None:
@@ -112,7 +112,7 @@ def load(
 
 
 def newest(directory: Path) -> tuple[int, Json] | None:
-    """The step of the newest checkpoint, and what its caller wrote beside the trees."""
+    """Step of the newest checkpoint, and the caller's metadata in it; None without a checkpoint."""
     if (step := latest(directory)) is None:
         return None
     try:
@@ -127,7 +127,7 @@ def latest(directory: Path) -> int | None:
 
 
 def digest_trees(trees: Mapping[str, Tree]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes; the order of names does not count."""
+    """SHA-256 over the names, dtypes, shapes and bytes of all tensors; the order of names does not count."""
     return _digest(_flatten(trees))
 
 
@@ -159,7 +159,9 @@ class _Damaged(Exception):
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """A file of tensors and nothing else: a model, or what clients were handed."""
+    """Reads a file of tensors that is no checkpoint: a model, or the tensors that clients were handed before the first
+    round.
+    """
     from safetensors.torch import load
 
     try:
@@ -171,7 +173,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 @waiting_for_files
 def _read(path: Path, step: int) -> tuple[Json, dict[str, Tensor]]:
-    """The verified content of the file."""
+    """Verified state and tensors of a checkpoint file."""
     from safetensors.torch import load
 
     with disk_told(path, "not-readable"):

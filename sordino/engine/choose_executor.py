@@ -1,7 +1,7 @@
 """Executor, precision and device that `auto` chooses on this machine.
 
 What changes the bits of a result is chosen by rules, not by a stopwatch: the same machine must choose the same again.
-`sordino doctor --bench` measures whether the rules are right here.
+`sordino doctor --bench` measures whether the rules are right for this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from sordino.fast.processor import bf16_instructions
 
 
 def decide(executor: str, precision: str, noisy: bool, device: str = CPU) -> tuple[str, str]:
-    """Both without `auto`. A run decides once, when it starts, and keeps that in its experiment.toml."""
+    """Executor and precision with `auto` resolved. A run resolves them once, when it starts, and keeps them in its
+    experiment.toml.
+    """
     # noisy reads are shared by clients at the same weights, others by clients of equal shape; where a task cannot gain,
     # both are the plain loop
     if executor == "auto":
@@ -30,9 +32,8 @@ def cores() -> int:
 
 
 def device_of(name: str, number: int | None = None) -> str:
-    """The device of that name, decided where it is `auto`; refused where this machine has none. `number`: that of a
-    process among several of one machine. Each takes the accelerator of its own number, and where there are fewer of
-    them, they begin again at the first.
+    """Name of the torch device, with `auto` resolved; refused where this machine has no such device. `number`: index of
+    a process among several on one machine; each takes the accelerator of its own index, modulo their number.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Client states between rounds: made when a client first takes part, one row in one tensor per leaf.
+"""Client states between rounds: one tensor per leaf, with a row for each client from its first round on.
 
-Idle clients cost nothing, active ones their numbers. Up to a budget the tensors lie in memory; larger ones lie in files
-without a name in the run's folder, which are mapped: the system keeps the rows in use in memory, and drops the files
-with the process. A run goes on from its checkpoints alone.
+Clients that never took part cost no memory. Up to `BUDGET` bytes the tensors lie in memory; larger ones are
+memory-mapped files without a name in the run's folder: the system keeps the rows in use in memory, and drops the files
+with the process. A run is resumed from its checkpoints alone, never from these files.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FEWEST = 64  # rows to begin with
 
 
 class Packed(NamedTuple):
-    """Many states as one tree of a checkpoint: a row for each client, in rising order."""
+    """Many client states as one tree of a checkpoint: a row for each client, in rising order."""
 
     clients: Tensor
     states: Tree
 
 
 class States(Mapping[int, Tree]):
-    """The state of every client that took part. What is read is a copy; what does not look like `template` is kept as
-    it came.
+    """Mapping of each client that took part to its state. Reading a row copies it; a state whose leaves differ from
+    `template` in name, shape or dtype is kept apart, as it was given.
     """
 
     def __init__(self, template: Tree, place: Path | None = None) -> None:
@@ -78,7 +78,7 @@ class States(Mapping[int, Tree]):
     # checkpoints ----------------------------------------------------------------------------------------------------
 
     def trees(self) -> dict[str, Tree]:
-        """The states as trees of a checkpoint. The order in which clients came does not show."""
+        """States as trees of a checkpoint, which do not depend on the order in which clients first took part."""
         who = sorted(self._row.keys() - self._odd.keys())
         rows = torch.tensor([self._row[client] for client in who], dtype=torch.int64)
         held = [column.index_select(0, rows.to(column.device)) for column in self._columns]
@@ -87,11 +87,11 @@ class States(Mapping[int, Tree]):
         return ({f"states/{len(who)}": packed} if who else {}) | odd
 
     def anew(self) -> States:
-        """Empty states of the same shape in the same place."""
+        """Empty mapping with the same template and the same folder."""
         return States(self._template, self._place)
 
     def restore(self, trees: Mapping[str, Tree]) -> States:
-        """Back from a checkpoint; other trees in it are passed over."""
+        """Adds the client states in a checkpoint's trees; other trees are ignored."""
         for name, found in trees.items():
             for client, state in unpacked(name, found):
                 self[client] = state
@@ -113,12 +113,12 @@ class States(Mapping[int, Tree]):
 
 
 def looks(state: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
-    """The name, shape and kind of each leaf."""
+    """Name, shape and dtype of each leaf."""
     return [(name, leaf.shape, leaf.dtype) for name, leaf in tree.named(state)]
 
 
 def shape_of(name: str, state: Tree) -> Tree:
-    """The shape of client states in a checkpoint, by the name of their tree; `state`: that of one client."""
+    """Template for a checkpoint's tree of client states, by the tree's name; `state`: state of one client."""
     kind, _, rest = name.partition("/")
     if kind == "clients":
         return state
@@ -134,7 +134,7 @@ def shape_of(name: str, state: Tree) -> Tree:
 
 
 def unpacked(name: str, found: Tree) -> Iterator[tuple[int, Tree]]:
-    """The client states in one tree of a checkpoint, none in the server's."""
+    """Client states in one tree of a checkpoint; none where the tree is the server's."""
     kind, _, rest = name.partition("/")
     if kind == "clients":
         yield int(rest), found

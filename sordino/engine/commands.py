@@ -1,6 +1,4 @@
-"""Commands to a site, and its answers: JSON that says by name what is what. The numbers of a model travel behind it, as
-wire messages.
-"""
+"""Commands to a site and its answers: JSON with named fields. The tensors of models follow it as wire messages."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ class Round:
 
     t: int
     terms: dict[int, Terms]
-    apart: bool = False  # is every client told something of its own? Then there is a message for each
+    apart: bool = False  # true: one message for each client, in place of one broadcast
     among: int = 0  # clients that begin the round, in a secure sum; 0: single uploads are read
     do: Literal["round"] = "round"
 
@@ -34,7 +32,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Mask:
-    """Take the next step of a round whose uploads are masked, with these clients."""
+    """Take the next step of a masked round with these clients."""
 
     t: int
     step: Literal["roster", "inbox", "request"]
@@ -48,7 +46,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Score:
-    """Say how well models meet the test examples of your clients."""
+    """Score models on the test examples of the site's clients."""
 
     t: int
     models: int
@@ -59,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Keep:
-    """Make the states of your clients durable."""
+    """Save the states of the site's clients durably."""
 
     step: int
     do: Literal["keep"] = "keep"
@@ -68,7 +66,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Restore:
-    """Go on from states that you kept."""
+    """Continue from the client states that the site saved at this step."""
 
     step: int
     place: str
@@ -78,9 +76,9 @@ class Restore:
 
 @dataclass(frozen=True)
 class Begin:
-    """Say whether you take part in this run."""
+    """Answer whether the site takes part in this run."""
 
-    answered: bool = False  # does the newest head that you have signed come along?
+    answered: bool = False  # true: the newest head that the site has signed comes with it
     do: Literal["begin"] = "begin"
 
     @property
@@ -90,7 +88,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Hand:
-    """Keep what every client is given before the first round."""
+    """Store the tensors that every client is given before the first round."""
 
     do: Literal["hand"] = "hand"
     messages = 1
@@ -98,7 +96,7 @@ class Hand:
 
 @dataclass(frozen=True)
 class Publish:
-    """Give out the public half of your key; a key holder is asked this."""
+    """Send the public half of the key; for a key holder only."""
 
     do: Literal["publish"] = "publish"
     messages = 0
@@ -114,10 +112,10 @@ class Encrypt:
 
 @dataclass(frozen=True)
 class OpenSum:
-    """Open the encrypted sum of a round; a key holder is asked this."""
+    """Open the encrypted sum of a round; for a key holder only."""
 
     t: int
-    clients: int  # whose uploads are in the sum, beside what the server has added
+    clients: int  # number of uploads in the sum, without what the server has added
     do: Literal["open"] = "open"
     messages = 1
 
@@ -126,7 +124,7 @@ class OpenSum:
 class End:
     """End the run."""
 
-    models: int = 0  # what was trained, for the site to keep
+    models: int = 0  # 1: the trained model comes with it, for the site to keep
     do: Literal["end"] = "end"
 
     @property
@@ -152,7 +150,7 @@ def decode_command(frame: bytes) -> Command:
 
 
 def read_command(fields: object) -> Command:
-    """The command in what was read of JSON."""
+    """Validated command from decoded JSON."""
     try:
         return _COMMAND.validate_python(fields)
     except ValidationError as error:
@@ -170,7 +168,7 @@ def _no_command(error: ValueError) -> WireError:
 
 @dataclass(frozen=True)
 class Answered:
-    """The messages of these clients are the bodies, in this order."""
+    """Answer whose bodies are one message for each of these clients, in this order."""
 
     clients: list[int] = field(default_factory=list)
     do: Literal["answered"] = "answered"
@@ -188,13 +186,13 @@ class Accepted:
     """This site takes part, with these clients."""
 
     clients: list[int]
-    scores: bool = False  # does it share how well models meet its examples?
+    scores: bool = False  # true: the site shares scores of models on its examples
     do: Literal["accepted"] = "accepted"
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The command is refused, and why. `own`: a user's own code failed."""
+    """Answer that refuses a command and says why. `own`: a user's own code failed."""
 
     what: str
     why: str = ""
@@ -208,7 +206,9 @@ class Refused:
         return cls(error.what[:2000], error.why[:2000], error.fix[:2000], error.code, isinstance(error, OwnCodeError))
 
     def error(self, who: str) -> SordinoError:
-        """Error to raise here. Its text is the other side's: shown, and not believed."""
+        """Error to raise on the side that sent the command. Its text comes from the other side: it is shown, and
+        nothing relies on it.
+        """
         if self.own:
             return OwnCodeError(self.what, why=self.why, fix=self.fix, code="own-code")
         code = BEGIN_FIRST if self.code == BEGIN_FIRST else "client-refused"

@@ -1,7 +1,8 @@
-"""Shared memory between two processes of one machine: words, and tensors behind them, as they were computed.
+"""Messages between two processes of one machine through shared memory: JSON, and tensors in the form in which they were
+computed (factored ones as their factors).
 
-Both sides see the same memory. What is said is left there until the next round, and a pipe tells where; what there is
-no room for goes through the pipe. Nothing of it outlives the processes, and no other process can write into it.
+Both processes see the same memory. A message stays there until the next round, and a pipe says where it lies; what does
+not fit goes through the pipe. The memory ends with the processes, and no other process can write into it.
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ Told = Mapping[str, Any]  # as JSON
 
 @cache
 def kinds() -> tuple[torch.dtype, ...]:
-    """All types of numbers, spoken of by their place here; who only looks at runs needs no torch."""
+    """All torch dtypes in a fixed order, so that messages name each by its index. Looked up at the first call: commands
+    that only look at runs need no torch.
+    """
     return tuple(sorted({kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}, key=str))
 
 
 class Spoken(NamedTuple):
-    """Message through a pipe: words, and tensors behind them."""
+    """Message between the two processes: JSON (`told`) and tensors."""
 
     told: Told
     tensors: list[Tensor]
 
 
 class Ends:
-    """One side of a conversation. What is said is left in memory that both sides see until the next round, and a pipe
-    tells where. What there is no room for goes through the pipe.
+    """One end of the channel between two processes. `say` leaves a message in shared memory, where it stays until the
+    next round, and sends its place through a pipe; what does not fit goes through the pipe.
     """
 
     def __init__(self, read: int, write: int, mine: mmap.mmap, others: mmap.mmap) -> None:
@@ -75,7 +78,7 @@ class Ends:
                 left = left[os.write(self._write, left) :]
 
     def hear(self) -> Spoken:
-        """Next message of the other side; EOFError where it is gone."""
+        """Next message of the other process; EOFError where that process has ended."""
         at, size = HEAD.unpack(self._read(bytearray(HEAD.size)))
         told = json.loads(bytes(_bytes(self._found(kinds().index(torch.uint8), None if at < 0 else at, size))))
         return Spoken(told, [self._found(*place) for place in told.pop("tensors")])
@@ -111,7 +114,7 @@ class Ends:
 
 
 def _bytes(value: Tensor) -> Any:
-    """A tensor's own memory."""
+    """Bytes of a tensor, without a copy where it is contiguous."""
     return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -119,7 +122,9 @@ def _bytes(value: Tensor) -> Any:
 
 
 def apart(leaves: Iterable[Matrix], into: list[Tensor]) -> list[Any]:
-    """Puts what the leaves are made of into a list; says how to make them of it again."""
+    """Appends the tensors that make up the leaves (the factors of factored ones) to `into`; returns how `whole`
+    rebuilds each leaf.
+    """
     made: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, Span) and leaf.index is EVERY:
@@ -135,7 +140,7 @@ def apart(leaves: Iterable[Matrix], into: list[Tensor]) -> list[Any]:
 
 
 def whole(made: Sequence[Any], of: Iterator[Tensor]) -> list[Matrix]:
-    """The leaves that such a list was made of."""
+    """Leaves rebuilt from the list that `apart` returned and the tensors that it appended."""
     found: list[Matrix] = []
     for how in made:
         first = next(of)

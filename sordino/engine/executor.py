@@ -28,7 +28,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Tally:
-    """Uploads of a round that came in time: from whom, and their size."""
+    """Uploads of a round that came in time: which clients answered, and how many bytes."""
 
     answered: list[int]
     size: int  # bytes of all uploads
@@ -37,13 +37,13 @@ class Tally:
 
 
 class Clients(ABC):
-    """Clients as a round needs them."""
+    """Interface of the clients of a round."""
 
-    repeats = False  # asked for a round again, do they send what they have sent, and pay no second time?
+    repeats = False  # true: asked for a round again, they resend what they have sent, and pay no second time
 
     @abstractmethod
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
-        """Round t of every client named in `terms`."""
+        """Answers of every client named in `terms` to round t; `down`: the broadcast."""
 
     def gather(self) -> None:  # noqa: B027 (a default, not a hole)
         """Waits before a round until enough clients can be reached. Those of one machine always can."""
@@ -54,8 +54,8 @@ class Clients(ABC):
 
 
 class Executor(Clients):
-    """The clients of a whole run, as the server sees them. Nothing here has a default: a state that is not kept is
-    lost.
+    """Interface of the clients of a whole run. Scoring, saving and restoring have no default: a state that is not saved
+    is lost.
     """
 
     @abstractmethod
@@ -64,13 +64,13 @@ class Executor(Clients):
 
     @abstractmethod
     def keep(self, step: int) -> Mapping[str, Tree]:
-        """Makes the clients' states of this step durable, but for those it returns: they go into the server's own
-        checkpoint.
+        """Saves the clients' states of this step durably, except for those that it returns, which go into the server's
+        own checkpoint.
         """
 
     @abstractmethod
     def restore(self, step: int, place: Path) -> None:
-        """Clients go on from the states that they kept, in this place, at that step."""
+        """Resets the clients to the states that they saved at `step` in the folder `place`."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,5 +78,5 @@ class Executor(Clients):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The clients are told that it is over."""
+        """Tells the clients that the run has ended; by default nothing is to be done."""
         return

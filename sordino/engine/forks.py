@@ -1,10 +1,10 @@
-"""Processes that help to train clients. They are forked from the process that asks, so they have its data, its network
-and its code without a copy.
+"""Forked processes that help to train clients. They are forked from the process that asks for help (the asker), so they
+have its data, its network and its code without a copy.
 
-Threads wait for each other wherever Python itself has work to do; forks do not. A fork is told only what changes from
-round to round: the broadcast, and the terms and states of the clients that it shall train. It answers in the form in
-which the asker itself would have computed it, coefficients where those are kept, so that who computes changes no byte.
-What it cannot do, or does not live to do, the asker does itself.
+Threads wait for each other wherever Python itself has work to do; forks do not. A fork receives only what changes from
+round to round: the broadcast, and the terms and states of the clients that it trains. It answers in the form in which
+the asker itself would have computed the answer, coefficients where those are kept, so that who computes changes no
+byte. A unit that a fork cannot compute, or dies over, is computed by the asker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS = 1 << 10  # bytes that are enough to name a client or a tensor
 
 
 class UnitAnswers(NamedTuple):
-    """Answers of a unit."""
+    """Uploads and new states of the clients of one unit."""
 
     clients: Sequence[int]
     uploads: Sequence[Tree]  # of each client, or the sum of several as the only one
@@ -47,7 +47,9 @@ class UnitAnswers(NamedTuple):
 
 
 def possible() -> bool:
-    """Elsewhere, what a library has begun may not outlive a fork; nor do threads that share a product of matrices."""
+    """True on Linux with one torch thread. On other systems the state of a library may not survive a fork; neither do
+    threads that share a matrix product.
+    """
     return sys.platform.startswith("linux") and torch.get_num_threads() == 1
 
 
@@ -55,24 +57,24 @@ def possible() -> bool:
 
 
 class Unit(NamedTuple):
-    """Clients that are computed in one go."""
+    """Clients that are computed in one call."""
 
     clients: Sequence[int]
     terms: Sequence[Told]
     states: Sequence[Tree]
-    cost: float  # about how much work it is, beside others
+    cost: float  # estimated work, relative to other units
     compute: Callable[[], UnitAnswers]
 
 
 class Templates(NamedTuple):
-    """Templates of trees that are sent as bare leaves."""
+    """Templates to rebuild uploads and states, of which only the leaves are sent."""
 
     upload: Tree
     state: Tree
 
 
 class Fork:
-    """One forked process."""
+    """One forked process, as the asker sees it."""
 
     def __init__(self, serve: Callable[[Ends], None]) -> None:
         first, second = mmap.mmap(-1, ROOM), mmap.mmap(-1, ROOM)  # of which nothing is there that is not used
@@ -86,10 +88,10 @@ class Fork:
             _live(serve, its)
         its.close()
         self.given: dict[int, Unit] = {}
-        self.cost = self.busy = 0.0  # what it was given in this round, and the seconds that it took
+        self.cost = self.busy = 0.0  # work given in this round, and seconds that it took
 
     def give(self, number: int, unit: Unit) -> bool:
-        """False where there is no room for the states."""
+        """Sends a unit to the fork; False, with nothing sent, where the shared memory has no room for its states."""
         leaves = [dense(leaf) for state in unit.states for leaf in tree.leaves(state)]
         if not self.ends.room(sum(leaf.nbytes + WORDS for leaf in leaves) + WORDS * len(unit.clients)):
             return False  # a process that waits at a full pipe hears nothing
@@ -104,7 +106,7 @@ class Fork:
             self.ends.say(told, tensors)
 
     def heard(self) -> Spoken | None:
-        """Next message of the fork; None where it is gone."""
+        """Next message of the fork; None where it has died."""
         with contextlib.suppress(EOFError):
             return self.ends.hear()
         return None
@@ -116,7 +118,9 @@ class Fork:
 
 
 def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
-    """A fork's life. It has nothing open but its pipes, and leaves without the asker's farewells."""
+    """Main function of a fork: closes every file but its pipes and the standard streams, ignores signals that end a
+    run, serves, and exits without the asker's cleanup.
+    """
     try:
         for number in ENDING:  # who asks decides when it is over
             signal.signal(number, signal.SIG_IGN)
@@ -132,8 +136,8 @@ def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
 
 @contextlib.contextmanager
 def _held_back() -> Iterator[None]:
-    """Signals that end a run wait: in a hook of a library at a fork whatever they raise would be lost, and a fork would
-    obey them, too.
+    """Postpones signals that end a run until the block ends: an exception raised in a library's fork hook would be
+    lost, and a new fork would obey the signals, too.
     """
     came, before = list[int](), dict[int, Any]()
     try:
@@ -162,7 +166,7 @@ class Own:
 
 
 class SpeedSoFar(NamedTuple):
-    """Speed measured in the round before, for units of cost 1."""
+    """Speed measured in the round before, per cost of 1."""
 
     unit: float = 0.0  # seconds to do it
     answer: float = 0.0  # seconds of the asker, to hand on what it answers
@@ -170,7 +174,7 @@ class SpeedSoFar(NamedTuple):
 
 
 class Forks:
-    """Some processes that help one site. They begin when there is enough to do, and end with it."""
+    """Forked processes that help one site. They start when there is enough work, and end with this object."""
 
     def __init__(self, many: int) -> None:
         """`many`: number of processes that train at once, the asker among them."""
@@ -180,7 +184,9 @@ class Forks:
         self._end = weakref.finalize(self, _end, self._forks)
 
     def begin(self, serve: Callable[[Ends], None], pace: float = 0.0) -> bool:
-        """True where there is help. `pace`: what was found of it so far."""
+        """Starts the processes at the first call; True where at least one helps. `pace`: seconds measured so far for a
+        cost of 1.
+        """
         if self._many > 1 and possible():
             # where the machine gives no more, fewer help
             with _held_back(), contextlib.suppress(OSError):
@@ -201,8 +207,8 @@ class Forks:
         keep: bool = False,
         cost: float | None = None,
     ) -> Iterator[tuple[int, UnitAnswers]]:
-        """Answers of each unit, with its number, in the order in which they are done. `keep`: answers may be read after
-        the round. `cost`: of all units; where it is None, that of the round before is taken.
+        """Answers of each unit, with its number, in the order in which they are completed. `keep`: copies answers,
+        which may be read after the round. `cost`: total cost of all units; None takes that of the round before.
         """
         for fork in self._forks:
             fork.cost = fork.busy = 0.0
@@ -243,8 +249,9 @@ class Forks:
                 yield from self._answered(fork, templates, keep)
 
     def _sooner(self, first: Fork, cost: float, left: float, to_give: float) -> bool:
-        """True where the round is over sooner if that fork does a unit, and not the asker. What is still to be given is
-        divided evenly as far as it goes; a fork that has nothing to do while the asker is at work loses that time.
+        """True where the round is estimated to end sooner if the fork `first`, not the asker, does a unit of this cost.
+        The work still to be given is assumed to be divided evenly as far as it goes; a fork that is idle while the
+        asker computes loses that time.
         """
         unit, own, theirs = cost * self.pace.unit, time.perf_counter() + left * self.pace.answer, self._free_at(first)
         rest = to_give * self.pace.unit + sum(self._free_at(fork) for fork in self._forks if fork is not first)
@@ -256,7 +263,7 @@ class Forks:
         return given <= kept + unit / 100
 
     def _free_at(self, fork: Fork) -> float:
-        """Time at which the fork will have nothing to do, if all are equally fast."""
+        """Estimated time at which the fork runs out of work, if all processes are equally fast."""
         now = time.perf_counter()
         return max(now, self._begun + fork.cost * self.pace.unit) if fork.given else now
 
@@ -265,7 +272,7 @@ class Forks:
         return any(fork.given for fork in self._forks)
 
     def _ready(self, wait: bool) -> list[Fork]:
-        """Forks that have answered something, of those that owe something."""
+        """Forks that have sent an answer, among those that still owe one; `wait`: until there is at least one."""
         owing = {fork.ends.read: fork for fork in self._forks if fork.given}
         looking = select.poll()
         for read in owing:
@@ -273,7 +280,9 @@ class Forks:
         return [owing[read] for read, _ in looking.poll(None if wait else 0)] if owing else []
 
     def _answered(self, fork: Fork, templates: Templates, keep: bool) -> Iterator[tuple[int, UnitAnswers]]:
-        """One unit, or all that the fork owes where it died."""
+        """Answers of one unit, the next from this fork; where the fork has died, of all units that it owes, computed
+        here.
+        """
         if (frame := fork.heard()) is None:  # what it owes is done here
             self._forks.remove(fork)
             fork.end()
@@ -313,14 +322,14 @@ def _end(forks: list[Fork]) -> None:
 
 
 class ForksWork:
-    """Work of a fork: tasks, one after the other, and its answers."""
+    """The fork's side of the channel: iterates over its tasks, and sends their answers."""
 
     def __init__(self, ends: Ends, state: Tree) -> None:
         """`state`: template of a client's state."""
         self._ends, self._state, self._began = ends, state, 0.0
 
     def __iter__(self) -> Iterator[tuple[Spoken, list[Tree]]]:
-        """A round, or a unit with the states of its clients."""
+        """Yields messages that begin a round or give a unit, with the states of the unit's clients."""
         size = len(tree.leaves(self._state))
         while True:
             frame = self._ends.hear()
@@ -331,7 +340,7 @@ class ForksWork:
             yield frame, [tree.like(self._state, frame.tensors[i * size : (i + 1) * size]) for i in many]
 
     def tell(self, number: int, answers: UnitAnswers, templates: Templates) -> None:
-        """The answers of a unit."""
+        """Sends the answers of a unit; gives the unit up where they do not fit the templates."""
         names, like = [name for name, _ in tree.named(templates.upload)], looks(templates.state)
         _, uploads, states = answers
         if any([name for name, _ in tree.named(one)] != names for one in uploads) or any(
@@ -344,5 +353,5 @@ class ForksWork:
         self._ends.say({"number": number, "seconds": time.perf_counter() - self._began, "made": made}, tensors)
 
     def give_up(self, number: int) -> None:
-        """The asker does it, and tells what is wrong."""
+        """Leaves the unit to the asker, which computes it and raises its error, if any."""
         self._ends.say({"number": number, "seconds": 0.0})

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Inbox:
-    """The server's mail: how long its messages are, and what comes back."""
+    """Messages of the server: the lengths of its broadcasts, and the uploads that come back."""
 
     algorithm: AnyAlgorithm
     task: Task
@@ -58,7 +58,9 @@ class Inbox:
 
 
 class Mail:
-    """Uploads of one round, let go as they are added. Once all were read, it knows what came."""
+    """Iterator over the uploads of one round, none of which is kept. Once all were read, `tally` and `digest` describe
+    them.
+    """
 
     def __init__(
         self, inbox: Inbox, t: int, uploads: Iterable[tuple[int, Tree] | Summed], crew: Crew, down: Tree
@@ -69,7 +71,7 @@ class Mail:
         self._seen = list[int]()  # checksums of single uploads that the server sees
 
     def __iter__(self) -> Iterator[tuple[int, Tree] | Summed]:
-        """The uploads of those who were in time."""
+        """Yields the uploads that came in time, decoded and checked."""
         inbox, t, late = self._inbox, self._t, self._crew.late
         length = wire.sizes(inbox.header(t, 0), self._schema)
         # where noise protects the sum, or it cannot be read, single uploads are not seen
@@ -109,8 +111,8 @@ class Mail:
         return Tally(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
 
     def digest(self, mean: Tree) -> bytes:
-        """Digest of all that the round lets the server see. Uploads in time are in the mean, which tells any two
-        releases apart; late ones were seen all the same.
+        """Digest of all that the round lets the server see. Uploads in time enter by the mean, which tells any two
+        releases apart; late uploads that the server sees enter by their checksums.
         """
         digest = hashlib.sha256(json.dumps(self._seen).encode())
         for leaf in tree.leaves(mean):
@@ -122,8 +124,8 @@ class Mail:
 
     @property
     def _unbounded(self) -> bool:
-        """True where a single upload can set the sum to any value. An algorithm that reads each upload, and a robust
-        sum, judge for themselves.
+        """True where a single upload can set the sum to any value. False for an algorithm that reads each upload and
+        for a robust sum: both judge uploads themselves.
         """
         if self._inbox.algorithm.reads_each or self._uplink.robust:
             return False

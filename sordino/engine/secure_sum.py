@@ -1,4 +1,4 @@
-"""Secure sum of uploads: the uplink's stages say what is added, a channel adds it."""
+"""Secure sum of uploads: the stages of the uplink define the integers that are added, a channel adds them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ class SecureSum:
 
 
 def check_one_broadcast(tells_each: bool) -> None:
-    """Refuses masks between sites where every client is told something else: no digest says that all got the same."""
+    """Refuses masked sums between sites for an algorithm with a message per client: no digest could show that all
+    clients got the same broadcast.
+    """
     if tells_each:
         raise UnsoundGuarantee(
             "masked uploads, of clients that are each told something of their own",
@@ -103,7 +105,7 @@ def words_of(algorithm: AnyAlgorithm, task: Task, t: int, down: Tree) -> int:
 
 
 def flat(upload: Tree) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """All integers of one upload."""
+    """All integers of one upload as one vector."""
     found: np.ndarray[Any, np.dtype[np.int64]] = np.concatenate(
         [leaf.cpu().numpy().reshape(-1) for leaf in tree.leaves(upload)]
     )

@@ -34,12 +34,14 @@ class Release(NamedTuple):
     received: Received[Tree]
     came: Tally
     digest: bytes  # of all that it lets the server see
-    stalled: bool  # has the model stopped moving beyond its noise? From released values and public scales alone
+    stalled: bool  # true: the model moves no further than its noise; from released values and public scales alone
 
 
 @dataclass(kw_only=True)
 class Federation(Accounts):
-    """The server's half of a phase: its books, its own data, and the rules of the sum. No client's rows are in it."""
+    """The server's half of a phase: its privacy accounts, its own data, and the rules of the sum. It holds no client's
+    examples.
+    """
 
     home: Home  # the server's own data
 
@@ -49,7 +51,7 @@ class Federation(Accounts):
         return for_round(self.policy.noise, self.key, t)
 
     def all_terms(self, now: OpenRound, crew: Crew) -> dict[int, Terms]:
-        """Terms of all who take part."""
+        """Terms of every client that takes part in the round."""
         terms = {k: self.terms(k, now.prices[k], crew.epochs.get(k), crew.parts.get(k)) for k in now.granted}
         if self.algorithm.uplink.shared:  # shares of one noise are all alike
             return {k: replace(each, multiplier=now.central) for k, each in terms.items()}
@@ -67,7 +69,9 @@ class Federation(Accounts):
         )
 
     def _reach(self, price: Price | None) -> float:
-        """A client under one noise for all may be as large as its own noise would have allowed."""
+        """Scale of a client's personal clip under one noise for all: its upload may be as large as its own noise would
+        have allowed; 1 under other uplinks.
+        """
         personal = self.algorithm.uplink.personal and price is not None
         return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
 
@@ -108,7 +112,7 @@ class Federation(Accounts):
         return self.plan.budget is not None and isinstance(self.plan.budget.schedule, Adaptive)
 
     def _std(self, now: OpenRound, answered: Sequence[int], coordinates: int) -> float:
-        """Deviation of the noise in one coordinate of the mean upload, from the multipliers alone."""
+        """Standard deviation of the noise in one coordinate of the mean upload, from the multipliers alone."""
         if self.plan.offer is None:
             return 0.0
         if self.plan.offer.subject.unit == "client" and self.algorithm.uplink.central:
@@ -121,7 +125,9 @@ class Federation(Accounts):
         return in_mean(stds, [self.weights[k] for k, _ in found])
 
     def _noise_std(self, multiplier: float, size: int, coordinates: int) -> float:
-        """Deviation of the noise in one coordinate of what is noised: one upload, or their sum."""
+        """Standard deviation of the noise in one coordinate of the noised quantity: of one upload, or of the sum of
+        uploads.
+        """
         assert self.plan.offer is not None
         if self.plan.offer.subject.unit != "client":
             read = of_reader(self.algorithm.read, self.algorithm.work, multiplier, size)
@@ -145,7 +151,7 @@ class Federation(Accounts):
 
     @cached_property
     def largest(self) -> int:
-        """The size of the largest client."""
+        """Number of examples of the largest client."""
         return max(self.sizes)
 
     @cached_property
@@ -164,13 +170,13 @@ class Federation(Accounts):
 
     @cached_property
     def _weight(self) -> float:
-        """Weight of all clients together."""
+        """Sum of the weights of all clients."""
         return math.fsum(self.weights)
 
 
 @dataclass(frozen=True)
 class Weights(Sequence[float]):
-    """The weight of every client, by its size: sizes are fewer than clients."""
+    """Public weight of every client, looked up by its size, since there are fewer sizes than clients."""
 
     sizes: Sequence[int]
     of: Mapping[int, float]

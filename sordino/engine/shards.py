@@ -1,4 +1,4 @@
-"""Shards: the rows of each client, without a copy, and what a reader makes of them before training."""
+"""Shards: the examples of each client, without a copy, and as its reader prepares them for training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sordino.types import Examples, NoiseSource, Reader
 
 
 class Shards(Mapping[int, Examples]):
-    """Each client's rows, gathered when the client is asked: the data lie in memory once."""
+    """Examples of each client, gathered when they are asked for from the one copy of the data in memory."""
 
     def __init__(self, train: Split, rows: Sequence[Any], which: range) -> None:
         self._x, self._y = here(torch.from_numpy(np.asarray(train.x))), here(torch.from_numpy(np.asarray(train.y)))
@@ -35,7 +35,7 @@ class Shards(Mapping[int, Examples]):
 
 
 class PreparedShards(Mapping[int, Examples]):
-    """Examples as their client's reader has prepared them: once, and kept, or again in every round."""
+    """Examples as the reader prepares them for training: once, and kept, or anew in every round (`reader.redraw`)."""
 
     def __init__(
         self, shards: Mapping[int, Examples], reader: Reader, source: Callable[[int], NoiseSource], t: int = 0
@@ -44,7 +44,7 @@ class PreparedShards(Mapping[int, Examples]):
         self._kept: dict[int, Examples] = {}
 
     def at(self, t: int) -> PreparedShards:
-        """Shards of round t."""
+        """Shards as they are prepared for round t."""
         return self if self._reader.redraw == "run" else PreparedShards(self._shards, self._reader, self._source, t)
 
     def __getitem__(self, client: int) -> Examples:

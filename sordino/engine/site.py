@@ -1,5 +1,5 @@
-"""A site: clients with their own examples and their own states, and one answer of each per round. The same code runs
-in the server's process, in another one, or on another machine: what the server says is a command, which the site obeys.
+"""A site: clients with their own examples and states, each of which answers once per round. The same code runs in the
+server's process, in another one, or on another machine; the server sends commands, which the site executes.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ LONG = 0.05  # seconds of a round, from which on processes gain more than they c
 
 @dataclass
 class Site(Executor):
-    """The clients of one place. As an executor: all clients in the server's own process."""
+    """Clients of one place, with their examples and states. As an executor it holds all clients in the server's own
+    process.
+    """
 
     algorithm: AnyAlgorithm
     task: Task
     shards: Mapping[int, Examples]
     header: Callable[[int, int], wire.Header]  # (round, sender; -1 the server) -> what a message must say
     states: States
-    tests: Mapping[int, Examples] = field(default_factory=dict)  # what each keeps to be tested on
+    tests: Mapping[int, Examples] = field(default_factory=dict)  # test examples of each client
     handed: Mapping[str, Tensor] | None = None  # tensors that every client was given before the first round
     # the number of examples that each client agreed to, by its number, whatever its data hold; None: none is told
     sizes: Sequence[int] | Mapping[int, int] | None = None
@@ -72,15 +74,15 @@ class Site(Executor):
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
     threads: Threads | None = None  # None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
-    adds: bool = False  # may clients that are computed in one go be added up here? Where none of them is read alone
-    hears: Callable[[int, Tree], None] | None = None  # who is shown every upload before it is added to others
+    adds: bool = False  # true: uploads computed in one call may be added up, since none is read alone
+    hears: Callable[[int, Tree], None] | None = None  # called with every upload before it is added to others
     _made: dict[int, Examples | None] = field(default_factory=dict, repr=False)  # what each has made of what was handed
     _bears: Differences | None = field(default=None, repr=False)  # of clients in one call; None: not tried yet
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
-        """One round of every client named in `terms`, each by itself or unit by unit. Nothing needs to be packed in one
-        process.
+        """One round of every client named in `terms`: an upload of each, or sums of units where the site may add.
+        Within one process no message needs to be encoded.
         """
         if not self.adds:
             return Answers(self.each(t, down, terms))
@@ -146,7 +148,7 @@ class Site(Executor):
         yield from self.forks.map(now.t, now.down, given, now.templates, now.keeps, cost)
 
     def _serve(self, ends: Ends) -> None:
-        """The life of a fork of this process: it does units of clients."""
+        """Main loop of a fork of this process, which computes units of clients."""
         now, asked = None, ForksWork(ends, self.first_state)
         broadcast = self.algorithm.broadcast(self.algorithm.init(self.task, 0))  # what it looks like
         for (told, tensors), states in asked:
@@ -162,7 +164,9 @@ class Site(Executor):
                 asked.give_up(told["number"])
 
     def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
-        """Clients that are computed in one go, in their order. It does not depend on who computes."""
+        """Divides clients into units that are computed in one call, in an order that does not depend on which process
+        computes.
+        """
         if self.sharing == "pooled":
             return pools(members, self.task, tree.size(down))
         if not self._shared:
@@ -178,8 +182,8 @@ class Site(Executor):
 
     @property
     def _shared(self) -> bool:
-        """True where clients can be stacked: they have one broadcast and one set of public examples, and no message of
-        their own.
+        """True where clients can be stacked: they have one broadcast, no tensors handed to them before the first round,
+        and no message of their own.
         """
         return self.sharing == "stack" and self.handed is None and not isinstance(self.algorithm, PerClientMessages)
 
@@ -222,7 +226,7 @@ class Site(Executor):
     # for a server elsewhere -------------------------------------------------------------------------------------------
 
     def obey(self, command: Command, messages: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-        """Obeys a command; gives wire messages."""
+        """Executes a command; yields the bodies of its answer."""
         if isinstance(command, Round):
             for k, upload in self.uploads(command, messages):
                 yield wire.encode(self.header(command.t, k), upload)
@@ -237,7 +241,7 @@ class Site(Executor):
             yield b"restored"
 
     def uploads(self, command: Round, messages: Sequence[bytes | memoryview]) -> Iterator[tuple[int, Tree]]:
-        """The answers of a round, from the broadcast as it came or from what each client is told of it."""
+        """Uploads of a round, computed from the broadcast as received, or from the message of each client."""
         if not command.terms:
             return
         for k, down in broadcasts(self.algorithm, self.task, self.header, command, messages):
@@ -329,7 +333,7 @@ class RoundHere:
     """One round at a site."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
-        """`adds`: clients that are computed in one go are added up."""
+        """`adds`: uploads of clients that are computed in one call are added up."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._compared = False  # an upload with zero: the first one tells of all
@@ -380,7 +384,7 @@ class RoundHere:
         self._compared = True
 
     def unit(self, members: list[Member], terms: Mapping[int, Terms]) -> Unit:
-        """A unit that another process may do."""
+        """Unit of these clients, which another process may compute."""
         who = [one.client for one in members]
         cost = len(who) * (BESIDE + max(one.grant.size for one in members))
         told, states = [vars(terms[k]) for k in who], [one.state for one in members]
@@ -388,7 +392,7 @@ class RoundHere:
 
     @property
     def keeps(self) -> bool:
-        """True where uploads of single clients may be kept."""
+        """True where the algorithm or the uplink reads single uploads, and so may keep them."""
         return self._site.algorithm.reads_each or self._uplink.reads_each
 
     @cached_property

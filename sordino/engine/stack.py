@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 CLOSE = 1e-3  # of a tensor's norm: agreement of a stack and the loop in a trial; rounding leaves 1e-6
-WINDOW = 256  # neighbours that are put in order, and divided, at a time
+WINDOW = 256  # consecutive clients that are sorted, and divided into stacks, at a time
 WORTH = 8  # clients: with fewer of them one call gains little
-POOLED = 2  # the same, where it is a pass that they share
+POOLED = 2  # `WORTH` for clients that share a pass
 AT_HAND = 8  # units at most whose examples are gathered at a time
-PARTS = 4  # of those that are left, one is the next part
+PARTS = 4  # the next part is one in so many of the clients left
 UNITS = 64  # of a cohort: four for each of sixteen processes, so that they end together
 UPLOADS = 1 << 22  # numbers in the uploads of one unit
 
@@ -79,7 +79,7 @@ def near(a: Member, b: Member, counts: bool = False) -> bool:
 def by_size(
     members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, counts: bool = False
 ) -> Iterator[list[Member]]:
-    """Clients of the same effort and of about the same size, the largest first, out of a few hundred neighbours at a
+    """Stacks of clients of the same effort and about the same size, the largest first, out of `WINDOW` neighbours at a
     time.
     """
 
@@ -98,7 +98,9 @@ def stacks(
     worth: int = WORTH,
     alike: Callable[[Member, Member], bool] = alike,
 ) -> Iterator[list[Member]]:
-    """Neighbours in the order of clients that are alike, at most so many of so many rows together."""
+    """Stacks of consecutive clients that are alike. `most`: how many clients of so many examples fit into one stack;
+    `worth`: fewest clients for which one call pays.
+    """
     few: list[Member] = []
     for member in members:
         room = most(few[0].grant.size) if few else 1
@@ -111,8 +113,8 @@ def stacks(
 
 
 def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[Member]]:
-    """Neighbours whose rows go through the network in the same pass, each on its own for all the rest. `numbers`: in
-    what one of them sends.
+    """Groups of consecutive clients whose examples share passes through the network; all other work is done for each
+    alone. `numbers`: length of one client's upload.
     """
     held, rows = max(1, UPLOADS // max(1, numbers)), 0
     few: list[Member] = []
@@ -126,13 +128,13 @@ def pools(members: Iterable[Member], task: Task, numbers: int) -> Iterator[list[
 
 
 def least(cohort: int) -> int:
-    """The number of clients in the smallest stacks of such a cohort."""
+    """Number of clients in the smallest stacks of a cohort of this size."""
     return max(WORTH, -(-cohort // UNITS))
 
 
 def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[list[Member]]:
-    """Parts of neighbours, at most so many in each. They become smaller, so that processes that share them end
-    together; on a GPU they are not shared.
+    """Splits clients into parts of at most `most`. The parts become smaller, as far as `worth`, so that processes that
+    share them end together; on a GPU, which no processes share, they do not.
     """
     start, parts = 0, 1 if on_gpu() else PARTS
     while start < len(few):
@@ -142,7 +144,7 @@ def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[lis
 
 
 def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
-    """Clients that share a pass: the first that reads does it for all of them."""
+    """The same clients with one shared pass through the network, which the first that reads computes for all."""
     pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
     return [one._replace(grant=replace(one.grant, pool=pool)) for one in few]
 
@@ -150,7 +152,9 @@ def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
 def together(
     algorithm: Any, task: Task, down: Tree, stack: Sequence[Member], counts: bool = False
 ) -> list[tuple[Tree, Tree]]:
-    """(upload, new state) of each member, in order. `counts`: single numbers of their states are each one's own."""
+    """Upload and new state of each member, in order, from one vmapped call. `counts`: single numbers in the states may
+    differ between members.
+    """
     reader, first = algorithm.read, stack[0]
     grant = replace(first.grant, reads=reader.reads(algorithm.work, first.grant.size))
     sizes = [len(member.examples.y) for member in stack]
@@ -180,7 +184,7 @@ def together(
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of each client, with zeros behind them to the length of the longest."""
+    """Rows of all clients as one tensor, padded with zeros to the length of the longest."""
     most = max(map(len, parts))
     if all(len(part) == most for part in parts):
         return torch.stack(list(parts))
@@ -215,8 +219,8 @@ def _place(value: Tensor, into: list[Tensor]) -> int:
 
 
 def differences(algorithm: Any, task: Task, like: Member) -> Differences:
-    """Differences between clients that leave the numbers of `local` as they are alone. It depends on the shapes of
-    `like` only, so that a run that goes on after a crash finds the same.
+    """Differences that clients of one stack may have without changing what `local` gives for each alone. The result
+    depends on the shapes of `like` only, so that a run resumed after a crash finds the same.
     """
     if task.stacks(1) == 1:  # calls are not shared, and an order by size does no harm
         return Differences(task.pads, True)
@@ -227,7 +231,7 @@ def differences(algorithm: Any, task: Task, like: Member) -> Differences:
 
 
 def _agree(algorithm: Any, task: Task, like: Member, allowed: Differences) -> bool:
-    """True where three made-up clients with these differences send and keep in one call what they do one by one."""
+    """True where one call gives three made-up clients with these differences what they upload and keep one by one."""
     few = _made_up(like, algorithm.work.batch_size or 4, allowed)
     try:
         first = algorithm.broadcast(algorithm.init(task, 0))
@@ -243,7 +247,9 @@ def _agree(algorithm: Any, task: Task, like: Member, allowed: Differences) -> bo
 
 
 def _made_up(like: Member, batch: int, allowed: Differences) -> list[Member]:
-    """Three clients of random rows: of whole batches, a part of one more, and a part of one less."""
+    """Three clients of random rows: one batch, a batch and a row, and a batch less a row; a batch and a row each where
+    sizes may not differ.
+    """
     made = []
     for k, size in enumerate((batch, batch + 1, max(1, batch - 1)) if allowed.sizes else (batch + 1,) * 3):
         key, count = fold(root(k), "a stack on trial"), k if allowed.counts else 1

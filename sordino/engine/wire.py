@@ -103,7 +103,7 @@ class Schema(NamedTuple):
 
 
 def schema(template: Tree) -> Schema:
-    """Entries of messages shaped like `template`, in their order."""
+    """Names, dtypes and shapes of the tensors in messages shaped like `template`, in their order."""
     fields = tuple(Field(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.named(template))
     for field in fields:
         if str(field.dtype) not in _DTYPES:
@@ -132,7 +132,7 @@ def size(header: Header, fields: Schema) -> int:
 
 
 def sizes(header: Header, fields: Schema) -> Callable[[int], int]:
-    """The lengths of messages that differ from `header` in nothing but their sender."""
+    """Length of a message as a function of its sender, for messages whose header is otherwise `header`."""
     rest = size(header, fields) - len(str(header.sender))
     return lambda sender: rest + len(str(sender))
 
@@ -152,7 +152,9 @@ def encode(header: Header, payload: Tree) -> bytes:
 
 
 def decode(data: bytes | memoryview, expected: Header, template: T) -> tuple[Header, T]:
-    """The message's header and a tree like `template` with its own memory; `entries` may be any."""
+    """Header of a message, and a tree like `template` with its own memory; refused where the header differs from
+    `expected` in anything but `entries`.
+    """
     view, fields = memoryview(data).cast("B"), schema(template)
     start = _check_envelope(view, fields)
     _check_seal(view)

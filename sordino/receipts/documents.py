@@ -1,7 +1,7 @@
 """Documents about a run: a model card, and a record for the public registry of differential privacy deployments.
 
 Names and their order are those of the template in its repository, opendp/deployments-registry-data, commit 057e5d81.
-What no file of a run knows stays empty, and is listed on top: a person has to fill it in.
+Fields that no file of a run can fill stay empty, and are listed on top: a person has to fill them in.
 """
 
 from __future__ import annotations
@@ -177,8 +177,9 @@ def _plain(text: str) -> str:
 
 
 def as_yaml(told: Mapping[str, object]) -> str:
-    """Render names and values as YAML, in their order. Every value is JSON, which is YAML too, but for texts of several
-    lines. There is no reader: those of YAML build the objects that a file names."""
+    """Render names and values as YAML, in their order. Every value but a text of several lines is written as JSON,
+    which is YAML too. There is no reader here: YAML parsers build the objects that a file names.
+    """
     return "".join(f"{line}\n" for line in _lines(told))
 
 

@@ -89,7 +89,7 @@ class Evidence(NamedTuple):
 
 def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence:
     """Verify a run folder, or a copy of its public files, and collect its facts. A receipt that does not hold is
-    refused, but with `anyway`: then the document says so.
+    refused, unless `anyway` is set: then the document says so.
     """
     verdict, run = examine(folder, key, code), RunFolder(folder)
     if verdict.wrong and not anyway:

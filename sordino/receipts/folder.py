@@ -83,7 +83,9 @@ class RunFolder:
         return self.changed()
 
     def changed(self, changes: Sequence[str] = (), settings: Mapping[str, object] | None = None) -> Experiment:
-        """The experiment of the run, or a changed one; relative paths lead from where the run began."""
+        """Experiment of the run, with any `changes` and `settings` applied; relative paths start from the folder where
+        the run began.
+        """
         given = config.load(self.experiment_file, changes, settings)
         return paths.resolved(given, self.path, self.environment.began) if self.environment_file.exists() else given
 
@@ -99,8 +101,9 @@ class RunFolder:
         return Path(os.path.abspath(shared)) if shared else self.own_ledger
 
     def metrics(self) -> list[RoundRow]:
-        """Rows for this user: with scores that an evaluator keeps in the private folder, and with the seconds that
-        sums and rounds took, which are not part of the result."""
+        """Rows of all rounds, as far as this user may read them: with scores that an evaluator keeps in the private
+        folder, and with the seconds that sums and rounds took, which are not part of the result.
+        """
         own = RunFolder(self.private)
         evaluated = {row.round: row for row in rows_of(own.metrics_file, RoundRow)}
         took: dict[int, list[RoundCost]] = {}
@@ -130,7 +133,7 @@ class RunFolder:
 
     @property
     def _checkpoint(self) -> int:
-        """The round of the newest checkpoint, by its name; 0 where there is none, or none that may be seen."""
+        """Round of the newest checkpoint, by its name; 0 where there is none, or where the folder cannot be read."""
         with contextlib.suppress(OSError):
             return max(
                 (int(name[6:-5]) for name in os.listdir(self.checkpoints) if _CHECKPOINT.fullmatch(name)), default=0
@@ -153,7 +156,7 @@ class RunFolder:
         return _text(self.log_file).splitlines() if self.log_file.exists() else []
 
     def receipt(self, sealed: bool = True) -> Receipt:
-        """The receipt. Refused where its ledger is here and has `sealed` another one."""
+        """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one."""
         fix = (
             f"`sordino privacy spent {self.path}` says what it spent; `sordino resume {self.path}` finishes it and "
             "writes the receipt again"
@@ -261,7 +264,7 @@ def _text(path: Path, fix: str = FROM_A_COPY) -> str:
 
 
 def numbers(row: Mapping[str, object], prefix: str = "") -> dict[str, float]:
-    """The numbers of one round under flat names (`clients_mean`). Those of single clients are lists, and stay out."""
+    """Numbers of one round under flat names (`clients_mean`), without lists, which hold numbers of single clients."""
     found: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):

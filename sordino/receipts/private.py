@@ -33,7 +33,7 @@ NOT_TO_BE_SHARED = (
 
 
 def found(run: Path, clients: bool) -> None:
-    """Create the private folder of a new run; with a secret of the `clients` where they draw once in a run."""
+    """Create the private folder of a new run. `clients`: with the secret from which clients draw once in a run."""
     place = run / FOLDER
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
@@ -57,8 +57,9 @@ def check_place(run: Path, moved: bool) -> None:
 
 
 def check_no_copy(run: Path) -> None:
-    """Refuse a copy that lies elsewhere: its files have other inodes. One that is put back in place is noticed by
-    `runs.witness`."""
+    """Refuse a run folder that is a copy, which the inode of its file `here` tells. A copy that is put back in place is
+    noticed by `runs.witness`.
+    """
     place = run / FOLDER / HERE
     try:
         same = place.read_text() == str(place.stat().st_ino)
@@ -82,12 +83,12 @@ def secret_of(run: Path) -> bytes | None:
 
 
 def throwaway() -> bytes:
-    """A secret for clients whose answers are thrown away."""
+    """Random secret for clients whose answers are thrown away."""
     return secrets.token_bytes(KEY)
 
 
 def new_key() -> bytes:
-    """A key of a digest that stands for data."""
+    """Random key for the digest that stands for a run's data."""
     return secrets.token_bytes(KEY)
 
 

@@ -65,8 +65,8 @@ OWN_MODELS = (
 
 
 def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment, check: bool = False) -> Receipt:
-    """Compute the receipt from the ledger alone, so that it can be made again: a round that was begun counts,
-    finished or not. `check`: with limits of every exact epsilon.
+    """Compute the receipt from the ledger alone, so that it can be recomputed; a round that was begun counts, finished
+    or not. `check`: add the limits between which each exact epsilon must lie.
     """
     experiment, ledger = setup.experiment, federation.ledger
     federation.replay()
@@ -114,7 +114,9 @@ def stated(
 
 
 def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Receipt:
-    """Write the receipt with digests of the files beside it, and seal it in the ledger. An outdated page is deleted."""
+    """Write the receipt with digests of the files beside it, and seal it in the ledger. An outdated report.html is
+    deleted.
+    """
     mine = RunFolder(folder)
     made = receipt(setup, federation, mine.environment).beside(files=seal.digests(folder))
     if seal.still_shows(folder, made):
@@ -125,8 +127,8 @@ def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Re
 
 
 def bind_page(folder: Path) -> bool:
-    """Add the page to the files of the receipt, if all others are still those that the run wrote: a page must not
-    seal a file that was put in place of another.
+    """Add report.html to the files of the receipt; False, with nothing done, unless all other files are still those
+    that the run wrote: sealing the page must not seal a file that was put in place of another.
     """
     try:
         told, claimed = seal.claimed(folder), RunFolder(folder).receipt()
@@ -158,7 +160,7 @@ def _sealed(folder: Path, made: Receipt, federation: Accounts) -> Receipt:
 
 
 def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
-    """Guarantees of each phase, given what went out before it: they show which phase an infinity comes from."""
+    """Guarantees of each phase, given the releases before it; they show which phase makes an epsilon infinite."""
     notes: dict[str, list[str]] = {mine.phase: [] for mine in (*setup.preparation, setup)}
     for entry in federation.entries():
         notes[Op.of(entry.op).phase].append(entry.note)
@@ -176,7 +178,7 @@ def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
 
 
 def _as_published(setup: PlannedPhase, row: Guarantee, rounds: int, budget: ReceiptBudget | None) -> Guarantee:
-    """Add to a nominal row the number that the source's formula prints, and the sum over all rounds by the same
+    """Add to a nominal row the epsilon by the publication's own formula, and the epsilon over all rounds by the same
     formula, where it is another.
     """
     if row.status != "nominal" or row.unit == "person":
@@ -189,8 +191,8 @@ def _as_published(setup: PlannedPhase, row: Guarantee, rounds: int, budget: Rece
 
 
 def spending(folder: Path, most: int | None = None) -> Spending:
-    """Spending of a run so far, from its ledger: guarantees, and one row per client; `most` rows where there are
-    more, at even distances.
+    """Spending of a run so far, from its ledger: guarantees, and one row per client, or `most` rows at even distances
+    where there are more clients.
     """
     setup, federation = opened(folder)
     try:
@@ -217,7 +219,7 @@ def spending(folder: Path, most: int | None = None) -> Spending:
 
 
 def some_of(many: int, most: int | None) -> Sequence[int]:
-    """Indices of so many things, or of `most` of them at even distances."""
+    """Indices of `many` items, or of `most` of them at even distances where there are more."""
     return range(many) if most is None or many <= most else [i * many // most for i in range(most)]
 
 
@@ -234,7 +236,7 @@ def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
 
 
 def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
-    """Budget granted and spent over clients, in the currency that adds up."""
+    """Budget of the clients: granted, and the share of it that is spent, in the currency that adds up over rounds."""
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None
@@ -269,7 +271,9 @@ def share_of(federation: Accounts, client: int) -> float:
 
 
 def _groups(federation: Accounts) -> tuple[Group, ...]:
-    """Epsilon that each group lost, by the ledger's events, beside the one it granted or a publication claims."""
+    """Clients by granted epsilon, with the epsilon that each group lost by the ledger's events, and the one that a
+    publication claims.
+    """
     plan = federation.plan
     assert plan.offer is not None
     assert plan.budget is not None
@@ -294,8 +298,8 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
 
 
 def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:
-    """Number of clients with each value: `values` of the clients that took part, or of all where everyone pays alike;
-    the others have the value `otherwise`.
+    """Number of clients with each value: `values` belong to the clients that took part, or to all where everyone pays
+    alike; every other client has the value `otherwise`.
     """
     counted = Counter(dict.fromkeys(values, people) if everyone else values)
     counted[otherwise] += people - counted.total()

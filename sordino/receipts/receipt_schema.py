@@ -38,7 +38,7 @@ EVENTS: Mapping[str, str] = {
 
 
 def receipt_schema() -> Json:
-    """Schema of privacy.json. It allows no other names."""
+    """JSON Schema of privacy.json. Fields that it does not name are not allowed."""
     made = Receipt.model_json_schema(mode="validation")
     shapes = made.pop("$defs")
     known = shapes["Guarantee"]["properties"]

@@ -36,13 +36,13 @@ FILES = tuple(
 
 
 def digests(folder: Path, names: tuple[str, ...] | None = None) -> dict[str, str]:
-    """Digests of the files that exist; by default of all public files of a run but its page."""
+    """Digests of the files that exist; by default of all public files of a run except report.html."""
     found = {name: folder / name for name in names or (*FILES, *_tables(folder))}
     return {name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items() if path.is_file()}
 
 
 def _tables(folder: Path) -> list[str]:
-    """Tables of the phases before the training."""
+    """Names of the metrics files of the phases before the training."""
     return sorted(str(path.relative_to(folder)) for path in RunFolder(folder).preparation.glob("*/*.jsonl"))
 
 
@@ -71,7 +71,7 @@ def _content(path: Path) -> bytes:
 
 
 def still_shows(folder: Path, made: Receipt) -> bool:
-    """True where a page belongs to the receipt before, and nothing has changed since."""
+    """True where report.html belongs to the previous receipt, and nothing has changed since."""
     try:
         before = claimed(folder)
         files = {name: value for name, value in before["files"].items() if name != PAGE}
@@ -88,7 +88,7 @@ def digest(receipt: Json) -> bytes:
 
 
 def check_sealed(folder: Path) -> None:
-    """Refuse a receipt that its ledger, where it is here, has not sealed."""
+    """Refuse a receipt that its ledger, where that exists, has not sealed."""
     ledger = RunFolder(folder).ledger
     if not ledger.exists():
         return
@@ -106,14 +106,14 @@ def check_sealed(folder: Path) -> None:
 
 
 def absent(folder: Path, claimed: Json) -> list[str]:
-    """Files of the receipt that are not here: a receipt may be passed on without the model."""
+    """Files that the receipt names and the folder lacks: a receipt may be passed on without the model."""
     stated = claimed.get("files")
     names = stated if isinstance(stated, dict) else {}
     return sorted(str(name) for name in names if not os.path.lexists(folder / str(name)))
 
 
 def wrong(folder: Path, claimed: Json) -> list[str]:
-    """Files that are here, and are not those of the receipt."""
+    """Files of the folder that differ from those of the receipt, or that it does not name."""
     stated = claimed.get("files")
     if not isinstance(stated, dict):
         return ["files: the receipt names none"]
@@ -130,7 +130,7 @@ def wrong(folder: Path, claimed: Json) -> list[str]:
 
 
 def vouched(folder: Path) -> Receipt | None:
-    """The receipt of a run, if its ledger has sealed every word of it and nothing was written there since."""
+    """Receipt of a run, if its ledger has sealed every word of it and has no entry since; None otherwise."""
     mine = RunFolder(folder)
     mine.check()
     try:

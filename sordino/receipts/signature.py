@@ -46,8 +46,8 @@ def sign(folder: Path, path: Path) -> Path:
 
 
 def wrong(folder: Path, path: Path | None) -> list[str]:
-    """Reasons why the signature does not hold: with a key, it must be there and by that key; without one, it must be
-    valid where it is there.
+    """Reasons why the signature does not hold. With a key, there must be a signature by that key; without one, a
+    signature that is there must be valid.
     """
     place = RunFolder(folder).signature_file
     if not place.is_file():

@@ -125,8 +125,8 @@ def _guarantees(again: Json, claimed: Json) -> list[str]:
 
 
 def _contradicted(again: Json) -> list[str]:
-    """An exact epsilon outside its limits, or above another upper bound, further than rounding explains: one of the two
-    is mistaken.
+    """Rows whose exact epsilon is outside its limits, or above another accountant's upper bound, by more than rounding
+    explains: one of the two is mistaken.
     """
     return [
         f"{' / '.join(_subject(row))}: {name} gives {float(epsilon):.6g}, and what is called exact {float(exact):.6g}"
@@ -162,8 +162,8 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
 
 
 def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], between: bool = False) -> list[str]:
-    """Releases that differ from the experiment's plan in their claims, which hold the noise, or in their price. A
-    ledger that was written anew as a whole is found here. `between`: between sites, where absent clients are not asked,
+    """Releases whose claims, which hold the noise, or whose price differ from the experiment's plan. This also finds a
+    ledger that was written anew as a whole. `between`: the run is between sites, where absent clients are not asked,
     and a site may have missed rounds.
     """
     wrong: list[str] = []

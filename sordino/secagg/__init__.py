@@ -1,4 +1,4 @@
 """Secure aggregation: masks, Paillier, BFV and CKKS.
 
-Fixed point, Paillier, lattices, secure aggregation: integers and bytes; nothing here knows a model.
+The package works on integers and bytes; nothing in it knows a model.
 """

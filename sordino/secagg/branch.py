@@ -1,4 +1,4 @@
-"""Parts that secure aggregation adds: implementations of secure sums, by the `way` of a stage, and a site's masked
+"""Parts that secure aggregation registers: implementations of secure sums, by the `way` of a stage, and a site's masked
 round.
 """
 

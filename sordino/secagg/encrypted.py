@@ -55,7 +55,9 @@ class Ciphertexts:
         return found._replace(saturated=here.beyond, bytes_up=found.bytes_up if self._stage.mode == "full" else each)
 
     def add(self, t: int, public: Public, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
-        """Adds up a round, wherever its clients and its key holder are."""
+        """Adds the uploads of a round and has the key holder open their sum; clients and key holder may be here or at
+        sites.
+        """
         own, watch = [] if noise is None else pieces(noise, self._layout), peers.watch
         server, expected = Adder(public), public.header(t, size, self._layout)
         server.check(self._layout, began + len(own))
@@ -125,7 +127,9 @@ def channel(stage: Encrypted, layout: Layout, run: str) -> EncryptedChannel:
 
 
 def too_few(stage: Encrypted, came: int, began: int) -> str:
-    """Reason not to open a sum of so few uploads; empty where they are enough."""
+    """Reason not to open a sum of `came` uploads, of the `began` clients that began the round; empty where they are
+    enough.
+    """
     least = stage.least(began)
     return "" if came >= least else f"{came} uploads came, the key holder opens nothing of fewer than {least}"
 
@@ -191,7 +195,7 @@ def secret_key(stage: Encrypted, data: bytes) -> Secret:
 
 
 def pieces(noise: Ints, layout: Layout) -> list[Ints]:
-    """Noise that is larger than an upload may be, split into several contributions."""
+    """Splits noise, which may be larger than an upload, into contributions that are each in the range of an upload."""
     most = layout.offset - 1
     count = max(1, -(-int(np.abs(noise).max(initial=0)) // most))
     if count > layout.most:

@@ -1,5 +1,5 @@
-"""The packages behind the schemes. They come with an extra, and without them a scheme is refused: never replaced by a
-sum in the clear.
+"""Packages behind the encryption schemes, which come with the extra `he`. A scheme without its package is refused, and
+never replaced by a sum in the clear.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Sums under lattice encryption: BFV, exact, and CKKS, with a small error (SEAL's implementations through TenSEAL).
 
 Fan and Vercauteren, "Somewhat practical fully homomorphic encryption" (2012); Cheon, Kim, Kim and Song, ASIACRYPT 2017.
-A ciphertext holds a guard, 1 in each contribution, and 4,095 values; neither scheme notices a wrong key, the guard
-does.
+A ciphertext holds a guard, which is 1 in each contribution, and 4,095 values. Neither scheme notices decryption under a
+wrong key; the guard does.
 
 Guarantees (BFV): the sums are exact where count (2^(bits-1) - 1) <= (t - 1) / 2; more contributions are refused.
 Guarantees (CKKS): values travel as parts of the range, and a sum of k is off by at most CKKS_ERROR sqrt(k) of the range
 before it is rounded to the layout's grid. With 24 bits that is sqrt(k) / 3 + 1/2 steps, so 0 for k = 2, 2 for k = 50, 8
 for k = 512; the fixed point itself may have cost k / 2.
 
-Decrypted CKKS numbers carry the encryption's noise: who sees them beside the ciphertexts can compute the key (Li and
-Micciancio, EUROCRYPT 2021). What `open` returns stays with the key holder, who passes on nothing but the model, and
+Decrypted CKKS numbers carry the encryption's noise: anyone who sees them and the ciphertexts can compute the key (Li
+and Micciancio, EUROCRYPT 2021). What `open` returns stays with the key holder, who passes on nothing but the model, and
 never reaches a server that saw the ciphertexts. BFV has no such condition.
 """
 
@@ -101,7 +101,7 @@ class LatticePublic:
         return self._packed
 
     def agreed(self, headers: Iterable[SealedHeader]) -> SealedHeader:
-        """The header of the sum, if all headers are of this key and fit together."""
+        """Header of the sum; refused unless all headers are of this key and fit together."""
         first, *rest = headers
         mine = replace(self.header(first.round, first.size, first.layout), count=0)
         header = joined([mine, first, *rest])

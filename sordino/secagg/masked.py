@@ -1,5 +1,5 @@
 """Secure aggregation: the server learns the sum of the uploads that reach it and nothing else about any of them, and
-clients may vanish at every step.
+clients may drop out at every step.
 
 Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017:
 
@@ -9,7 +9,7 @@ Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Lea
     client gives shares, one kind for each peer      server takes the masks off the sum
 
 Client i uploads its words + PRG(seed_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij). Pairs cancel in
-the sum; seeds of survivors, and mask keys of those who vanished after sharing, come back from `threshold` shares. A
+the sum; seeds of survivors, and mask keys of those that dropped out after sharing, come back from `threshold` shares. A
 last word of 1 is the guard: it must add up to the number of survivors.
 
 Guarantees, against a semi-honest server (it follows the protocol but remembers everything) together with fewer than
@@ -17,12 +17,12 @@ Guarantees, against a semi-honest server (it follows the protocol but remembers 
 client, its upload. Nothing the server holds opens a single upload, and no client gives it both shares of one peer.
 Every key is bound to the whole roster: clients that were sent different models or rosters cannot even read each other
 (after Pasquini et al., Eluding Secure Aggregation via Model Inconsistency, CCS 2022). Out of scope: a malicious server.
-It could invent clients; signed keys and a consistency round would stop that. The sum is exact and has no noise: it is
-secret from nobody who is given it, and not differentially private.
+It could invent clients; signed keys and a consistency round would stop that. The sum is exact and has no noise: whoever
+receives it reads it in clear, and it is not differentially private.
 
-Cost for k clients of whom d vanish after sharing: a client makes 2(k - 1) key agreements and k streams as long as the
-vector, the server d(k - d) agreements and (d + 1)(k - d) streams; an upload is as long as the words, and a quarter of a
-kilobyte more for each peer.
+Cost for k clients of which d drop out after sharing: a client makes 2(k - 1) key agreements and k streams as long as
+the vector, the server d(k - d) agreements and (d + 1)(k - d) streams; an upload is as long as the words, and a quarter
+of a kilobyte more for each peer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def needs(stage: Aggregated) -> None:
 
 @dataclass(frozen=True)
 class MaskedWords:
-    """Encoding of the integers of one round as words to be masked, the same for server and clients."""
+    """Encoding of the integers of one round as words to be masked, the same for the server and its clients."""
 
     stage: Aggregated
     layout: Layout
@@ -66,12 +66,12 @@ class MaskedWords:
         return values + self._top // 2
 
     def integers(self, words: NDArray[np.uint64], count: int) -> Ints:
-        """Integers of the sum of so many uploads."""
+        """Signed integers of the sum of `count` uploads, from its words."""
         return words.astype(np.int64) - count * (self._top // 2)
 
     @property
     def too_few(self) -> str:
-        """Reason not to begin a round of so few clients; empty where they are enough."""
+        """Reason not to begin a round of `among` clients; empty where they are enough."""
         least = self.stage.least(self.among)
         return "" if self.among >= least else f"{self.among} clients began the round, {least} must stay to its end"
 
@@ -103,8 +103,8 @@ class Masks:
         return found._replace(seconds=watch.seconds | found.seconds, saturated=beyond)
 
     def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Session], TakeStep]) -> Opened:
-        """Plays a round to its end, wherever its clients are; `model` is the digest of the broadcast. A round that is
-        broken off opens nothing, and nothing of it is used.
+        """Runs a round to its end, wherever its clients are; `model` is the digest of the broadcast. A round that is
+        aborted opens nothing, and none of its messages is used.
         """
         nothing, watch = Opened(np.zeros(size, np.int64), [], 0, 0, {}, None), Stopwatch()
         masked = MaskedWords(self._stage, self._layout, among)

@@ -1,13 +1,13 @@
 """A site's half of masked sums: its clients' keys, seeds and shares, in memory only, and every step taken once.
 
-Why no operation has two masked uploads: a round is paid for on its first letter, and before masked words leave, the
-shelf says durably that they do. From then on
+Why no operation has two masked uploads: a round is paid for when its first letter (signed message of the server)
+arrives, and before masked words leave, the shelf records durably that they do. From then on
 
 - the same letters get the same bytes, from memory, and other contents are refused;
 - a site that was restarted finds the round on its shelf and answers that its clients have dropped out. Their words may
   have left: fresh keys would put the same operation under a second mask.
 
-A site that was restarted before has nothing on its shelf, so no words have left: it may draw fresh keys and noise, and
+A site that was restarted earlier has nothing on its shelf, so no words have left: it may draw fresh keys and noise, and
 nothing is opened twice. The list of members that names the old keys is refused by clients that have new ones.
 """
 
@@ -65,13 +65,13 @@ class MaskedRound:
         return self._gives("round", asked, _all(self._participants.messages("round", [*self._command.terms], [])))
 
     def given(self, asked: Operation, command: Mask) -> Given | None:
-        """Answer to a later letter, where it was given before."""
+        """Answer to a later letter, where it was given before; None where it was not."""
         if not command.clients or not all(k in self._participants for k in command.clients):
             raise WireError(f"clients {command.clients} are asked, who have not begun", fix="ignore it", code="others")
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
-        """Answers a later letter; `keep` makes durable that masked words leave, and the states after them."""
+        """Answers a later letter; `keep` records durably that masked words leave, with the states after them."""
         sent = list(map(bytes, asked.messages))
         found = _all(self._participants.messages(command.step, command.clients, sent, self._words(command.clients)))
         if command.step == "inbox":
@@ -79,7 +79,7 @@ class MaskedRound:
         return self._gives(command.step, asked, found)
 
     def _words(self, clients: Sequence[int]) -> Iterator[tuple[int, Ints]]:
-        """Trains, and gives what was learned as words to be masked."""
+        """Trains these clients and yields their uploads as words to be masked."""
         terms = {k: self._command.terms[k] for k in clients}
         for k, upload in self._site.each(self._command.t, self._down, terms):
             yield k, self._masked.words(flat(upload))

@@ -1,8 +1,8 @@
 """Masks: agreements between two clients, keys derived from them, and streams of words that cancel in the sum.
 
 X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer may read, and AES-256 in counter mode as
-the generator. A stream is keyed with 256 bits that are never used twice, so its nonce is zero and its words are uniform
-over their whole range, as far as anybody can tell who has not the key.
+the generator. A stream is keyed with 256 bits that are never used twice, so its nonce is zero; without the key its
+words cannot be told from uniform ones over their whole range.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read(data: bytes, width: int) -> Words:
 
 
 def blend(words: Words, key: bytes, operation: np.ufunc = np.add) -> None:
-    """Adds the stream of the key to the words, in place; or takes it away with `np.subtract`."""
+    """Adds the key's stream to the words, in place; subtracts it with `np.subtract`."""
     assert len(key) == KEY_BYTES
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     # older versions of the library ask for a block of room beyond what they write
@@ -84,7 +84,7 @@ def agree(own: X25519PrivateKey, peer: bytes) -> bytes:
 
 
 def pair_key(own: X25519PrivateKey, peer: bytes, context: bytes, one: int, other: int) -> bytes:
-    """The key of the stream that one of two clients adds and the other takes away."""
+    """Key of the stream that one of two clients adds and the other subtracts."""
     return derive(agree(own, peer), context, b"mask", min(one, other), max(one, other))
 
 

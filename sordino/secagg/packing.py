@@ -4,9 +4,9 @@ A large integer of S slots of a layout's width holds a guard in slot 0, the leas
 offset above it; the last integer is filled up with z = offset. The guard of one contribution is 1. Slots never borrow
 since z >= 1, and never carry since a layout refuses too many contributions.
 
-Guarantees: `unpack` of a sum of k integers packed here gives the sums of the signed values, exactly. What is no such
-sum (another key, another count, a carry) is noticed by the guard, the padding and the range of every slot: random
-plaintexts pass with a chance below 2^-width for each integer.
+Guarantees: `unpack` of a sum of k integers packed here gives the sums of the signed values, exactly. Any other
+plaintext (from another key, of another count, after a carry) is detected by the guard, the padding and the range of
+every slot: random plaintexts pass with a chance below 2^-width for each integer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def integers(size: int, slots: int) -> int:
 
 
 def pack(values: Ints, slots: int, layout: Layout) -> list[int]:
-    """Signed integers of a layout as one contribution."""
+    """Packs signed integers of a layout as one contribution."""
     layout.check_values(values, "beyond-slot", "it would run into the neighbouring slot")
     filled = np.zeros(integers(len(values), slots) * (slots - 1), np.int64)
     filled[: len(values)] = values
@@ -42,7 +42,7 @@ def pack(values: Ints, slots: int, layout: Layout) -> list[int]:
 
 
 def unpack(sums: Sequence[int], count: int, size: int, slots: int, layout: Layout) -> Ints:
-    """The `size` signed sums of `count` contributions, if that is what `sums` are."""
+    """The `size` signed sums of `count` contributions; refused where `sums` cannot be such sums."""
     layout.check(count)
     if count < 1:
         raise no_sum("it says that nothing was added", "nothing-added")
@@ -72,7 +72,7 @@ def _squeezed(words: Words, width: int) -> list[bytes]:
 
 
 def _spread(numbers: Sequence[int], slots: int, width: int) -> Words:
-    """The inverse of `_squeezed`."""
+    """Words of `width` bits from large integers, one integer a row: the inverse of `_squeezed`."""
     length = -(-slots * width // 8)
     buffer = b"".join(number.to_bytes(length, "little") for number in numbers)
     rows = np.frombuffer(buffer, np.uint8).reshape(len(numbers), length)

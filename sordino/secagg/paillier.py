@@ -3,10 +3,9 @@ EUROCRYPT 1999).
 
 c = (1 + m n) rho mod n^2, where the blinding rho is one of
     djn   h^(n alpha) for a short random alpha (Damgard, Jurik and Nielsen, IJIS 2010), by a table of powers: the
-          default. With the secret key it is the same
-          number modulo p^2 and q^2, at 0.6 of the cost.
+          default. The secret key computes the same number modulo p^2 and q^2, at 0.6 of the cost.
     full  r^n for a random r: as published, and sixteen times slower.
-    crt   the same distribution modulo p^2 and q^2: for who holds the secret key.
+    crt   the distribution of `full`, computed modulo p^2 and q^2, which takes the secret key.
 
 Assumptions: decisional composite residuosity; `djn` adds that short exponents of h^n cannot be told from full ones, and
 derives h from n by a hash, so that the id of a key stands for all of it. Ciphertexts are malleable and prove nothing
@@ -113,7 +112,7 @@ class PaillierPublic:
         return powers(bases, self.n, self.square)
 
     def read(self, message: Sealed) -> list[int]:
-        """The ciphertexts of a message to this key, every one of them checked."""
+        """Ciphertexts of a message under this key, each of them checked."""
         self._joined([message.header])
         numbers = self._numbers(message)
         if not self._units(numbers):
@@ -128,7 +127,7 @@ class PaillierPublic:
         return FixedBase(self.hs, self.square, self.bits // 16)
 
     def _joined(self, headers: Sequence[SealedHeader]) -> SealedHeader:
-        """Refuses, before any arithmetic, what is not of this key or does not fit together."""
+        """Header of the sum; refused, before any arithmetic, unless all messages are of this key and fit together."""
         mine = self.header(headers[0].round, headers[0].size, headers[0].layout)
         return joined([replace(mine, count=0), *headers])
 
@@ -154,7 +153,7 @@ class PaillierPublic:
         return numbers
 
     def _units(self, numbers: Sequence[int]) -> bool:
-        """True where all are coprime to n: their product tells."""
+        """True where all numbers are coprime to n, which holds where their product is."""
         product = gmp().mpz(1)
         for number in numbers:
             product = product * number % self.n
@@ -189,23 +188,25 @@ class PaillierSecret:
         return unpack(plain, header.count, header.size, header.slots, header.layout)
 
     def unseal(self, numbers: Sequence[int]) -> list[int]:
-        """The integers in ciphertexts."""
+        """Plaintexts of ciphertexts, as integers."""
         return chinese(
             self._logarithms(numbers, self.p, self.q), self._logarithms(numbers, self.q, self.p), self.p, self.q
         )
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Sealed:
-        """Ciphertexts as `public.encrypt` makes them, faster."""
+        """Ciphertexts as of `public.encrypt`, computed faster with the secret key."""
         return self.public.encrypt(values, round, layout, self.djn)
 
     def djn(self, count: int) -> list[int]:
-        """Blinding as `public.djn` computes it, faster."""
+        """Blindings as of `public.djn`, computed faster with the secret key: modulo p^2 and q^2."""
         exponents = short_exponents(self.public.bits, count)
         left, right = self._halves_of_hs
         return chinese(left.powers(exponents), right.powers(exponents), left.modulus, right.modulus)
 
     def crt(self, count: int) -> list[int]:
-        """Blinding as `public.full` computes it, faster: n-th powers modulo p^2 are p-th powers there."""
+        """Blindings distributed as those of `public.full`, computed faster: n-th powers modulo p^2 are p-th powers
+        there.
+        """
         left, right = (
             powers([1 + secrets.randbelow(int(prime) - 1) for _ in range(count)], prime, prime * prime)
             for prime in (self.p, self.q)

@@ -19,7 +19,7 @@ _ROUNDS: Final = 64  # of GMP: Baillie-PSW, and 40 rounds of Miller-Rabin
 
 
 class FixedBase:
-    """Powers of one number by a table: of each byte of the exponent, one multiplication."""
+    """Powers of one base by a table, with one multiplication for each byte of the exponent."""
 
     def __init__(self, base: int, modulus: int, width: int) -> None:
         self.modulus: int = gmp().mpz(modulus)
@@ -41,7 +41,7 @@ class FixedBase:
 
 
 def short_exponents(bits: int, count: int) -> NDArray[np.uint8]:
-    """Random exponents of half the bits of n, one a column."""
+    """Random exponents of half as many bits as n, one a column."""
     width = bits // 16
     return np.frombuffer(secrets.token_bytes(width * count), np.uint8).reshape(width, count)
 

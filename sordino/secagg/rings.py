@@ -1,9 +1,10 @@
-"""TenSEAL behind a fence: two rings, contexts of their parameters only, and ciphertexts as SEAL's own bytes.
+"""Guarded access to TenSEAL: two rings, contexts of their parameters only, and ciphertexts as SEAL's own bytes.
 
-Both rings stay below the modulus that the Homomorphic Encryption Standard (2018) allows for 128 bits. What comes from
-outside is limited in length before it is parsed, and must be what we could have made ourselves: the same parameters, a
-ciphertext of the first level, of two polynomials, of the same scale. TenSEAL trusts the sizes in its own envelope and
-would read beyond a buffer, so no envelope is ever read: ciphertexts travel without, and get ours back.
+Both rings stay below the modulus that the Homomorphic Encryption Standard (2018) allows for 128 bits. Bytes from
+outside are limited in length before they are parsed, and must be what this module could have made: the same parameters,
+a ciphertext of the first level, of two polynomials, of the same scale. TenSEAL trusts the sizes in its own envelope and
+would read beyond a buffer, so no envelope from outside is ever read: ciphertexts travel without one, and get one that
+is made here.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Ring:
 
     @property
     def longest(self) -> int:
-        """The largest size of a ciphertext in bytes: two polynomials modulo all primes but the last, uncompressed,
-        and a little.
+        """Largest size of a ciphertext in bytes: two polynomials modulo all primes but the last, uncompressed, and
+        1,024 bytes more.
         """
         return 2 * self.degree * (len(self.moduli) - 1) * 8 + 1024
 
@@ -59,7 +60,7 @@ def fresh(ring: Ring) -> Foreign:
 
 
 def read(data: bytes) -> tuple[Ring, Foreign]:
-    """A context, public or not, of one of our rings."""
+    """Reads a context, with or without a secret key, of one of the two rings."""
     if len(data) > _LONGEST_KEY:
         raise malformed(f"a key of {len(data)} bytes")
     seal = extras.tenseal()
@@ -79,7 +80,9 @@ def read(data: bytes) -> tuple[Ring, Foreign]:
 
 
 def write(context: Foreign, secret: bool) -> bytes:
-    """The bytes of a context, without the keys of products and rotations: sums need none."""
+    """Bytes of a context without the keys for products (relinearisation) and rotations (Galois), which sums do not
+    need.
+    """
     made: bytes = context.serialize(
         save_public_key=True, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
     )
@@ -139,7 +142,7 @@ def malformed(why: str) -> MalformedCiphertext:
 
 @lru_cache(maxsize=2)
 def _digest(ring: Ring) -> Foreign:
-    """SEAL's, of all parameters."""
+    """SEAL's digest of all parameters of a ring."""
     return fresh(ring).seal_context().data.key_parms_id()
 
 
@@ -156,7 +159,7 @@ def _enveloped(ring: Ring, part: bytes) -> bytes:
 
 @contextmanager
 def _foreign(what: str) -> Iterator[None]:
-    """Turns any error of a foreign parser, which names none, into a malformed message."""
+    """Turns any exception of TenSEAL's parsers, which document none, into the error of a malformed message."""
     try:
         yield
     except Exception as error:

@@ -2,8 +2,8 @@
 contributions are in it.
 
 Ciphertexts are malleable and prove nothing about their sender; who may speak is the transport's business (mutually
-authenticated TLS). The header lets two honest sides notice that they do not mean the same before any arithmetic; a
-guard inside the plaintext notices a header that lies.
+authenticated TLS). By the header two honest sides notice, before any arithmetic, that they disagree; a guard inside the
+plaintext notices a header that lies.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Sealed:
 
 
 def unpack(data: bytes, expected: SealedHeader) -> Sealed:
-    """A message of one contribution, or of several, like `expected`. Its length is known before anything of it is
-    believed.
+    """Parses a message of one contribution or of several; refused where its header differs from `expected` in anything
+    but the count. Its length is checked before its fields are used.
     """
     if len(data) < _HEAD.size:
         raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
@@ -71,9 +71,7 @@ def unpack(data: bytes, expected: SealedHeader) -> Sealed:
 
 
 def joined(headers: Iterable[SealedHeader]) -> SealedHeader:
-    """The header of the sum of messages. Messages that do not fit together or are too many are refused before any
-    arithmetic.
-    """
+    """Header of the sum of messages; refused, before any arithmetic, where they do not fit together or are too many."""
     first, *rest = headers
     count = first.count
     for other in rest:
@@ -110,7 +108,7 @@ def _agree(found: SealedHeader, expected: SealedHeader) -> None:
 
 
 class Public(PublicKey, Protocol):
-    """A public key in full: it adds, too."""
+    """Public key that encrypts and also adds."""
 
     @property
     def id(self) -> bytes: ...

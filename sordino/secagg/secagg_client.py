@@ -1,4 +1,4 @@
-"""A client's half of secure aggregation; `masked` has the protocol and what it promises."""
+"""Client side of secure aggregation; module `masked` describes the protocol and its guarantees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 class Participants:
-    """Clients in one place, each with its half of one round."""
+    """Clients of one place in one round, as a `Participant` each."""
 
     def __init__(self, session: Session, clients: Iterable[int]) -> None:
         self._each = {k: Participant(session, k) for k in sorted(clients)}
@@ -44,8 +44,8 @@ class Participants:
 
 
 class Participant:
-    """One client in one round. It draws its own keys and takes each step once, so nothing of it serves a second
-    round; a step that fails ends its part.
+    """One client in one round. It draws its own keys and takes each step once, so none of its secrets serves a second
+    round; a client whose step fails takes no further part.
     """
 
     def __init__(self, session: Session, who: int) -> None:
@@ -90,7 +90,7 @@ class Participant:
         return self._session.pack(MessageKind.SHARES, self._who, sealed)
 
     def masked(self, inbox: bytes, words: Integers) -> bytes:
-        """Words from 0 to `top`, under the masks shared with every client in the inbox."""
+        """Upload of words from 0 to `top`, under the masks shared with every client in the inbox."""
         self._take(MessageKind.INBOX)
         _, records = self._session.unpack(inbox, MessageKind.INBOX)
         peers = {sender for sender, _ in records}
@@ -114,8 +114,8 @@ class Participant:
         return self._session.pack(MessageKind.MASKED, self._who, [(masks.written(total, self._session.width),)])
 
     def unmask(self, request: bytes) -> bytes:
-        """Shares that are asked for: of the seed of a survivor, or of the mask key of one that vanished, never both of
-        one peer.
+        """Shares that the server requests: of the seed of a survivor, or of the mask key of a client that dropped out,
+        never both of one peer.
         """
         self._take(MessageKind.REQUEST)
         _, records = self._session.unpack(request, MessageKind.REQUEST)

@@ -1,4 +1,4 @@
-"""The server's half of secure aggregation; `masked` has the protocol and what it promises."""
+"""Server side of secure aggregation; module `masked` describes the protocol and its guarantees."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Aggregator:
     """The server in one round: a running sum under masks, public keys, sealed shares that it cannot open and passes on,
     and at the end the shares that open the sum.
 
-    A message that is refused leaves it as it was, and whoever sent it may count as dropped out; too few clients end the
-    round.
+    A refused message changes nothing, and its sender may count as dropped out; too few clients end the round.
     """
 
     def __init__(self, session: Session) -> None:
@@ -40,7 +39,7 @@ class Aggregator:
         self.sent: dict[int, int] = defaultdict(int)  # bytes of each client
 
     def play(self, take: TakeStep) -> None:
-        """Takes all steps up to the opening."""
+        """Runs all steps of the protocol before the opening."""
         take("round", lambda who: [], self.receive_from)
         roster = self.roster()
         take("roster", lambda who: [roster], self.receive_from)
@@ -50,7 +49,7 @@ class Aggregator:
         take("request", lambda who: [request], self.receive_from)
 
     def receive_from(self, client: int, data: bytes) -> None:
-        """Takes a message that came from this client's place; refused where it names another sender."""
+        """Receives a message over this client's connection; refused where it names another sender."""
         if self._read(data)[1] != client:
             raise WireError("a message of another client", fix="ignore it", code="other-sender")
         self.sent[client] += len(data)
@@ -89,7 +88,7 @@ class Aggregator:
         return (self._due, *self._session.unpack(data, self._due))
 
     def roster(self) -> bytes:
-        """Ends the adverts, and gives the message to all who sent one."""
+        """Ends the step of adverts; returns the message to all clients that sent one."""
         self._session.check(len(self._heard))
         heard = self._close(MessageKind.ADVERT, MessageKind.SHARES)
         message = self._session.pack(MessageKind.ROSTER, SERVER, [(who, *self._adverts[who]) for who in heard])
@@ -97,14 +96,14 @@ class Aggregator:
         return message
 
     def inboxes(self) -> dict[int, bytes]:
-        """Ends the sharing, and gives the message to each who shared."""
+        """Ends the step of shares; returns the message to each client that sent them."""
         heard = self._close(MessageKind.SHARES, MessageKind.MASKED)
         boxes = {who: self._session.pack(MessageKind.INBOX, SERVER, self._inboxes[who]) for who in heard}
         self._inboxes.clear()
         return boxes
 
     def request(self) -> bytes:
-        """Ends the uploads, and gives the message to all who uploaded."""
+        """Ends the step of uploads; returns the message to all clients that uploaded."""
         shared = self._awaited or set()
         survivors = self._close(MessageKind.MASKED, MessageKind.ANSWER)
         self._request = [(who, who in survivors) for who in sorted(shared)]
@@ -115,7 +114,7 @@ class Aggregator:
         return tuple(who for who, survived in self._request if survived)
 
     def open(self) -> NDArray[np.uint64]:
-        """Ends the round, and gives the sums over the survivors."""
+        """Ends the round; returns the unmasked sums over the survivors."""
         helpers = self._close(MessageKind.ANSWER, None)
         rows = [(point(who), self._answers[who]) for who in helpers]
         for (who, survived), secret in zip(
@@ -134,7 +133,7 @@ class Aggregator:
         return self._total[:-1].astype(np.uint64)
 
     def _forget(self, dropped: int, key: X25519PrivateKey) -> None:
-        """Takes out what survivors added for a peer that never uploaded."""
+        """Removes the pairwise masks between the survivors and a client that never uploaded."""
         if key.public_key().public_bytes_raw() != self._adverts[dropped].mask:
             raise _untrue(f"the shares give another mask key than that of client {dropped}", code="secagg-wrong-key")
         for survivor in self.survivors:

@@ -1,4 +1,4 @@
-"""Session of secure aggregation: the facts that both sides agree on beforehand, and the messages they exchange: a
+"""Session of secure aggregation: the parameters on which both sides agree beforehand, and the messages they exchange: a
 header of fixed size, then records of one size.
 """
 
@@ -59,7 +59,7 @@ class Advert(NamedTuple):
 
 
 def point(who: int) -> int:
-    """The place at which a client's shares are taken: never 0, where the secret is."""
+    """Point at which a client's share is taken: never 0, where the polynomial's value is the secret."""
     return who + 1
 
 
@@ -70,9 +70,7 @@ def two_thirds(count: int) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """The public facts of one round, the same for all but for `model`, which is the digest of what each
-    received.
-    """
+    """Public parameters of one round, the same for all but for `model`, the digest of the model that each received."""
 
     run: str
     round: int
@@ -104,11 +102,11 @@ class Session:
 
     @property
     def word(self) -> int:
-        """The bytes of a word on the wire."""
+        """Number of bytes of a word in a message."""
         return -(-self.width // 8)
 
     def check(self, count: int) -> None:
-        """Refuses a round that so many clients may not run."""
+        """Refuses a round of `count` clients if their sum could wrap around, or half of them could open one."""
         if count * self.top >= 1 << self.width:
             raise HeadroomExceeded(
                 f"{count} uploads are too many: at most {((1 << self.width) - 1) // self.top} words up to "
@@ -148,7 +146,7 @@ class Session:
         return self._head(kind, sender) + b"".join(record.pack(*fields) for fields in records)
 
     def unpack(self, data: bytes, kind: MessageKind) -> tuple[int, list[Record]]:
-        """The sender and the records of a message of this round, of the right kind and length."""
+        """Sender and records of a message; refused unless it is of this round, of this kind and of the right length."""
         if len(data) < _HEAD.size:
             raise _malformed(f"{len(data)} bytes came, a header alone has {_HEAD.size}")
         magic, version, found, sender, run, round, *shape = _HEAD.unpack_from(data)

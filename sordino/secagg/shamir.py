@@ -2,8 +2,8 @@
 of the ACM, 1979).
 
 A secret of 32 bytes is the value at 0 of a polynomial over the integers modulo the prime 2^521 - 1 whose other
-coefficients are drawn from the operating system. Who asks for the same points shares and restores many secrets at once:
-the Lagrange coefficients are worked out once for all of them.
+coefficients are drawn from the operating system. Secrets with the same points are shared and restored in one call, with
+the Lagrange coefficients computed once for all of them.
 
 Guarantees: `threshold - 1` shares of a secret are independent of it. Shares carry no proof: those of different secrets
 are noticed, except with probability 2^-265, because what they restore is too large to be one; a share that is altered
@@ -39,7 +39,7 @@ def share(hidden: Sequence[bytes], points: Sequence[int], threshold: int) -> lis
 
 
 def reconstruct(rows: Sequence[tuple[int, Row]], threshold: int) -> list[bytes]:
-    """The secrets, from `threshold` rows or more with their points."""
+    """Secrets restored from at least `threshold` rows and their points."""
     if len({point for point, _ in rows}) != len(rows):
         raise _unusable("the shares of one client are given twice", "share-repeated")
     if len(rows) < threshold:

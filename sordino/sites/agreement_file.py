@@ -13,7 +13,7 @@
     tested = 203                  # and that it is tested on
     commitment = "5f1c..."        # digest of its data, under a key that stays there
 
-Its digest stands for the data in the ledger of the server, and on every letter.
+Its digest stands for the data in the server's ledger, and in every letter (message between server and sites).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from sordino.sites.identity import Name
 
 
 class Announced(AboutData):
-    """Public facts of one example, as sites announce them: there is no place for a number that rows decide."""
+    """Public facts about one example, as sites announce them; no field can hold a number computed from rows."""
 
     declared: str = ""  # digest of a table's schema
     reach: tuple[float, float] | None = None  # of values of a user's own source, as its class declares it
 
 
 class AgreedClient(Fact, extra="forbid"):
-    """One client, as it has announced itself."""
+    """One client, as its site has announced it."""
 
     name: Name
     site: Name
@@ -54,7 +54,7 @@ class AgreedClient(Fact, extra="forbid"):
 
 
 class SitesAgreement(Fact, extra="forbid"):
-    """Contents of the file."""
+    """Contents of agreement.toml."""
 
     format: Format
     data: Announced
@@ -80,7 +80,7 @@ class SitesAgreement(Fact, extra="forbid"):
         return found
 
     def public(self, experiment: Experiment, schema: TableSchema | None) -> PublicNumbers:
-        """Public numbers. Inputs are scaled by what is declared: no number here is made of rows."""
+        """Public numbers of the run. Inputs are scaled by declared values: no number here is computed from rows."""
         data = self.data
         mean, std = declared_scale(experiment.data, data.kind, data.shape, schema, data.reach)
         return PublicNumbers(

@@ -1,4 +1,4 @@
-"""Parts of the branch: the verbs of server, site and key holder."""
+"""Parts that this branch registers: the commands of server, site and key holder."""
 
 PARTS = {
     "sites": {"agreed_clients": "sordino.sites.serve:agreed_clients"},

@@ -1,4 +1,4 @@
-"""gRPC client of a site: it connects to the server, fetches letters and sends answers. Nothing listens here."""
+"""gRPC client of a site: it connects to the server, fetches letters (messages) and sends answers. It opens no port."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def attend(
     sign: Callable[[bytes], bytes],
     say: Says = lambda standing, why: None,
 ) -> None:
-    """Answer the letters of a server until told to stop. Whatever breaks, it connects again; an answer is sent until
-    the server has taken it or does not want it any more. Work on a letter is never broken off: an answer that is not
-    sent when the site stops is asked for again. All functions are called in the thread of the caller. `most`: the
-    longest letter that is taken in, in bytes; `sign` makes a signature of what the server sends to whoever fetches.
+    """Answer the letters of a server until told to stop. After any break it connects again; an answer is sent until the
+    server has taken it or does not want it any more. Work on a letter is never interrupted: a server asks again for an
+    answer that is not sent when the site stops. All functions are called in the caller's thread. `most`: longest letter
+    that is accepted, in bytes; `sign`: signs the challenge that the server sends to whoever fetches.
     """
     grpc = grpc_line.package()
     pems = _checked(address, name, tls)
@@ -122,8 +122,8 @@ class _Line:
         self._channel.close()
 
     def letter(self) -> Posted | None:
-        """Next letter; None where there was none for a while, or it is time to stop. The call stays open behind a
-        letter, until the server has the answer: so it knows that somebody works.
+        """Next letter; None where none came for a while, or it is time to stop. The call stays open after a letter,
+        until the server has the answer: so the server knows that somebody works.
         """
         heard: queue.SimpleQueue[Posted | Exception | None] = queue.SimpleQueue()
         proofs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -145,7 +145,9 @@ class _Line:
 
     @property
     def times(self) -> str:
-        """Times of the last letter and its answer on their way."""
+        """Bytes and seconds of the last letter and of its answer in transfer, in words, for an answer that came too
+        late.
+        """
         came, went = (f"{many / 1e6:.3g} MB in {seconds:.3g} s" for many, seconds in (self._came, self._went))
         return f"the server waits no more for it; the letter came with {came}, the answer went with {went}"
 
@@ -166,7 +168,9 @@ class _Line:
         proofs: queue.SimpleQueue[bytes | None],
         heard: queue.SimpleQueue[Posted | Exception | None],
     ) -> None:
-        """Prove the identity of this site; tell that the call is connected (None), and then its letter, if any."""
+        """Prove the identity of this site; put None into `heard` once connected, and then the letter, or None where
+        there is none.
+        """
         try:
             challenge = next(call, b"")
             if len(challenge) != grpc_line.CHALLENGE:
@@ -194,7 +198,7 @@ def _no_server() -> WireError:
 
 
 class _Broken(NamedTuple):
-    """Standing of a site after an error."""
+    """State of a site's connection after an error."""
 
     standing: Standing
     why: str
@@ -218,7 +222,7 @@ def _understood(grpc: Foreign, error: Foreign) -> _Broken:
 
 
 def seconds_after(tries: int) -> float:
-    """Pause after so many failed tries; random, so that sites do not come back all at once."""
+    """Pause in seconds after `tries` failed tries; random, so that sites do not come back all at once."""
     return min(LONGEST, FIRST * 2.0**tries) * random.uniform(0.5, 1)
 
 

@@ -1,4 +1,6 @@
-"""Connection of a site or key holder to its server: outward, with certificates where that is another machine."""
+"""Connection of a site or key holder to its server: always opened from here, with certificates unless the server is on
+the same machine.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ from sordino.transport.tls import of_site
 
 @dataclass
 class Leave:
-    """Time to leave a server: when it has the last answer, or is gone. A side that was told the end before it was
-    started again stays a moment for a server that does not know it, if that can be reached at all.
+    """Condition for leaving a server: it has the last answer, or is gone. A process that is started after the run has
+    ended stays a moment, if the server can be reached: the server may not know that this side was told the end.
     """
 
-    over: Callable[[], bool]  # has the server said so?
-    stop: Callable[[], bool]  # does somebody want to stop?
+    over: Callable[[], bool]  # true where the server has said that the run is over
+    stop: Callable[[], bool]  # true where somebody wants to stop
     say: Says
-    told: bool = False  # was it told before it was started?
+    told: bool = False  # true where an earlier process was told the end of the run
     _gone: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._until = time.monotonic() + PARTING if self.told else math.inf
 
     def heard(self, standing: Standing, why: str) -> None:
-        """Takes a change of the connection to the server."""
+        """Takes note of a change of the connection to the server."""
         if standing == "late":
             self.say(standing, why)
             return
@@ -49,14 +51,14 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class InvitedOptions:
-    """Start options of whoever is invited to a run: a site, or its key holder."""
+    """Start options of a side that is invited to a run: a site, or its key holder."""
 
     invitation: Path
     identity: Ed25519PrivateKey = field(repr=False)
     folder: Path | None = None
     address: str = ""  # of the server; empty: as the invitation says
     certificates: Path | None = None  # the folder of this end
-    with_code: bool = False  # may classes that the invitation names run here?
+    with_code: bool = False  # true: classes that the invitation names may run here
     rehearsal: bool = False  # a trial with noise from a seed, which protects nobody
 
     def folder_in(self, run: str, name: str) -> Path:
@@ -84,8 +86,8 @@ def attend_for(
     say: Says,
     most: int,
 ) -> None:
-    """Answer the letters of a server until it is time to leave, and refuse to go on behind a head that was signed.
-    `most`: the longest letter that is taken in, in bytes.
+    """Answer the letters of a server until it is time to leave; raise the error of a folder that is behind a head that
+    this side has signed. `most`: longest letter that is accepted, in bytes.
     """
     head, run = attendant.head, invitation.told.run
     leave = Leave(lambda: attendant.over, lambda: stop() or head.behind is not None, say, attendant.was_over)

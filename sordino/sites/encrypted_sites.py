@@ -1,5 +1,6 @@
 """The server's half of encrypted sums between sites: it adds ciphertexts, and asks the key holder, a peer of its own,
-to open one sum a round. It passes the holder's public key on to the sites, who know its digest by another way.
+to open one sum a round. It passes the holder's public key on to the sites, which have its digest from the holder
+itself.
 
 Noise of the server goes into the sum as a ciphertext, before the holder opens it.
 """
@@ -33,7 +34,7 @@ INTEGERS = np.dtype("<i8")  # of an opened sum
 
 
 def held(whole: Whole, stage: int) -> Encrypted | None:
-    """The secure sum of a phase that a key holder opens; None where there is none."""
+    """Secure sum of a phase that a key holder opens; None where the phase has none."""
     secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
     return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
 

@@ -1,7 +1,7 @@
-"""events.jsonl: log of a run between sites, with times. It is only added to.
+"""events.jsonl: log of a run between sites, with times. Lines are only appended.
 
-With real noise the whole lies in the private folder, as it does with metrics (see `runs.metric_files`). What may be
-shown has no free texts, which are sites' own words; and of a hidden cohort nothing that tells who was drawn, or who
+With real noise the whole log lies in the private folder, as metrics do (see `runs.metric_files`). The part that may be
+shown has no free texts, which are sites' own words; and with a hidden cohort nothing that tells who was drawn, or who
 answered.
 """
 
@@ -31,7 +31,9 @@ FEW, REFILL = 20, 60.0  # lines of what others cause, at once; and seconds until
 
 @dataclass
 class EventLog:
-    """Event log, which also passes events on to a listener. `real`: with real noise; `hidden`: of a hidden cohort."""
+    """Event log, which also passes events on to a listener. `real`: the run has real noise; `hidden`: its cohort is
+    hidden.
+    """
 
     folder: Path
     real: bool
@@ -48,7 +50,7 @@ class EventLog:
         return cls(folder, real, whole.hides_cohorts, hears)
 
     def __call__(self, event: RunEvent) -> None:
-        """Log an event, from any thread. A run does not end because its log cannot be written."""
+        """Log an event, from any thread. A log that cannot be written does not end the run."""
         run = RunFolder(self.folder)
         with self._turn:
             found = self._bounded(event) if event.event in OF_OTHERS else event
@@ -63,7 +65,9 @@ class EventLog:
             self.hears(event)
 
     def _bounded(self, event: RunEvent) -> RunEvent | None:
-        """Limit the lines that others can cause: some at once, then one a minute."""
+        """Limit the number of lines that others can cause: `FEW` at once, then one a minute; None where there is no
+        room.
+        """
         now = time.monotonic()
         self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
         self._since = now
@@ -76,7 +80,7 @@ class EventLog:
 
     @contextmanager
     def kept(self, sites: Iterable[str] = ()) -> Iterator[None]:
-        """Log the start of a process, and the error that ends it. `sites`: those that a server waits for."""
+        """Log the start of a process, and the error that ends it. `sites`: sites that a server waits for."""
         self(RunEvent(event="started", sites=tuple(sites)))
         try:
             yield
@@ -86,7 +90,7 @@ class EventLog:
 
     @contextmanager
     def watching(self, carrier: Carrier) -> Iterator[None]:
-        """Log connections that come and go, in a thread of its own."""
+        """Log sites that connect and disconnect, in a thread of its own."""
         done = threading.Event()
         thread = threading.Thread(target=self._watch, args=(carrier, done), daemon=True)
         thread.start()
@@ -97,7 +101,7 @@ class EventLog:
             thread.join()
 
     def standing(self, says: Says) -> Says:
-        """Log changes of a site's connection to its server."""
+        """Wrap `says` so that changes of a site's connection to its server are logged, too."""
         last: tuple[What, str] = ("started", "")
 
         def say(standing: Standing, why: str) -> None:
@@ -127,5 +131,5 @@ class EventLog:
 
 
 def shown(event: RunEvent, hidden: bool) -> RunEvent | None:
-    """Part of an event that may be shown to everybody; None where it would tell too much."""
+    """Part of an event that everybody may see; None where it would tell too much of a hidden cohort."""
     return None if hidden and event.event not in OF_NOBODY else event.beside(why="")

@@ -1,13 +1,14 @@
-"""gRPC protocol of both ends: two methods, and the form in which a letter travels.
+"""gRPC protocol of both ends: two methods, and the form in which a letter (`transport.message`) is sent.
 
     /sordino.Post/Fetch     <- 32 random bytes, -> a signature, <- an empty message, <- the next letter if there is one
     /sordino.Post/Answer    -> a letter, <- an empty message, or "late" where nobody waits for it any more
 
-A site that fetches signs what it was sent, with the key that signs its letters: a certificate alone, which a CA may
-make out to the same name twice, fetches nothing. An answer has the ticket of its letter, which nobody else was told.
+A site that fetches signs what it was sent, with the key that signs its letters: a certificate alone does not suffice,
+since a CA may make out two to the same name. An answer has the ticket of its letter, a random number that nobody else
+was told.
 
-A letter is a stream: its ticket and its length (16 bytes), then pieces of at most a mebibyte. So memory grows with what
-has come and not with what is claimed, and the server looks at who speaks before it takes in anything.
+A letter is a stream: its ticket and its length (16 bytes), then pieces of at most a mebibyte. So memory grows with the
+bytes received and not with the length claimed, and the server checks the sender before it takes in anything.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ OPTIONS = (
 
 
 class Posted(NamedTuple):
-    """Letter on its way."""
+    """Letter with the ticket of its answer."""
 
     ticket: int
     letter: bytes
 
 
 def package() -> Foreign:
-    """Import grpc, or say how to get it."""
+    """Import grpc; where it is missing, the error says how to install it."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever knocks at the port fills the server's screen
     try:
         import grpc
@@ -65,7 +66,9 @@ def package() -> Foreign:
 
 
 def claim(run: str, name: str, challenge: bytes) -> bytes:
-    """Text that a site signs in order to fetch: a server of another run can do nothing with it."""
+    """Text that a site signs in order to fetch. It names the run, so that a server of another run cannot use the
+    signature.
+    """
     return "\n".join((FETCHES, run, name, challenge.hex())).encode()
 
 
@@ -77,7 +80,7 @@ def pieces(ticket: int, letter: bytes) -> Iterator[bytes]:
 
 
 def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
-    """Ticket and length of the letter that begins; None where the stream ends instead."""
+    """Ticket and length of the next letter in a stream; None where the stream ends instead."""
     if (head := next(stream, None)) is None:
         return None
     if len(head) != HEAD.size:
@@ -93,7 +96,7 @@ def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
 
 
 def rest(stream: Iterator[bytes], length: int) -> bytes:
-    """Read the rest of a letter: no more than so many bytes are taken in."""
+    """Read the rest of a letter, at most `length` bytes."""
     taken = io.BytesIO()  # grows with what comes, and gives its content away without a copy
     while (came := taken.tell()) < length:
         if not (piece := next(stream, b"")):
@@ -105,7 +108,7 @@ def rest(stream: Iterator[bytes], length: int) -> bytes:
 
 
 def check_loopback(address: str) -> None:
-    """Refuse to speak without certificates to anything but this machine."""
+    """Refuse an address on another machine, for connections without certificates."""
     if not is_loopback(address):
         raise ConfigError(
             f"{address} is another machine's business, and there are no certificates",
@@ -116,7 +119,7 @@ def check_loopback(address: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """True where this host:port means this machine alone, whatever names stand for it."""
+    """True where host:port resolves to addresses of this machine only."""
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(host_and_port(address)[0], None)}
     except OSError:

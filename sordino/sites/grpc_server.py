@@ -1,13 +1,13 @@
-"""gRPC server, which sites connect to in order to fetch letters. Nothing ever connects to a site.
+"""gRPC server, to which sites connect in order to fetch letters (messages). It never connects to a site.
 
 Each site has a pigeonhole. A letter lies there until it is answered or cancelled, and a site that fetches gets the
-oldest one: who crashed at work gets its letter again. The call with which a site fetches a letter stays open until the
-answer is there, so a connection that breaks is noticed while a site works, too.
+oldest one: a site that crashed at work gets its letter again. The call with which a site fetches a letter stays open
+until the answer is there, so a connection that breaks is noticed while a site works, too.
 
-Between machines both ends have certificates, and who speaks is whom the certificate names; on one machine a site says
-its name. Whoever calls is looked at before anything that they send: they must be one of the sites of this run and on
-the list at this moment. Whoever fetches signs with the key on the list, whatever the certificate says, and only then
-takes the place of another process of that name. An answer that has not the ticket of a letter disturbs nobody.
+Between machines both ends have certificates, and the certificate names the caller; on one machine a site says its name.
+A caller is checked before anything that it sends is read: it must be one of the sites of this run and on the list at
+this moment. A site that fetches signs with the key on the list, whatever its certificate says, and only then takes the
+place of another process of that name. An answer without the ticket of an open letter changes nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OPTIONS = (
 
 
 class _Silent(NamedTuple):
-    """Call of which nothing has come yet."""
+    """Call that has not sent anything yet."""
 
     call: Foreign
     since: float
@@ -64,7 +64,7 @@ class _Silent(NamedTuple):
 
 
 class _Pigeonhole:
-    """Letters of one site that are not answered, oldest first, and its open calls."""
+    """Unanswered letters of one site, oldest first, and its open calls."""
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         self.name, self.moved = name, threading.Condition(lock)
@@ -79,9 +79,9 @@ class _Pigeonhole:
 
 
 class Rpc(Carrier):
-    """Carries letters to sites that fetch them. `names`: of all sites; `keys`: of those that are believed, looked at in
-    every call, and while one waits; `most`: the longest letter that may come, in bytes; `note` is told of those who may
-    not speak.
+    """Carries letters to sites that fetch them. `names`: of all sites; `keys`: public keys of the allowed sites,
+    checked in every call and while one waits; `most`: longest letter that is accepted, in bytes; `note`: receives
+    events, such as a caller that is turned away.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class Rpc(Carrier):
         return list(self._holes)
 
     def peers(self) -> frozenset[str]:
-        """Sites that are allowed and have a fetching call open, waiting or at work, or ended their last call as they
-        should a moment ago. A process that dies is gone at once; a link that goes dead silently, within half a minute.
-        A site that works is there for however long it works: whether it will ever answer nobody knows.
+        """Sites that are allowed and have a fetching call open, waiting or at work, or ended their last call properly
+        less than `GRACE` seconds ago. A process that dies is missing at once, a link that fails silently within half a
+        minute. A site at work counts for however long it works: nobody knows whether it will ever answer.
         """
         late = time.monotonic() - GRACE
         with self._lock:
@@ -190,7 +190,7 @@ class Rpc(Carrier):
     # calls ------------------------------------------------------------------------------------------------------------
 
     def _fetch(self, said: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
-        """Give a site its oldest letter, and stay until that is answered."""
+        """Send a site its oldest letter, and keep the call open until that is answered."""
         hole, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
         with self._silence(hole, call, grpc_line.FETCH):
             yield challenge
@@ -252,14 +252,14 @@ class Rpc(Carrier):
         return self._open and hole.fetching is call
 
     def _gone(self, hole: _Pigeonhole, call: Foreign) -> None:
-        """Note the end of a call. Where it was broken off, its site is gone."""
+        """Note the end of a call. A call that ends before its site was answered means that the site is gone."""
         with self._lock:
             if hole.fetching is call:
                 hole.fetching, hole.left = None, -math.inf
                 hole.moved.notify_all()
 
     def _answer(self, pieces: Iterator[bytes], call: Foreign) -> bytes:
-        """Take the answer to an open letter of this site; read no other."""
+        """Take the answer to an open letter of this site; any other is not read."""
         hole = self._speaker(call)
         try:
             with self._silence(hole, call, grpc_line.ANSWER):
@@ -293,9 +293,7 @@ class Rpc(Carrier):
                 self._came.put(arrived)
 
     def _check(self, asked: bytes, call: Foreign) -> bytes:
-        """Health check of gRPC's own probes, in two protobuf messages of one field each. It says nothing of the
-        run.
-        """
+        """Answer gRPC's health checks, two protobuf messages of one field each; the answer says nothing of the run."""
         if asked not in (b"", b"\x0a" + bytes([len(grpc_line.SERVICE)]) + grpc_line.SERVICE.encode()):
             call.abort(self._codes.NOT_FOUND, "")
         return SERVING if self._open else NOT_SERVING
@@ -314,9 +312,9 @@ class Rpc(Carrier):
 
     @contextlib.contextmanager
     def _silence(self, hole: _Pigeonhole, call: Foreign, method: str) -> Iterator[None]:
-        """Limit the time until a call sends its first message: one call of a site and method at a time, so that those
-        who send nothing hold no threads. A newcomer is turned away, unless the other had its time, or shows another
-        certificate than whoever last proved to be the site and the newcomer shows that one.
+        """Limit the time until a call sends its first message: one such call per site and method, so that silent
+        callers hold no threads. A new call is turned away, unless the waiting one has had `PROMPT` seconds, or the new
+        one shows the certificate of whoever last proved to be the site and the waiting one shows another.
         """
         shown, now = _certificate(call), time.monotonic()
         with self._lock:
@@ -347,14 +345,14 @@ class Rpc(Carrier):
         return False
 
     def _refuse(self, call: Foreign, site: str, why: str = "it is not on the list, or revoked") -> NoReturn:
-        """End a call. Only the operator is told why."""
+        """End a call as unauthenticated. The reason is told to the operator only, not to the caller."""
         self._note(RunEvent(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
         call.abort(self._codes.UNAUTHENTICATED, "")
         raise AssertionError("abort has raised")
 
 
 def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Pieces of a letter, which measure the speed of this site's line as they pass."""
+    """Pass on the pieces of a letter, measuring the speed of this site's connection."""
     begin, many = time.monotonic(), 0
     for piece in pieces:
         yield piece
@@ -368,7 +366,7 @@ def _certificate(call: Foreign) -> tuple[bytes, ...]:
 
 
 def _whom(call: Foreign) -> str:
-    """Address and certificate of the other end."""
+    """Address of the caller, with the serial number of its certificate."""
     where = unquote(call.peer())
     for pem in _certificate(call):
         with contextlib.suppress(ValueError):
@@ -377,8 +375,8 @@ def _whom(call: Foreign) -> str:
 
 
 def connections_for(sites: int) -> int:
-    """Limit of open connections: with half of the files that the process may open, of which it first
-    takes as many as it can get. Strangers fill no more than these, and the run itself has the other half.
+    """Limit of open connections: at most half of the files that the process may open, a number that is first raised as
+    far as allowed. Strangers cannot open more, and the run itself has the other half.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)

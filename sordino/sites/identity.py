@@ -1,4 +1,4 @@
-"""Signing keys (Ed25519) of sites and server, and the list of those that are believed.
+"""Signing keys (Ed25519) of sites and server, and the list of public keys whose signatures are accepted.
 
     [sites]
     hospital-a = "<public key: 64 hexadecimal digits, or base64>"
@@ -57,7 +57,7 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 @dataclass(frozen=True)
 class Revoked:
-    """Key that is believed no more."""
+    """Key whose signatures are no longer accepted."""
 
     key: str
     date: date
@@ -65,7 +65,7 @@ class Revoked:
 
 @dataclass(frozen=True)
 class KeysFile:
-    """Contents of the file."""
+    """Contents of the list of allowed sites."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -73,7 +73,7 @@ class KeysFile:
     revoked: dict[str, list[Revoked]] = field(default_factory=dict)
 
     def keys_of_sites(self) -> dict[str, Ed25519PublicKey]:
-        """Keys that are believed; a file that contradicts itself is refused."""
+        """Public keys of the allowed sites; a list with a revoked or a repeated key is refused."""
         found = {name: key_of(text) for name, text in self.sites.items()}
         gone = {key_of(old.key).public_bytes_raw() for several in self.revoked.values() for old in several}
         for name, key in found.items():
@@ -88,7 +88,7 @@ _FILE: TypeAdapter[KeysFile] = TypeAdapter(KeysFile)
 
 
 class _Stamp(NamedTuple):
-    """Time, size and inode of a file, which tell whether it has changed."""
+    """Time, size and inode of a file, by which a change is noticed."""
 
     time: int
     size: int
@@ -96,7 +96,7 @@ class _Stamp(NamedTuple):
 
 
 class AllowList(Mapping[str, Ed25519PublicKey]):
-    """Keys on a list, as its file stands now. A file that cannot be read allows nobody."""
+    """Public keys of the allowed sites, as their file stands at each look-up. An unreadable file allows nobody."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -125,7 +125,7 @@ class AllowList(Mapping[str, Ed25519PublicKey]):
 
 
 def allow(path: Path, name: str, key: Ed25519PublicKey) -> None:
-    """Put a site on a list, which need not exist yet."""
+    """Put a site on a list; a new file is written where there is none."""
     check_name(name)
     listed, keys = _opened(path) if path.exists() else (KeysFile(), {})
     if name in keys and keys[name] != key:

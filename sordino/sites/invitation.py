@@ -1,5 +1,5 @@
-"""invitation.toml: all that a site must know to decide about taking part. It holds no secret; what protects it from
-a stranger's hand is the fingerprint of the server's key, which sites compare by another way.
+"""invitation.toml: all that a site must know to decide about taking part. It holds no secret. A forged one is noticed
+by the fingerprint of the server's key, which sites compare over another channel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVER = "server"
 
 
 class Invited(Fact, extra="forbid"):
-    """Contents of the file, as text."""
+    """Contents of invitation.toml, as text."""
 
     format: Format
     run: str = Field(max_length=64)
@@ -49,7 +49,9 @@ class Invitation:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """Experiment of the run. Of `[engine]` only what changes numbers is taken: the rest is up to this machine."""
+        """Experiment of the run. Of `[engine]` only the settings that change numbers are taken; all others are up to
+        this machine.
+        """
         told = config.load(tomllib.loads(self.told.experiment))
         engine = Engine(executor=told.engine.executor, precision=told.engine.precision)
         return told.model_copy(update={"engine": engine})
@@ -67,7 +69,7 @@ class Invitation:
         return schema.parsed(self.told.table_schema) if self.told.table_schema else None
 
     def letterhead(self, name: str, config: str, identity: Ed25519PrivateKey) -> Letterhead:
-        """Letterhead of whoever is invited; `config`: the digest of the experiment as it is played."""
+        """Signing identity of an invited side; `config`: digest of the experiment as this side plays it."""
         return Letterhead(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
 
     def toml(self) -> str:
@@ -77,7 +79,7 @@ class Invitation:
 def invite(
     run: str, address: str, identity: Ed25519PrivateKey, experiment: Experiment, agreed: SitesAgreement
 ) -> Invitation:
-    """Make the invitation of a server. No path is in it; the schema of a table comes along as text."""
+    """Make the invitation of a server. It holds no path; the schema of a table is in it as text."""
     text, data = "", experiment.data
     if data.source == "tabular" and data.schema not in (None, LEARNED):
         text = Path(str(data.schema)).expanduser().read_text(encoding="utf-8")
@@ -96,7 +98,7 @@ def invite(
 
 
 def read(path: Path, with_code: bool = False) -> Invitation:
-    """Read and check an invitation. `with_code`: its reader knows the classes that it names, and lets them run."""
+    """Read and check an invitation. `with_code`: the reader knows the classes that it names, and lets them run."""
     try:
         told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
         found = Invitation(told)

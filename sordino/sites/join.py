@@ -1,5 +1,5 @@
 """`sordino join`: one site of a run. It decides by itself, from the invitation and its own data, whether it takes part,
-and pays from its own ledger for every answer. Nothing listens here: the site connects to the server.
+and pays from its own ledger for every answer. It opens no port: the site connects to the server.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class JoinOptions(InvitedOptions):
     max_epsilon: float | None = None
     shares_scores: bool = False
     key_digest: str = ""  # of the key holder's public key, as the holder told it
-    moved: bool = False  # has this folder taken the place of the one that joined?
+    moved: bool = False  # true: this folder has taken the place of the one that joined
 
 
 @dataclass(frozen=True)
 class Proposed:
-    """Run that a site is asked to take part in, worked out here and believed to nobody."""
+    """Run that a site is asked to take part in, with all numbers computed by the site itself."""
 
     options: JoinOptions
     invitation: Invitation
@@ -81,7 +81,7 @@ class Proposed:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """Experiment as it is played here, with this site's own file."""
+        """Experiment as this site plays it, with the path of its own data."""
         experiment = settled(self.invitation.experiment, self.options.rehearsal)
         own: dict[str, object] = {"path": str(self.options.data)}
         if self.invitation.told.table_schema:
@@ -112,8 +112,8 @@ class Proposed:
 
     @cached_property
     def at_stake(self) -> list[Guarantee]:
-        """Promises about the unit that the noise is for, to everybody, at the most that this client can pay: a
-        server may choose what it asks for.
+        """Guarantees, against every adversary, for the unit that the noise protects, at the most that this client's
+        budget allows: a server may choose what it asks for.
         """
         plan = self.whole.phases[-1].promising
         if plan.offer is None:
@@ -124,7 +124,7 @@ class Proposed:
 
     @property
     def worst(self) -> Guarantee | None:
-        """Row of the adversary who can learn most; None where no noise covers anything."""
+        """Guarantee against the adversary who can learn most; None where no noise covers anything."""
         return max(self.at_stake, key=lambda row: row.epsilon, default=None)
 
     @property
@@ -132,7 +132,7 @@ class Proposed:
         return math.inf if self.worst is None else self.worst.epsilon
 
     def check(self) -> None:
-        """Refuse what this site does not allow: scores that would tell training examples, and a plan above its cap."""
+        """Refuse what this site does not allow: scores that would show training examples, or a plan above its cap."""
         if self.options.shares_scores:
             check_shared(self.whole.phases[-1].ways)
         most = self.options.max_epsilon
@@ -206,7 +206,7 @@ def join(
 
 
 def data_key(identity: Ed25519PrivateKey) -> bytes:
-    """Key of the digest that stands for a site's data: nobody without the identity can try out rows."""
+    """Key of the digest that stands for a site's data: without the identity nobody can test guesses of its rows."""
     return hmac.digest(identity.private_bytes_raw(), b"sordino data", "sha256")
 
 
@@ -238,7 +238,7 @@ def _check_first(asked: Proposed) -> None:
 
 
 def _check_same(asked: Proposed) -> None:
-    """Refuse to go on with anything else than what was accepted on joining."""
+    """Refuse to resume with anything that differs from what this site accepted when it joined."""
     if asked.experiment.privacy.real:
         private.check_place(asked.folder, asked.options.moved)
     before, scores = (

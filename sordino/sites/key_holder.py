@@ -1,11 +1,12 @@
-"""Key holder of a run between sites: it opens one sum of at least so many uploads in each round, and nothing else.
-It has no data, and it must be run by somebody who is neither the server nor works together with it.
+"""Key holder of a run between sites: it opens one sum in each round, of at least a minimum number of uploads, and
+nothing else. It has no data, and it must be run by somebody who is neither the server nor works together with it.
 
 What is protected, from a server that follows the protocol: single uploads. The sites encrypt under a key whose digest
-they were given by the holder itself, so the server cannot put a key of its own in its place.
+they have from the holder itself, so the server cannot substitute a key of its own.
 
-What is not: the holder cannot see how many clients are in a sum, it believes the server's number. A server that lies
-can add a single upload to encrypted zeros and have it opened as a sum. Server and holder together read every upload.
+What is not protected: the holder cannot see how many clients are in a sum, and relies on the server's number. A server
+that lies can add a single upload to encrypted zeros and have it opened as a sum. Server and holder together read every
+upload.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from sordino.transport.message import Letter, Letterhead, digest_of
 
 @dataclass
 class KeyHolder:
-    """Key holder of a run, as it stands in its folder."""
+    """Key holder of a run, with its state in a folder."""
 
     folder: Path
     whole: Whole
     letterhead: Letterhead
     note: Callable[[str], None] = lambda text: None
-    over: bool = field(default=False, init=False)  # has the server said so?
+    over: bool = field(default=False, init=False)  # true where the server has told this process the end of the run
     _declined: str = field(default="", init=False)  # why something was refused last
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class KeyHolder:
 
     @property
     def digest(self) -> str:
-        """Digest of the public key, which sites must get by another way than through the server."""
+        """Digest of the public key, which sites must get over another channel than the server."""
         return hashlib.sha256(self._secret.public.pack()).hexdigest()
 
     def answer(self, data: bytes | memoryview) -> bytes:
@@ -86,7 +87,7 @@ class KeyHolder:
         return SignedHead(self.letterhead, lambda: self.place, self._check_returned)
 
     def _check_returned(self, told: str) -> None:
-        """Refuse to go on without a sum that it has signed to have opened."""
+        """Refuse to go on where a head that this key holder has signed names a sum that its folder does not know."""
         if not told:
             return
         signed = Place.parse(told)
@@ -101,7 +102,7 @@ class KeyHolder:
             )
 
     def _decline(self, why: str) -> None:
-        """Tell the owner of a refusal; the same again only once."""
+        """Tell the owner of a refusal, repeated refusals for the same reason only once."""
         if why != self._declined:
             self._declined = why
             self.note(f"warning: this key holder does not do what the server asks: {why}")
@@ -156,8 +157,9 @@ class KeyHolder:
         return self._secret.open(total).astype(INTEGERS).tobytes()
 
     def _once(self, name: str, digest: str) -> None:
-        """Refuse a second sum of a round: the difference of two can be a single upload. Durable before it is opened,
-        beside the key and in the user's state folder: an older copy of the one is put right by the other.
+        """Refuse a second sum of a round: the difference of two can be a single upload. The sum's digest is recorded
+        durably before it is opened, beside the key and in the user's state folder: where one record is an older copy,
+        the other holds.
         """
         if self._opened.get(name, digest) != digest:
             raise LedgerError(
@@ -185,7 +187,7 @@ class KeyHolder:
 
     @property
     def was_over(self) -> bool:
-        """True where the server has told this process, or one before it, that the run is over."""
+        """True where the server has told the end of the run to this process or an earlier one."""
         return self._ended.exists()
 
     @property
@@ -203,7 +205,7 @@ class KeyHolder:
 
 
 def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> bool:
-    """`sordino hold-key`: open the sums of a run until somebody stops it (False) or the run is over (True)."""
+    """`sordino hold-key`: open the sums of a run until it is stopped (False) or the run is over (True)."""
     invitation = invitations.read(options.invitation, options.with_code)
     agreed = invitation.agreement
     experiment = settled(invitation.experiment, options.rehearsal)
@@ -218,7 +220,7 @@ def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Cal
 
 
 def pinned(key: bytes, digest: str) -> bytes:
-    """Return a public key, if it is the one that the holder told the site."""
+    """Return a public key, if its digest is the one that the key holder gave the site."""
     if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), digest):
         raise UnsoundGuarantee(
             "the server hands out another public key than that of the key holder"

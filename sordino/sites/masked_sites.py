@@ -1,9 +1,9 @@
-"""The server's half of masked sums between sites: it collects what clients send at each step, passes on what it cannot
-open, and opens the sum of those who stayed. A client that is silent at a step has dropped out.
+"""The server's half of masked sums between sites: it collects the clients' messages of each step, passes on shares that
+it cannot open, and opens the sum of the clients that stayed. A client that is silent at a step has dropped out.
 
-What a site holds against the server: each client binds its keys to the digest of the broadcast that this site received,
-and to the whole list of members, so clients that were sent other models or other lists cannot even read each other.
-`secagg.masked` has the protocol and what it promises against which server.
+How sites are protected from the server: each client binds its keys to the digest of the broadcast that this site
+received, and to the whole list of members, so clients that were sent other models or other lists cannot even read each
+other. `secagg.masked` describes the protocol and its guarantees, and against which server they hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MaskedSites(RemoteSites):
 
 
 class MaskedSum(SumAtSites):
-    """One masked round, from its first letter to the sum."""
+    """One masked round, from its first letters (messages to sites) to the sum."""
 
     def __init__(self, sites: MaskedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
         self._sites, self._t, self._terms = sites, t, terms
@@ -64,7 +64,9 @@ class MaskedSum(SumAtSites):
         return found
 
     def _take_step(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None:
-        """Hands on the messages that came in time; clients without one that counts have dropped out."""
+        """Runs a step with the clients still in the round: passes on the messages that came in time; clients without a
+        valid one have dropped out.
+        """
         if step == "round":
             self._there = self._sites.asked(self._terms)
             self._sites.have_been_asked(self._t, self._there)

@@ -1,4 +1,4 @@
-"""Membership of a site in a run: its folder, books and clients, and the desk that answers the server."""
+"""Membership of a site in a run: its folder, ledger and clients, and the desk that answers the server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FAILED = "failed-at-site"
 
 @dataclass
 class Membership(Porter):
-    """Site in a run, as it stands in its folder."""
+    """Site in a run, with its state in a folder."""
 
     folder: Path
     whole: Whole
@@ -61,9 +61,9 @@ class Membership(Porter):
     tested: Mapping[int, Examples]
     letterhead: Letterhead
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
-    moved: bool = False  # has this folder taken the place of the one that joined?
+    moved: bool = False  # true: this folder has taken the place of the one that joined
     note: Callable[[RunEvent], None] = lambda event: None
-    over: bool = field(default=False, init=False)  # has the server said so?
+    over: bool = field(default=False, init=False)  # true where the server has told this process the end of the run
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Membership(Porter):
         return self.desk.answer(data)
 
     def _site(self, stage: int) -> Site:
-        """Clients of this site, in the state that their last answer left them in."""
+        """Clients of this site, with the states that the last stored answer left."""
         setup: Setup = self.whole.phases[stage]
         before = self.whole.phases[Operation.stage_of(self.shelf.last)]  # whose clients left the last states
         start = before.algorithm.init_client(before.task)
@@ -124,12 +124,14 @@ class Membership(Porter):
         return self.purse.pay(asked, command)
 
     def declined(self, error: SordinoError) -> None:
-        """Tell the owner of a refusal: a forged plan, a full disk."""
+        """Tell the owner of a refusal, for instance of a forged plan or over a full disk."""
         if error.code != FAILED and not self.head.puts_right(error):  # that one has been told in full
             self.note(RunEvent(event="declined", why=f"{error.what} {error.why}".strip()))
 
     def failed(self, error: SordinoError) -> SordinoError:
-        """Error for the server. Its words, which may repeat a row, stay here, unless a message was at fault."""
+        """Error for the server. Its text, which may repeat a row, is kept from the server unless a message was at
+        fault.
+        """
         if isinstance(error, OF_MESSAGES):
             return error
         self.note(RunEvent(event="failed", why=f"{error.what} {error.why}".strip()))
@@ -152,7 +154,7 @@ class Membership(Porter):
 
     @property
     def was_over(self) -> bool:
-        """True where the server has told this process, or one before it, that the run is over."""
+        """True where the server has told the end of the run to this process or an earlier one."""
         return self._ended.exists()
 
     @property
@@ -206,14 +208,16 @@ class Membership(Porter):
             append_line(self._rows_of(setup), json.dumps(row.to_json()))
 
     def _rows_of(self, setup: Setup) -> Path:
-        """File of this site's rounds. In a hidden cohort under real noise it is private: it tells who was drawn."""
+        """File for the rows of this site's rounds. With a hidden cohort under real noise it is private: it tells who
+        was drawn.
+        """
         if setup.prepares:
             return self._mine.preparation_file
         hidden = setup.policy.secret_cohort
         return RunFolder(self._mine.private).metrics_file if hidden else self._mine.metrics_file
 
     def _keep_handed(self, given: bytes) -> None:
-        """Keep what clients are handed; it does not change in the middle of a run."""
+        """Store the tensors that clients are handed before the first round; other ones later are refused."""
         file = self._mine.handed_file
         if file.exists() and file.read_bytes() != given:
             raise LedgerError(
@@ -239,7 +243,7 @@ class Membership(Porter):
         bundle.write(self.folder, setup, found, declared.features if declared is not None else {})
 
     def receipt(self) -> Receipt:
-        """Write and seal the receipt of what this site has spent until now."""
+        """Write and seal the receipt of what this site has spent so far."""
         return write_receipt(self.folder, self.whole.phases[-1], self.purse.training)
 
     def close(self) -> None:

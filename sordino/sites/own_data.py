@@ -1,4 +1,4 @@
-"""Data of a site, or of a server, read from a file of its own; and the announcement that is made of them."""
+"""Data of a site, or of a server, read from its own file; and the announcement made of a site's data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sordino.types import Examples
 
 @dataclass(frozen=True)
 class OwnData:
-    """Rows of one client, read from a file of its own as the experiment says."""
+    """Rows of one client, read from its own file as the experiment says."""
 
     experiment: Experiment
     path: Path
@@ -34,7 +34,7 @@ class OwnData:
 
     @cached_property
     def _population(self) -> Population:
-        """Population of one client; nothing is kept for a server."""
+        """Population of this client alone, with no examples set aside for a server."""
         data = self.experiment.data.model_copy(
             update={"path": str(self.path), "train": None, "test": None, "probe": None}
         )
@@ -42,7 +42,9 @@ class OwnData:
         return Population(self.experiment.model_copy(update=alone), self.key, self.schema)
 
     def announced(self, name: str, site: str = "") -> SitesAgreement:
-        """Announcement: public numbers and one client. Of the rows it tells their number alone."""
+        """Announcement of this client and of public facts about its data. Of the rows it tells only their number and a
+        keyed digest.
+        """
         held = self._population
         check_announced(held.experiment.data, held.disclosures.learned_from_rows)
         client = AgreedClient(
@@ -84,7 +86,7 @@ class OwnData:
         return _rows(self._population.dataset.test)
 
     def check(self, agreed: SitesAgreement, client: int) -> None:
-        """Refuse data that are not those that were announced."""
+        """Refuse data that differ from those that were announced."""
         theirs = agreed.clients[client]
         mine = self.announced(theirs.name, theirs.site)
         pairs = [

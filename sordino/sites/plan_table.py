@@ -1,4 +1,4 @@
-"""Plan that a site is shown before it takes part: messages that leave it, and the epsilon against whom."""
+"""Plan that a site is shown before it takes part: messages that leave it, and epsilon against each adversary."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _method(phase: Setup) -> str:
 
 
 def _leaves(phase: Setup, client: int) -> str:
-    """Message of a phase, in a sentence."""
+    """Description of the messages that leave a site in a phase, in a sentence."""
     algorithm = phase.algorithm
     down = algorithm.broadcast(phase.state("server"))
     size = wire.payload_bytes(wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))))

@@ -1,8 +1,8 @@
-"""Purse of a site: it decides what the site does for a server, and pays from the site's own ledger before anything
-is computed.
+"""Purse of a site: it decides what the site does for a server, and pays from the site's own ledger before anything is
+computed.
 
-It recomputes the plan from the experiment and the agreement that this site has accepted, and believes the server
-nothing: less noise than planned, a round more than planned, a client of another site, another experiment, or a server
+It recomputes the plan from the experiment and the agreement that this site has accepted, and trusts no number of the
+server's: less noise than planned, a round more than planned, a client of another site, another experiment, or a server
 that has forgotten what it spent, are refused.
 """
 
@@ -36,18 +36,22 @@ KEEP_TO = "the server must keep to the experiment and the agreement of the invit
 
 
 class SignedHead:
-    """Newest head that this side has signed, which the server keeps and has to show to each process before it asks
-    for anything that costs: the folder here may be an older copy.
+    """Newest ledger head that this side has signed. The server keeps it and has to return it to each new process before
+    it asks for anything that costs budget: the folder here may be an older copy.
     """
 
     def __init__(self, letterhead: Letterhead, place: Callable[[], str], check: Callable[[str], None]) -> None:
-        """`place`: of the ledger, as letters say it now. `check` refuses to go on behind a place that was signed."""
+        """`place`: current head of the ledger, as letters state it. `check`: refuses to go on where the ledger is
+        behind a head that was signed.
+        """
         self._letterhead, self._place, self._check = letterhead, place, check
         self._shown, self._unshown = False, 0
         self.behind: LedgerError | None = None  # why this folder may not go on
 
     def begin(self, returned: Sequence[bytes | memoryview]) -> None:
-        """Take the head that came back. A server that has none learns it from the answer, and has to come again."""
+        """Check the heads that the server returned. A server that has none learns it from the answer, and has to begin
+        again.
+        """
         try:
             for signed in returned:
                 self._check(self._letterhead.own(bytes(signed)).ledger)
@@ -58,7 +62,7 @@ class SignedHead:
         self._unshown += not self._shown
 
     def require(self) -> None:
-        """Refuse what costs until the head was shown."""
+        """Refuse whatever costs budget until the server has returned the head."""
         if not self._shown or self.behind is not None:
             raise LedgerError(
                 "this side was started again, and has not been asked to begin",
@@ -68,12 +72,12 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """True for a refusal that the server puts right by itself, unless it never shows the head."""
+        """True for a refusal that the server resolves by returning the head, unless it repeatedly does not."""
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
 class Purse:
-    """Books of one site in one run."""
+    """Privacy accounts of one site in one run."""
 
     def __init__(
         self,
@@ -85,8 +89,8 @@ class Purse:
         shares_scores: bool = False,
         moved: bool = False,
     ) -> None:
-        """`dataset`: the digest of this site's data, which its ledger is founded for. `moved`: this folder has taken
-        the place of the one that joined.
+        """`dataset`: digest of this site's data, for which its ledger is founded. `moved`: this folder has taken the
+        place of the one that joined.
         """
         self.lost: Collection[str] = ()  # rounds that an older copy had forgotten
         self._whole, self._clients, self._run, self._shares_scores = whole, tuple(clients), run, shares_scores
@@ -102,7 +106,7 @@ class Purse:
         self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
 
     def _witnessed(self, folder: Path, moved: bool) -> Witness:
-        """Record of what has left this site, in its user's state folder."""
+        """Record, in the user's state folder, of the answers that have left this site."""
         found, ledger = Witness.of(folder, lambda ledger, op: op in self._answered), self.training.ledger
         self.lost = found.check(ledger, moved)
         if self.lost:
@@ -117,14 +121,14 @@ class Purse:
 
     @property
     def place(self) -> str:
-        """Number of rounds that have left this site, and the head of its ledger at the last one."""
+        """Number of rounds whose answers have left this site, and the head of its ledger at the last one."""
         if self._witness is None or not self._answered:
             return ""
         newest = self._witness.newest or self.training.ledger.place()
         return str(Place(len(self._answered), newest.head))
 
     def check_returned(self, told: str) -> None:
-        """Refuse to go on behind a head that this site has signed and the server has kept."""
+        """Refuse to go on with a folder that is behind a head that this site has signed and the server has kept."""
         if self._witness is None or not told:
             return
         signed = Place.parse(told)
@@ -149,7 +153,7 @@ class Purse:
         return self._books[-1]
 
     def reserve_all(self) -> None:
-        """Pay for every round of the plan before the first one, where nobody may know who is drawn."""
+        """Pay for every round of the plan before the first one, in phases where nobody may know who is drawn."""
         for phase, books in zip(self._whole.phases, self._books, strict=True):
             if books.plan.everyone_pays:
                 books.replay()
@@ -158,7 +162,7 @@ class Purse:
                         books.reserve(books.open(t), {})
 
     def admit(self, asked: Operation) -> None:
-        """Let commands pass that cost nothing; refuse all others."""
+        """Admit commands that cost no budget; refuse all others."""
         self._check_server(asked.ledger)
         command = asked.command
         if isinstance(command, Score):
@@ -191,7 +195,7 @@ class Purse:
             )
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
-        """Record the answer to a round, which is the only one."""
+        """Record that the answer to a round, the only one, leaves this site."""
         assert isinstance(asked.command, Round)
         books, t = self._books[asked.stage], asked.command.t
         if not books.plan.everyone_pays:
@@ -247,7 +251,7 @@ class Purse:
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
 
     def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
-        """Refuse a round whose public numbers its uplink is not bounded for, before it is paid."""
+        """Refuse a round, before it is paid for, whose public numbers are outside the bounds of its uplink."""
         if phase.algorithm.uplink.learns:
             for _, down in broadcasts(phase.algorithm, phase.task, phase.header(self._run), command, messages):
                 phase.algorithm.uplink.at(command.t, down)
@@ -265,8 +269,8 @@ class Purse:
     def _prices(
         self, books: Federation, now: OpenRound, who: Sequence[int], terms: Mapping[int, Terms]
     ) -> Mapping[int, Price | None]:
-        """Prices of this round by the plan, if it is asked for with the noise that is planned. Exposures that
-        a client has missed are lost to it.
+        """Prices of this round by the plan, provided that the server asks for the planned noise. Exposures that a
+        client has missed are not made up for.
         """
         for _ in books.skipping(who, 0 if books.plan.everyone_pays else now.t):
             for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows
@@ -281,8 +285,8 @@ class Purse:
         )
 
     def _check_server(self, told: str) -> None:
-        """Refuse a server whose ledger was put back: it only grows, and is never shorter than it was, nor another one
-        of the same length.
+        """Refuse a server whose ledger was put back. The ledger only grows: it may not be shorter than before, nor
+        another one of the same length.
         """
         try:
             now = Place.parse(told)
@@ -315,15 +319,15 @@ def _too_often(planned: int) -> UnsoundGuarantee:
 
 
 def _as_paid(asked: Terms, price: Price | None) -> Terms:
-    """Terms as asked, with as much noise as was paid for: the server's number may be smaller by a rounding."""
+    """Terms as asked, with at least the noise that was paid for: the server's number may be smaller by a rounding."""
     if price is None or asked.multiplier is None or asked.multiplier >= price.multiplier:
         return asked
     return replace(asked, multiplier=price.multiplier)
 
 
 def _same(planned: Terms, asked: Terms) -> bool:
-    """True for what is planned, or less work, or more noise. Where many share one noise, it is at least as loud as what
-    this client pays for.
+    """True for terms as planned, or with less work or more noise. Under one noise for all, it must be at least the
+    noise that this client pays for.
     """
     if (asked.epochs is not None and asked.epochs < 1) or (asked.part is not None and not 0 < asked.part <= 1):
         return False

@@ -1,4 +1,4 @@
-"""Sites on other machines: they may refuse, be cut off and come back, and they keep their own states."""
+"""Sites on other machines: they may refuse, be disconnected and come back, and they store their own states."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ class RemoteSites(Sites):
     called: Callable[[int], str] = str  # the name of a client, or its number
     prelude: Sequence[tuple[Command, Sequence[bytes]]] = ()  # what a site is asked before it is asked for a round
     accepted: dict[str, Accepted] = field(default_factory=dict)  # the sites that take part
-    stopped: Callable[[], bool] = lambda: False  # does somebody want the run to stop?
-    repeats: bool = False  # can a round that is cut short be played again? Then nothing is lost by a stop in it
+    stopped: Callable[[], bool] = lambda: False  # true where the run shall stop
+    repeats: bool = False  # true: a round that is cut short can be played again, so a stop in it loses nothing
     signed: Kept = field(default_factory=dict)  # the newest head that each site has signed, to be given back
     keep_signed: Callable[[Kept], None] = lambda signed: None
-    _gathered: bool = False  # have all been waited for, before the first round?
+    _gathered: bool = False  # true once all were waited for, before the first round
     _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
-    _refusing: dict[str, float] = field(default_factory=dict)  # those that have refused it, and when
-    _first: set[int] = field(default_factory=set)  # the tickets of letters that ask it
+    _refusing: dict[str, float] = field(default_factory=dict)  # sites that have refused the prelude, and when
+    _first: set[int] = field(default_factory=set)  # tickets of the prelude's letters
     _rounds: dict[int, int] = field(default_factory=dict)  # the round of each letter that asks for one, not refused
     _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
     _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
     _told: tuple[str, float] = ("", 0.0)  # what was last said of a round that waits, and when
     _there: int = 0  # bytes of the messages of a round in one letter
-    _back: int = 0  # and of the longest answer
+    _back: int = 0  # bytes of the messages in the longest answer
     _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
-    _newer: bool = False  # has a site signed what is not kept yet?
-    _idle: bool = False  # is there nothing to do but wait, beyond the deadline or at the end? Then a stop is at once
+    _newer: bool = False  # true where a site has signed a head that is not kept yet
+    _idle: bool = False  # true: nothing to do but wait, beyond the deadline or at the end, so a stop acts at once
 
     def gather(self) -> None:
-        """Wait until as many clients can be reached as a round needs; before the first round for all of them, as long
-        as a round waits.
+        """Wait until as many clients can be reached as a round needs; before the first round for all of them, but no
+        longer than the timeout of a round once there are enough.
         """
         first, told = not self._gathered, -1
         until = time.monotonic() + (self.patience.timeout if first else 0.0)
@@ -79,8 +79,9 @@ class RemoteSites(Sites):
         self._gathered, self._here = True, set(here)
 
     def part(self, message: bytes | None) -> None:
-        """Tell every site that the run is over. Waits a moment for sites of the last round; after a restart for all, as
-        long as a round waits. Others were told before, or would not have come.
+        """Tell every site that the run is over. Waits at most `PARTING` seconds for the sites of the last round; after
+        a restart for all sites; in no case longer than a round waits. Other sites were told before, or would not have
+        come.
         """
         command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
         awaited = self._here if self._gathered else self.members.keys()
@@ -106,11 +107,11 @@ class RemoteSites(Sites):
         return super().__call__(t, down, terms)
 
     def keep(self, step: int) -> Mapping[str, Tree]:
-        """Nothing to keep: every answer was durable at its site before it came."""
+        """Do nothing: every answer was durable at its site before it was sent."""
         return {}
 
     def restore(self, step: int, place: Path) -> None:
-        """Nothing to restore: asked again, a site gives the answer that it gave."""
+        """Do nothing: a site that is asked again sends its stored answer."""
 
     @property
     def _patience_of_all(self) -> float:
@@ -132,8 +133,9 @@ class RemoteSites(Sites):
             raise KeyboardInterrupt
 
     def _asks_again(self, ticket: int, error: SordinoError) -> bool:
-        """True where a site is asked again: where the round would end with too few, or where it was started again since
-        the round began. It is first shown what it has signed; if it has refused that, its refusal stands.
+        """True in two cases: where the round would otherwise end with too few clients, and where the site was started
+        again since the round began. In the second it is shown the head that it has signed before it is asked again; if
+        it has refused that, its refusal stands.
         """
         peer, now = self._out[ticket].peer, time.monotonic()
         if error.code == BEGIN_FIRST and not self._pauses(peer):
@@ -152,7 +154,7 @@ class RemoteSites(Sites):
         return self.suffices(t, there, len(of))
 
     def suffices(self, t: int, there: int, asked: int) -> bool:
-        """True where enough clients have answered, now that the deadline has passed."""
+        """Decide at the deadline whether enough clients have answered, and note whether the round waits or goes on."""
         enough = there >= self.patience.minimum
         self._idle = not enough
         if self.stopped() and not enough:
@@ -168,7 +170,7 @@ class RemoteSites(Sites):
         return enough
 
     def _slow(self, late: Sequence[str]) -> str:
-        """Sites whose line is known to be too slow for this deadline."""
+        """Text on silent sites whose measured connection is too slow for the deadline."""
         told = []
         for peer in late:
             rate, many = self.carrier.rate(peer), self._there + self._back
@@ -180,13 +182,17 @@ class RemoteSites(Sites):
         return "; ".join(told)
 
     def _due(self, until: float) -> float:
-        """End of a wait: a stop waits a moment for sites at work, and no longer where nothing is lost by it."""
+        """End of a wait. Once a stop is wanted, rounds that can be played again end after `LEAVE` seconds: nothing is
+        lost by it.
+        """
         if self.repeats and self.stopped():
             self._stop = min(self._stop, time.monotonic() + LEAVE)
         return min(until, self._stop)
 
     def latecomers(self, terms: Mapping[int, Terms], asked: Collection[str] = ()) -> dict[str, list[int]]:
-        """Sites that can answer now, and have not: who came when the round had begun, or has refused before."""
+        """Clients of sites that can answer now and have not: the site came after the round had begun, or has refused
+        before.
+        """
         for peer in self.members:
             self._introduce(peer)
         done = {*asked, *(self._site_of[k] for k, ticket in self._asked.items() if ticket in self._rounds)}
@@ -241,7 +247,7 @@ class RemoteSites(Sites):
         return self._site_of[client] not in self._here or super().away(client)
 
     def _expected(self) -> set[str]:
-        """Sites that were there when the round began; one that has gone since is waited for like one at work."""
+        """Sites that were there when the round began; a site that is gone since is waited for like one at work."""
         return self._here
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
@@ -253,13 +259,13 @@ class RemoteSites(Sites):
         return of
 
     def _introduce(self, peer: str) -> None:
-        """Send a site the letters that come first."""
+        """Send a site the letters that must come first, unless it has answered them or has just refused them."""
         # in this order: its answer may just have come
         if self._free(peer) and peer not in self._ready and not self._pauses(peer):
             self._begin(peer)
 
     def _pauses(self, peer: str) -> bool:
-        """True where the site has refused a moment ago."""
+        """True where the site has refused less than `AGAIN` seconds ago."""
         return time.monotonic() < self._refusing.get(peer, -FOREVER) + AGAIN
 
     def _begin(self, peer: str) -> None:
@@ -272,7 +278,9 @@ class RemoteSites(Sites):
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        """First letters, which show a site what it has signed: it may not know any more."""
+        """Letters that must come first. They return to a site the newest head that it has signed, which it may have
+        lost.
+        """
         if peer not in self.signed:
             return self.prelude
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]

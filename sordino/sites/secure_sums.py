@@ -1,4 +1,4 @@
-"""Secure sums between sites: which of them can be played there, by which kind of sites, and who else takes part."""
+"""Secure sums between sites: which of them are possible there, with which class of sites, and who else takes part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sordino.sites.remote_sites import RemoteSites
 
 
 def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
-    """The sites of a phase, as its uplink needs them."""
+    """Class of the sites of a phase, as its uplink needs it."""
     uplink = setup.algorithm.uplink
     check_between_sites(uplink, setup.stragglers, setup.policy.hidden)
     if uplink.secure is None:
@@ -27,13 +27,13 @@ def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
 
 
 def peers_of(whole: Whole, agreed: SitesAgreement) -> list[str]:
-    """Everybody who answers a server in this run."""
+    """Names of all that answer the server in this run: the sites, and the key holder if there is one."""
     holder = any(held(whole, stage) is not None for stage in range(len(whole.phases)))
     return [*agreed.sites, *([HOLDER] if holder else [])]
 
 
 def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) -> None:
-    """Refuses what only a simulation can do with a secure sum."""
+    """Refuses options of a secure sum that only a simulation can have."""
     secure = uplink.secure
     if secure is None:
         return

@@ -1,5 +1,5 @@
-"""`sordino serve`: server of a run between sites. It holds no data of theirs; what it knows of them is the
-agreement. The same command goes on with a run that was stopped or killed.
+"""`sordino serve`: server of a run between sites. It holds no data of the sites; what it knows of them is in the
+agreement. The same command resumes a run that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class ServeOptions:
     agreement: Path
     folder: Path
     identity: Ed25519PrivateKey = field(repr=False)
-    allowed: Path  # the list of the sites that are believed
+    allowed: Path  # path of the list of allowed sites
     bind: str = "127.0.0.1:9443"
-    address: str = ""  # where sites find it; nothing: where it listens
+    address: str = ""  # address that sites connect to; empty: `bind`
     tls: Certificates | None = None
     own: Path | None = None  # the server's own data
     patience: Patience = Patience()
     rehearsal: bool = False  # a trial with noise from a seed, which protects nobody
-    moved: bool = False  # has this folder taken the place of the one where the run began?
+    moved: bool = False  # true: this folder has taken the place of the one where the run began
 
 
 def agreed_clients(folder: Path) -> Sequence[AgreedClient]:
@@ -77,8 +77,8 @@ def serve(
     hears: Callable[[RunEvent], None] = lambda event: None,
     invited: Callable[[Path], None] = lambda invitation: None,
 ) -> Ended:
-    """Play a run between sites, from where it stands to its end. `hears` is told what happens, and `invited` where the
-    invitation is.
+    """Play a run between sites, from where it stands to its end. `hears` receives each event, and `invited` the path of
+    the invitation.
     """
     experiment, agreed = settled(options.experiment, options.rehearsal), read_agreement(options.agreement)
     real = experiment.privacy.real
@@ -116,7 +116,7 @@ def serve(
 
 
 def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
-    """Settle an experiment as it is played between sites, or refuse it."""
+    """Decide all settings of an experiment for a run between sites, or refuse the experiment."""
     experiment = settle(experiment)
     check_announced(experiment.data)
     if not experiment.privacy.real and not rehearsal:
@@ -149,8 +149,8 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
 
 
 def longest(whole: Whole, agreed: SitesAgreement) -> int:
-    """Bytes of the longest letter that a site may send: twice what its uploads should be, and four times where they
-    are encrypted.
+    """Bytes of the longest letter that a site may send: twice the size of its uploads, four times where they are summed
+    securely, and `BESIDE` more.
     """
     each = 0
     for phase in whole.phases:
@@ -163,7 +163,7 @@ def longest(whole: Whole, agreed: SitesAgreement) -> int:
 
 
 def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -> Environment:
-    """Environment of the run in the folder, if it is this one; a new one where there is none."""
+    """Environment of the run in the folder, refused where that is another run; a new one where there is no folder."""
     if not folder.exists():
         return environment_of(experiment).beside(site=SERVER)
     mine = RunFolder(folder)

@@ -55,7 +55,7 @@ class PostOffice:
 
 @dataclass(frozen=True)
 class ServersSide(ServersHalf):
-    """One phase of a run between sites, as the server has it."""
+    """The server's side of one phase of a run between sites."""
 
     agreed: SitesAgreement
     post: PostOffice = field(repr=False)
@@ -126,7 +126,7 @@ class ServersSide(ServersHalf):
         return post.sites
 
     def end(self, run: str, model: Params | None) -> None:
-        """Tells the sites that it is over, with the model that was trained."""
+        """Tells the sites that the run is over, and sends them the trained model."""
         if self.post.sites is None:
             return
         message = None
@@ -137,8 +137,8 @@ class ServersSide(ServersHalf):
 
 @dataclass(frozen=True)
 class SitesEvaluation:
-    """After a round: how good the models are on the server's own examples, where it has some; and on those of the sites
-    that share their scores.
+    """Evaluation after a round: scores of the models on the server's own examples, where it has some, or on those of
+    the sites that share their scores.
     """
 
     side: ServersSide
@@ -166,7 +166,7 @@ class SitesEvaluation:
 
 
 def _signed(file: Path) -> Kept:
-    """The newest heads that sites have signed, as they were kept; a file that cannot be read holds none."""
+    """Newest heads that sites have signed, from the file that keeps them; none where it cannot be read."""
     try:
         return {site: (many, bytes.fromhex(head)) for site, (many, head) in json.loads(file.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
@@ -174,7 +174,7 @@ def _signed(file: Path) -> Kept:
 
 
 def _keep_signed(file: Path, newest: Kept) -> None:
-    """Keeps signed heads privately: how often a site has answered tells who was drawn of a hidden cohort."""
+    """Writes signed heads to a private file: how often a site has answered tells who was drawn from a hidden cohort."""
     if file.parent.is_dir():  # where noise is real
         told = {site: [many, head.hex()] for site, (many, head) in newest.items()}
         atomic_write(file, json.dumps(told).encode(), private=True)

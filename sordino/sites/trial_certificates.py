@@ -1,8 +1,8 @@
-"""Certificate authority for a trial: one certificate for the server and one for each site. Where an
-institution has a CA, its certificates are used instead.
+"""Certificate authority for a trial: one certificate for the server and one for each site. Where an institution has a
+CA, its certificates are used instead.
 
-    DIR/ca.pem      what all believe
-    DIR/ca.key      who has this file can let anybody in: it stays where it was made
+    DIR/ca.pem      CA certificate, which all ends trust
+    DIR/ca.key      key of the CA: with it anybody can be let in, so it stays where it was made
     DIR/server.pem  DIR/server.key
     DIR/NAME/       what the site NAME gets: ca.pem, NAME.pem, NAME.key
 """
@@ -68,7 +68,7 @@ def make(folder: Path, server_names: Sequence[str], sites: Sequence[str], days: 
 
 
 def add(folder: Path, sites: Sequence[str], days: int) -> None:
-    """Make certificates for more sites, with the CA that is there. They hold no longer than the CA does."""
+    """Make certificates for more sites, with the CA in the folder. They are not valid for longer than the CA."""
     _check_sites(folder, sites)
     made = Certificates(folder / "ca.pem", folder / "ca.key", folder / "ca.pem").read()
     key = serialization.load_pem_private_key(made.key, None)
@@ -79,7 +79,7 @@ def add(folder: Path, sites: Sequence[str], days: int) -> None:
 
 
 def authority(name: str, times: Times) -> Signed:
-    """Make a CA that signs itself, and nothing but certificates of servers and sites."""
+    """Make a CA, signed by itself, that may sign only certificates of servers and sites."""
     key = generate_private_key(SECP256R1())
     built = (
         _builder(name, key, times)
@@ -91,7 +91,9 @@ def authority(name: str, times: Times) -> Signed:
 
 
 def signed(ca: Signed, name: str, times: Times, hosts: Sequence[str] = ()) -> Signed:
-    """Make a certificate by a CA: of a server that is reached at these hosts, or of a site where there are none."""
+    """Make a certificate signed by a CA: for a server that is reached at these hosts, or for a site where there are
+    none.
+    """
     key = generate_private_key(SECP256R1())
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     built = (
@@ -107,7 +109,7 @@ def signed(ca: Signed, name: str, times: Times, hosts: Sequence[str] = ()) -> Si
 
 
 def pems(one: Signed) -> tuple[bytes, bytes]:
-    """Certificate and key, as files hold them."""
+    """Certificate and key in PEM format."""
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     return one.certificate.public_bytes(pem), one.key.private_bytes(pem, form, serialization.NoEncryption())
 

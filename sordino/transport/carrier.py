@@ -1,4 +1,4 @@
-"""Carrier of letters from the server to its sites, and of the answers."""
+"""Carrier of letters (see `message`) from the server to its sites, and of the answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Arrived(NamedTuple):
 
 
 class Carrier(ABC):
-    """Brings letters to sites and answers back: late, in any order, or twice. A letter that is not answered it brings
-    again, as soon as its site is there; what came twice, its users take once.
+    """Delivers letters to sites and brings back answers, which may be late, in any order, or doubled. An unanswered
+    letter is delivered again as soon as its site can be reached; users of a carrier ignore doubled answers.
     """
 
     @abstractmethod
@@ -30,12 +30,12 @@ class Carrier(ABC):
 
     @abstractmethod
     def send(self, to: str, letter: Writes) -> int:
-        """Takes a letter, and gives a ticket for its answer. A site gets one letter after another."""
+        """Queues a letter; returns a ticket for its answer. A site gets one letter after another."""
 
     @abstractmethod
     def came(self, seconds: float) -> Sequence[Arrived]:
-        """The answers that have come; waits for the first of them, and no longer than so many seconds. A site that is
-        gone for good is an error where the run cannot go on without it.
+        """Answers that have come; waits for the first of them, at most `seconds`. A site that is gone for good is an
+        error where the run cannot go on without it.
         """
 
     @abstractmethod
@@ -48,15 +48,15 @@ class Carrier(ABC):
         """The names of all sites, whether they can be reached or not."""
 
     def rate(self, peer: str) -> float | None:
-        """Bytes a second that the line of a site has carried; None where they were too few to tell."""
+        """Measured speed of a site's connection in bytes per second; None where too few bytes were carried to tell."""
         return None
 
     def shut_out(self) -> frozenset[str]:
-        """The sites that are not let in: on no list, or revoked."""
+        """Sites that may not connect: not on the list of allowed sites, or revoked."""
         return frozenset()
 
     def given_up(self, peer: str, seconds: float) -> SordinoError | None:
-        """The error of a run whose site has been silent for so long; None where one waits on."""
+        """Error that ends a run whose site has been silent for `seconds`; None where the run waits on."""
         return None
 
     def __enter__(self) -> Self:

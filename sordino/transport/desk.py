@@ -1,6 +1,6 @@
-"""The desk of a site: it answers letters. Each operation is computed once; its answer, and the state that the clients
-are in after it, are durable before the answer leaves. The same letter again gets the same bytes, and the same operation
-with another content is refused.
+"""The desk of a site answers the server's letters (see `message`). Each operation is computed once; its answer, and the
+state that the clients are in after it, are durable before the answer leaves. The same letter again gets the same bytes,
+and the same operation with another content is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Keep = Callable[[Sequence[bytes]], None]  # makes durable that these bodies leav
 
 
 class Operation(NamedTuple):
-    """One letter's worth of work."""
+    """Work that one letter asks for."""
 
     stage: int
     command: Command
@@ -36,13 +36,13 @@ class Operation(NamedTuple):
 
     @staticmethod
     def place_of(name: str) -> tuple[int, int]:
-        """The phase and the round of a round of this name."""
+        """Phase and round in the `name` of a round's operation; (0, -1) for an empty name."""
         stage, _, t = name.split("/") if name else ("0", "", "-1")
         return int(stage), int(t)
 
     @staticmethod
     def stage_of(name: str) -> int:
-        """The phase of an operation of this name."""
+        """Phase in the `name` of an operation; 0 for an empty name."""
         return int(name.partition("/")[0] or 0)
 
     @property
@@ -52,34 +52,36 @@ class Operation(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The digest of what is asked, whenever and however often it is."""
+        """SHA-256 of name, command and messages: equal whenever the same is asked again."""
         text = json.dumps([self.name, asdict(self.command), digest_of(self.messages)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Porter:
-    """Decides what a site does for a server: it is asked before anything is computed. This one lets everything pass, as
-    is right between processes of one run; between real sites there is a purse.
+    """Policy of a site: decides, before anything is computed, what the site does for a server. This one allows
+    everything, as is right between processes of one run; a real site's (`sites.membership`) pays from a purse.
     """
 
     @property
     def place(self) -> str:
-        """Number of rounds that have left this place, and the head of its ledger; empty where it is not needed."""
+        """Number of rounds whose answers have left this site, and the head of its ledger; empty where not needed."""
         return ""
 
     def admit(self, asked: Operation) -> None:
-        """Refuses what this place does not do for a server."""
+        """Refuses an operation that this site does not do for a server."""
 
     def pay(self, asked: Operation, command: Round) -> Round:
-        """Pays for a round, durably, or refuses it. What it gives back is played: the same, or with more noise."""
+        """Charges a round to the site's budget, durably, or refuses it. Returns the round to compute: the same, or with
+        more noise.
+        """
         return command
 
     def does(self, asked: Operation) -> Answer | None:
-        """Answer of the place itself, not of its clients; None where it has none."""
+        """Answer that needs no clients of the site; None for commands that need them."""
         return None
 
     def secure(self, stage: int) -> SecureStage | None:
-        """Secure stage of this phase; None where single uploads are read."""
+        """Stage of this phase that adds uploads securely; None where single uploads are read."""
         return None
 
     def key(self, stage: int) -> PublicKey:
@@ -92,18 +94,18 @@ class Porter:
         )
 
     def declined(self, error: SordinoError) -> None:
-        """This place does not do what it was asked."""
+        """Called when the site has refused what it was asked."""
 
     def failed(self, error: SordinoError) -> SordinoError:
-        """Error of the work itself, as the server is told it."""
+        """Error that the server is sent when the computation fails with this one."""
         return error
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
-        """This answer to an operation is durable, and may leave."""
+        """Called when the answer to an operation is durable, before it leaves."""
 
 
 class MaskedSteps(Protocol):
-    """The clients of this place in one masked round."""
+    """Clients of this site in one masked round."""
 
     asked: Operation
 
@@ -124,7 +126,7 @@ class Desk:
         porter: Porter | None = None,
         shelf: Shelf | None = None,
     ) -> None:
-        """`sites`: clients of this place as they stand before a phase. Without a shelf nothing is kept."""
+        """`sites`: makes the site for a phase, with its clients' states before it. Without a shelf nothing is kept."""
         self._letterhead, self._make, self._shelf = letterhead, sites, shelf
         self._porter = porter or Porter()
         self._stage = -1
@@ -132,7 +134,7 @@ class Desk:
         self._masked: MaskedSteps | None = None  # the masked round that this site takes part in
 
     def answer(self, data: bytes | memoryview) -> bytes:
-        """The answer to a letter; a refusal, where that is the answer."""
+        """Answer to a letter, as a letter; an error becomes a refusal."""
         try:
             letter = self._letterhead.read(data)
         except WireError as error:
@@ -194,7 +196,9 @@ class Desk:
             yield key.encrypt(flat(upload), command.t, grid.layout).pack()
 
     def _begin_masked(self, asked: Operation, command: Round) -> Given:
-        """The first step of a masked round, where it is not too late for it."""
+        """Answers the first step of a masked round; without clients where the shelf says that masked words have left
+        before.
+        """
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None
             if (before := self._kept(asked)) is not None:
@@ -204,7 +208,7 @@ class Desk:
         return self._masked.first(asked)
 
     def _mask(self, asked: Operation, command: Mask) -> Given:
-        """A later step, which its round has paid for."""
+        """Answers a later step of a masked round, which was paid for when the round began."""
         masked = self._masked
         if masked is None or masked.place != (asked.stage, command.t):
             raise WireError(
@@ -228,7 +232,9 @@ class Desk:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Work that fails half-way leaves the clients in the states that they kept last, and its error here."""
+        """Returns the clients to the states on the shelf when work fails half-way, and raises the error that the server
+        is sent.
+        """
         try:
             with user_code.blamed():
                 yield
@@ -240,7 +246,9 @@ class Desk:
             raise
 
     def _kept(self, asked: Operation) -> Given | None:
-        """The answer to a round that is on the shelf; a round before all of these is not played any more."""
+        """Answer to a round from the shelf, None where it is new; refused where it comes before the round answered last
+        and is no longer on the shelf.
+        """
         if self._shelf is None:
             return None
         found = self._shelf.find(asked.name, asked.digest)

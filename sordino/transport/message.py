@@ -2,10 +2,10 @@
 
     u32 length of the head | head | signature (64 bytes) | bodies
 
-The head is JSON of at most a mebibyte: who writes to whom, about which run and which phase, what is said, and how long
-the bodies are that follow. The signature is Ed25519 over the head, which holds a digest of the bodies; it is zero where
-nobody signs (between processes of one machine). Every length is checked before anything is read, and nothing in a
-letter names code.
+The head is JSON of at most a mebibyte: sender, receiver, run, phase, the command or answer, and the lengths of the
+bodies that follow. The signature is Ed25519 over the head, which holds a digest of the bodies; it is zero between
+processes of one machine, which do not sign. Every length is checked before anything is read, and nothing in a letter
+names code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Size = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Heading:
-    """All of a letter but its bodies."""
+    """Head of a letter: all of it but signature and bodies."""
 
     run: Name
     stage: int  # of the phases of the run
@@ -60,7 +60,9 @@ _HEAD: TypeAdapter[Heading] = TypeAdapter(Heading)
 
 @dataclass(frozen=True)
 class Letterhead:
-    """Letterhead of one side in a run: what stands on all letters that it writes, and the keys that it believes."""
+    """Identity of one side in a run: the fields that all its letters share, its signing key, and the public keys whose
+    letters it accepts.
+    """
 
     name: str
     run: str
@@ -87,7 +89,7 @@ class Letterhead:
         return b"".join([LENGTH.pack(len(text)), text, signature, *bodies])
 
     def read(self, data: bytes | memoryview) -> Letter:
-        """Authenticated letter to this side about this run."""
+        """Parses and authenticates a letter to this side about this run."""
         view = memoryview(data).cast("B")
         head, text, signature = _opened(view)
         if self.known is not None:
@@ -117,7 +119,7 @@ class Letterhead:
         return Letter(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
 
     def own(self, signed: bytes) -> Heading:
-        """Head that this side wrote in this run, given back by a side that kept it."""
+        """Head of a letter that this side wrote in this run, verified after another side kept and returned it."""
         head, text, signature = _opened(memoryview(signed))
         if self.key is not None:
             _check_signature({self.name: self.key.public_key()}, head, text, signature)
@@ -132,7 +134,7 @@ def peek(data: bytes | memoryview) -> Heading:
 
 
 def digest_of(bodies: Sequence[bytes | memoryview]) -> str:
-    """One digest of all bodies and of where each of them ends."""
+    """SHA-256 of all bodies and their lengths."""
     total = hashlib.sha256()
     for body in bodies:
         total.update(struct.pack("<Q", len(body)))

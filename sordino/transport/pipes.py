@@ -83,7 +83,7 @@ class Pipes(Carrier):
         return [Arrived(self._owed[peer].popleft(), frame)]
 
     def cancel(self, ticket: int) -> None:
-        """Cancels nothing: a process does every command that it was sent."""
+        """Cancels nothing: a process executes every command that it was sent."""
 
     def given_up(self, peer: str, seconds: float) -> SordinoError:
         return RunError(
@@ -95,7 +95,7 @@ class Pipes(Carrier):
         )
 
     def _hear(self, peer: str, stream: IO[bytes]) -> None:
-        """Puts answers of a process where the server finds them: a pipe that is not emptied would stop the process."""
+        """Moves a process's answers from its pipe to the server's queue: a full pipe would stop the process."""
         frame: bytes | None = b""
         while frame is not None:
             frame = read(stream)
@@ -122,7 +122,7 @@ def _refusal(frame: bytes) -> SordinoError:
 
 
 def serve(answer: Callable[[bytes], bytes], incoming: IO[bytes], outgoing: IO[bytes]) -> None:
-    """The other end: answers letters until the stream ends."""
+    """Main loop of a client process: answers letters until the stream ends."""
     write(outgoing, READY)
     while (letter := read(incoming)) is not None:
         write(outgoing, answer(letter))
@@ -135,7 +135,7 @@ def write(stream: IO[bytes], data: bytes) -> None:
 
 
 def read(stream: IO[bytes]) -> bytes | None:
-    """The next frame; None where there is no whole one."""
+    """Next frame; None where the stream ends before a whole one."""
     head = stream.read(FRAME.size)
     if len(head) < FRAME.size:
         return None

@@ -1,4 +1,4 @@
-"""Events of a run between sites: sites come and go, are asked and answer. Each is a line of events.jsonl."""
+"""Events of a run between sites, which connect, disconnect, are asked and answer. Each is a line of events.jsonl."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROUTINE = OF_ROUNDS | {"started", "accepted"}  # a terminal has a bar for these,
 
 
 class RunEvent(Fact):
-    """Something that happened, and what is known of it."""
+    """One event of a run between sites, with the facts known about it."""
 
     at: str = ""  # UTC
     event: What
@@ -57,7 +57,7 @@ class RunEvent(Fact):
 
     @property
     def words(self) -> str:
-        """The event as a person is told it."""
+        """Text of the event for a person."""
         who, why = self.site or "this one", f": {self.why}" if self.why else ""
         where = f"{self.phase + ', ' if self.phase else ''}round {self.round}"
         gone = _without(self.sites) + (f"; {self.why}" if self.why else "")

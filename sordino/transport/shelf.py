@@ -1,5 +1,5 @@
-"""Shelf of a site: its answers, with the states of its clients. An answer counts as kept once the checkpoint that names
-it is durable: a crash at any moment leaves the answer with the states after it, or neither.
+"""Shelf of a site: its stored answers, with the states of its clients. An answer counts as stored once the checkpoint
+that names it is durable: a crash at any moment leaves the answer with the states after it, or neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEPT = 3  # answers: a server that goes further back is refused
 
 
 class Shelved(NamedTuple):
-    """One answer, and what it is the answer to."""
+    """Record of one stored answer and of the operation that it answers."""
 
     operation: str
     asked: str  # digest of the operation
@@ -40,7 +40,7 @@ class Shelf:
 
     @property
     def last(self) -> str:
-        """The operation that was answered last; nothing where there is none."""
+        """Name of the operation that was answered last; empty where there is none."""
         return next(reversed(self._known), "")
 
     def states(self, template: Callable[[str], Tree]) -> Mapping[str, Tree]:
@@ -49,7 +49,9 @@ class Shelf:
         return {} if loaded is None else loaded.trees
 
     def find(self, operation: str, asked: str) -> tuple[Answered, list[bytes]] | None:
-        """The answer to an operation, if it was asked before in the same words."""
+        """Stored answer to an operation, None where there is none; refused where the operation was asked with another
+        content.
+        """
         if (known := self._known.get(operation)) is None:
             return None
         if known.asked != asked:

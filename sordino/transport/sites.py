@@ -1,5 +1,5 @@
-"""The sites of a run as the server sees them: letters go out, answers come back or do not, and a round goes on with
-those who were in time.
+"""The sites of a run as the server sees them: it sends letters (commands), collects answers, and completes a round with
+those that came in time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds that a round waits, and for which sites."""
+    """How long a round waits, in seconds, and for how many clients."""
 
     timeout: float = FOREVER  # after it a round goes on without those who are silent
     minimum: int = 0  # clients that must have answered before a round goes on
@@ -42,7 +42,7 @@ class Patience:
 
 @dataclass
 class _Out:
-    """A letter that is out."""
+    """Letter that was sent and not answered yet."""
 
     peer: str
     write: Callable[[], bytes]  # the letter
@@ -51,7 +51,7 @@ class _Out:
 
 @dataclass
 class Sites(Executor):
-    """All sites of a phase, behind one carrier: the processes of one run, which end it when they fail."""
+    """All sites of a phase, behind one carrier: here processes of one run, which ends when one of them fails."""
 
     carrier: Carrier
     letterhead: Letterhead
@@ -80,14 +80,14 @@ class Sites(Executor):
         self.carrier.__exit__(kind, error, trace)
 
     def away(self, client: int) -> bool:
-        """True where the client's site is out of reach, or owes an answer."""
+        """True where the client's site cannot be reached, or still owes an answer."""
         return not self._free(self._site_of[client])
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         return Answers(self.collected(t, down, terms))
 
     def collected(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Iterator[tuple[int, memoryview]]:
-        """Messages of a round, one client after another; none of clients that are silent at the deadline."""
+        """Messages of a round, one client after another; none from clients that are silent at the deadline."""
         of = self._ask_round(t, down, terms)
         until, answers = time.monotonic() + self.patience.timeout, dict[int, memoryview]()
         left = collections.deque(sorted(of))
@@ -127,7 +127,7 @@ class Sites(Executor):
         self.ask(Restore(step, str(place)))
 
     def ask(self, command: Command, message: bytes | None = None) -> Replies:
-        """Asks every site that is there, and waits for the answers."""
+        """Sends a command to every site that can be reached and accepts it, and waits for the answers."""
         bodies = [] if message is None else [message]
         asked = [peer for peer in self.members if self._free(peer) and self._may_be_asked(peer, command)]
         return self.exchange(dict.fromkeys(asked, (command, bodies)))
@@ -139,8 +139,8 @@ class Sites(Executor):
         seconds: float = FOREVER,
         others: Callable[[], Mapping[str, tuple[Command, Sequence[bytes]]]] = dict,
     ) -> Replies:
-        """Sends each of these sites its letter, and waits for the answers, no longer than so many seconds; beyond the
-        deadline while they are not `enough`, and then of `others` too.
+        """Sends each of these sites its letter and waits for the answers, at most `seconds` or the timeout of a round.
+        After that it waits on while the answers are not `enough`, and sends the letters of `others` too.
         """
         tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
         until = time.monotonic() + min(seconds, self._patience_of_all)
@@ -164,31 +164,33 @@ class Sites(Executor):
 
     @property
     def _patience_of_all(self) -> float:
-        """Seconds that every site is waited for, where all must answer."""
+        """Seconds to wait for the answers to a command that every site must answer."""
         return FOREVER
 
     def _may_be_asked(self, peer: str, command: Command) -> bool:
-        """True where a site does what this command says."""
+        """True where the site accepts this command."""
         return True
 
     def _among(self, terms: Mapping[int, Terms]) -> int:
-        """Number of clients that begin a round of a secure sum; 0 where single uploads are read."""
+        """Number of clients that begin a round of a secure sum; 0 where the server reads single uploads."""
         return 0
 
     def _refused(self, peer: str, error: SordinoError) -> None:
-        """A site does not do what it is asked."""
+        """Handles the refusal of a command by a site; here it ends the run."""
         raise error
 
     def _asks_again(self, ticket: int, error: SordinoError) -> bool:
-        """True where a letter that a site has refused is sent once more."""
+        """True where a letter that a site has refused is to be sent once more."""
         return False
 
     def _due(self, until: float) -> float:
-        """Deadline that replaces the one that ends now."""
+        """Current deadline of a wait that began with this one; a subclass may end it earlier."""
         return until
 
     def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
-        """Asks those who can answer only now, where too few have; the ticket of each client's answer."""
+        """Sends the round's letters to sites that can answer only now, where too few clients have; returns the ticket
+        of each client's answer.
+        """
         return {}
 
     def _enough(self, t: int, of: Mapping[int, int]) -> bool:
@@ -196,7 +198,7 @@ class Sites(Executor):
         return True
 
     def _close(self) -> None:
-        """Stops waiting. Processes still owe what they have not answered."""
+        """Stops waiting for answers; letters to processes that were not answered still count as owed."""
         self._wanted.clear()
         self._came.clear()
         self._tickets = {sent: first for sent, first in self._tickets.items() if first in self._out}
@@ -204,7 +206,7 @@ class Sites(Executor):
     # letters ----------------------------------------------------------------------------------------------------------
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
-        """Sends the letters of a round; the ticket of each client's answer."""
+        """Sends the letters of a round; returns the ticket of each client's answer."""
         return self._ask_these(t, down, terms, self.asked(terms))
 
     def _ask_these(
@@ -220,11 +222,11 @@ class Sites(Executor):
         return of
 
     def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
-        """Clients that each site is asked for, without sites that would not answer."""
+        """Clients to ask at each site, without sites that would not answer."""
         return self._at(self._expected(), terms)
 
     def _at(self, peers: Collection[str], terms: Mapping[int, Terms]) -> dict[str, list[int]]:
-        """Clients of each of these sites, among those given."""
+        """Clients in `terms` at each of these sites."""
         found: dict[str, list[int]] = {}
         for k in sorted(terms):
             if (peer := self._site_of[k]) in peers:
@@ -232,11 +234,11 @@ class Sites(Executor):
         return found
 
     def _expected(self) -> set[str]:
-        """The sites that a round counts on."""
+        """Sites that a round asks and waits for."""
         return {peer for peer in self.members if self._free(peer)}
 
     def _parts_of(self, t: int, down: Tree, clients: Sequence[int]) -> list[bytes]:
-        """Messages of the clients, each with nothing of another's in it."""
+        """One message for each client, without anything that is meant for another."""
         assert self.told is not None
         return [wire.encode(self.header(t), self.told(down, k)) for k in clients]
 
@@ -260,12 +262,14 @@ class Sites(Executor):
         return ticket
 
     def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[], bytes]:
-        """Makes the letter, whenever one is handed out."""
+        """Function that writes the letter, called each time that it is delivered."""
         told = asdict(command)
         return lambda: self.letterhead.write(peer, self.stage, told, bodies, ledger)
 
     def _wait(self, until: float) -> None:
-        """Takes in what comes next, and no later than at this moment sends again or gives up."""
+        """Takes in the next answers, waiting at most until `until`; sends refused letters again when it is time, and
+        gives up silent sites.
+        """
         times = [until]
         for ticket, out in list(self._out.items()):
             self._check_patience(out.peer)
@@ -305,7 +309,7 @@ class Sites(Executor):
         return letter
 
     def named(self, peer: str) -> str:
-        """A site, as a user knows it."""
+        """Name of a site in texts for the user."""
         return "a client process"
 
     def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
@@ -314,7 +318,7 @@ class Sites(Executor):
             self._came[ticket] = found
 
     def _uploads(self, ticket: int, clients: Sequence[int]) -> dict[int, memoryview]:
-        """The messages in an answer, of clients that were asked for and no others."""
+        """Messages in an answer, of clients that were asked for only."""
         if isinstance(letter := self._came.pop(ticket), SordinoError):
             return {}
         answer = read_answer(letter.head.said)

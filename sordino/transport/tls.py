@@ -1,4 +1,4 @@
-"""The certificates of one end of a line: who one is, and whom one believes."""
+"""TLS certificates of one end of a connection: its own, and those of the CA that it trusts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Pems(NamedTuple):
 
 @dataclass(frozen=True)
 class Certificates:
-    """Three PEM files: the own certificate and those between it and the CA, its key, and the CA's certificates."""
+    """Three PEM files: the end's own certificate with the intermediate ones up to the CA, its private key, and the CA's
+    certificates.
+    """
 
     chain: Path
     key: Path
@@ -36,7 +38,7 @@ class Certificates:
 
     @property
     def name(self) -> str:
-        """The common name that the own certificate is made out to."""
+        """Common name in the end's own certificate."""
         names = _certificates(self.chain)[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         if len(names) != 1:
             raise _wrong(self.chain, f"it has {len(names)} common names, and one is needed", "certificate-name")
@@ -44,7 +46,7 @@ class Certificates:
 
     @property
     def hosts(self) -> list[str]:
-        """The host names and addresses that the own certificate is made out to."""
+        """Host names and addresses in the end's own certificate."""
         try:
             found = _certificates(self.chain)[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
@@ -53,7 +55,7 @@ class Certificates:
         return [*found.get_values_for_type(x509.DNSName), *addresses]
 
     def read(self) -> Pems:
-        """The files, if they belong together and hold today."""
+        """Contents of the files; refused unless they belong together and every certificate is valid now."""
         chain, roots = _certificates(self.chain), _certificates(self.ca)
         own, now = chain[0], datetime.now(UTC)
         if self._public_of_key() != _public(own):
@@ -79,7 +81,7 @@ class Certificates:
 
 
 def of_site(folder: Path, name: str) -> Certificates:
-    """The files in the folder that a site gets."""
+    """Paths of a site's files in the folder that it was given."""
     return Certificates(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
 
 
@@ -99,7 +101,7 @@ def _here(now: datetime) -> str:
 def _way(
     own: x509.Certificate, between: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], path: Path
 ) -> list[x509.Certificate]:
-    """The certificates from the own one to a root."""
+    """Chain of certificates from the end's own one to a root."""
     way = [own]
     while way[-1] not in roots:
         above = next((one for one in (*roots, *between) if one not in way and _signed(way[-1], one)), None)
