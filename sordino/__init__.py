@@ -51,8 +51,8 @@ def run(
 
     Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `model` and
     other parts may be classes of yours, `data` a data frame or arrays. `out` is the run folder (default:
-    runs/DATE-NAME), `prepared` a run whose preparation is taken over, `progress` shows how far it is, `track` names
-    trackers (tensorboard, mlflow, wandb, trackio).
+    runs/DATE-NAME), `prepared` the folder of a run whose preparation is reused, `progress` shows a progress display,
+    `track` names trackers (tensorboard, mlflow, wandb, trackio).
     """
     from sordino import config
     from sordino.runs.run import fresh_folder, start
@@ -67,8 +67,9 @@ def run(
 
 
 def resume(folder: str | Path, progress: bool = False, track: Sequence[str] = (), **objects: Any) -> Result:
-    """Continues a run that was stopped or killed. `objects` are those of a Python session that it was begun with:
-    `model=Net, data=frame`."""
+    """Continues a run that was stopped or killed. `objects`: the Python objects that the run was begun with, such as
+    `model=Net, data=frame`.
+    """
     from sordino.config import session
     from sordino.runs.run import resume as continue_
     from sordino.user_code import lent
@@ -89,9 +90,10 @@ def plan(experiment: str | Path | Mapping[str, Any] | None = None, *overrides: s
 
 
 def verify(folder: str | Path, key: str | Path | None = None, code: bool = False) -> Verdict:
-    """Recomputes the receipt of a run from its ledger, without any data. `wrong` lists what does not agree.
+    """Recomputes the receipt of a run from its ledger, without any data. `wrong` of the verdict lists what does not
+    agree.
 
-    `key` is the public key of who must have signed it. A user's own algorithm is imported with `code` only.
+    `key`: the public key that must have signed the receipt. A user's own algorithm is imported only with `code`.
     """
     from sordino.receipts.verify import examine
 
@@ -108,9 +110,9 @@ def audit(
     short: float | None = None,
     **settings: Any,
 ) -> Audit:
-    """Attacks what an experiment, a run folder or an algorithm by its name promises, on worst-case neighbours.
+    """Attacks the privacy promise of an experiment, a run folder or a named algorithm, on worst-case neighbours.
 
-    Nothing is trained. `trials`: releases of either neighbour (30,000); `system`: noise that no seed repeats; `twin`:
+    Nothing is trained. `trials`: releases of each neighbour (30,000); `system`: noise that no seed repeats; `twin`:
     attack a broken twin, which must be caught; `short`: the share of its noise that the twin lacks (0.3).
     """
     from sordino.branches import part
@@ -133,9 +135,10 @@ def audit_trained(
     seed: int = 0,
     **settings: Any,
 ) -> TrainedAudit:
-    """Attacks what an experiment, or the run in a folder, has trained: the whole run is played again with canaries.
+    """Attacks the training of an experiment, or of the run in a folder: the whole run is played again with canaries.
 
-    `canaries`: examples or clients to guess about (400); `seed`: of their coins.
+    `canaries`: examples or clients whose membership is guessed (400); `seed`: of the coins that put canaries in or
+    leave them out.
     """
     from sordino.branches import part
     from sordino.user_code import lent
@@ -173,8 +176,9 @@ def compare(
 
 
 def open_run(folder: str | Path, **objects: Any) -> Result:
-    """A run that lies on disk: finished, stopped, or still going on in another process. `objects` are those of a Python
-    session that it was begun with."""
+    """A run that lies on disk: finished, stopped, or still going on in another process. `objects`: the Python objects
+    that the run was begun with.
+    """
     from sordino.config import session
     from sordino.results.one_run import open_run as open_
 
@@ -194,10 +198,10 @@ def predict(
     """Uses the model of a run on new examples: a file or folder, a list of dictionaries, a data frame, or an array of
     raw inputs.
 
-    `score`: the true classes are there too, and are compared. `with_code`: import a user's own model class.
-    `own`: labelled rows of a client, who makes the model its own from them first, as the clients of the run do.
-    `encoding`: of the letters in files, where their first line does not show it.
-    `objects` are those of a Python session that the run was begun with.
+    `score`: `rows` hold the true classes too, and predictions are compared with them. `with_code`: import a user's own
+    model class. `own`: labelled rows of one client, on which the model is personalised first, as the clients of the run
+    do. `encoding`: character encoding of files, where their first line does not show it. `objects`: the Python objects
+    that the run was begun with.
     """
     from sordino.config import session
     from sordino.results.prediction import predict as predict_
@@ -212,7 +216,7 @@ def _source(experiment: str | Path | Mapping[str, Any] | None) -> Path | Mapping
 
 
 def _without_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
-    """The settings as a file would hold them, and the objects that stand behind names in it."""
+    """Settings as a file would hold them, and the Python objects that names in them stand for."""
     from sordino.config import session
 
     plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}

@@ -1,6 +1,6 @@
-"""Branches of the program: plug-in rooms that the rest runs without, and what they add to it.
+"""Branches: optional subpackages that the rest of the program runs without, and the parts that they add.
 
-A branch has a module `branch` with one table, PARTS: for each kind of part, names and where the part stands
+A branch has a module `branch` with one table, PARTS: for each kind of part, each part's name and its place
 ("module:attribute", or a module). A part is loaded when it is first used.
 """
 
@@ -18,7 +18,7 @@ BRANCHES = ("sites", "secagg", "report", "audits", "attacks", "synthesis")
 
 @cache
 def present() -> dict[str, ModuleType]:
-    """The branches of this installation, each with the module that says what it adds."""
+    """The branches that are installed, each with its `branch` module."""
     found = {}
     for name in BRANCHES:
         try:
@@ -31,12 +31,12 @@ def present() -> dict[str, ModuleType]:
 
 @cache
 def parts(kind: str) -> dict[str, str]:
-    """All parts of one kind (verbs, algorithms, ...) that branches add: each name, and where the part stands."""
+    """All parts of one kind (verbs, algorithms, ...) that branches add: the place of each, by its name."""
     return {name: place for branch in present().values() for name, place in branch.PARTS.get(kind, {}).items()}
 
 
 def part(kind: str, name: str) -> Any:
-    """One part, loaded from its branch. Refused where no branch of this installation has it."""
+    """One part, loaded from its branch; refused where no installed branch has it."""
     place = parts(kind).get(name)
     if place is None:
         lacking = [branch for branch in BRANCHES if branch not in present()]

@@ -1,12 +1,12 @@
-"""Devices: where a run computes, on the processor or an accelerator.
+"""Devices: where a run computes, on the CPU or an accelerator.
 
-Numbers of 32 bits are multiplied in 32 bits there too, not in the 19 that torch lets a GPU's convolutions use, and by
+Also on a GPU, 32-bit numbers are multiplied in 32 bits, not in the 19 that torch lets a GPU's convolutions use, and by
 kernels that give the same bits again.
 
-While a run is `on` a device, whatever is made without further words lies there: data, models, what clients keep, clips,
-noise, sums. What leaves a run, and what random numbers are drawn from, is on the processor, so a device changes no draw
-(but a dropout that follows how a tensor lies in memory: `generators.discriminator`), and nothing of what is written
-but the last bits of what was computed.
+While a run is `on` a device, tensors that are made without naming a device lie there: data, models, what clients keep,
+clips, noise, sums. What leaves a run, and what random numbers are drawn from, is on the CPU, so a device changes no
+draw (except a dropout that follows how a tensor lies in memory: `generators.discriminator`), and in what is written
+only the last bits of computed numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _at: torch.device | None = None  # None: the processor
 
 @contextmanager
 def on(name: str) -> Iterator[None]:
-    """A run's whole time on an accelerator; or what of it is to be on the processor."""
+    """Computes on the named device inside the block: a whole run on an accelerator, or a part of it on the CPU."""
     global _at
     device, before = torch.device(name), _at
     if device.type == CPU and before is None:
@@ -47,13 +47,13 @@ def on_gpu() -> bool:
 
 
 def here(value: Tensor) -> Tensor:
-    """A tensor that was made elsewhere, of bytes or of numpy's numbers, where this run computes."""
+    """The tensor on the device of this run; it may have been made on the CPU, of bytes or of numpy's numbers."""
     return value if _at is None else value.to(_at)
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """While somebody draws from torch's own generator: that of the processor, wherever the numbers are needed."""
+    """Makes draws from torch's own generator inside the block on the CPU, wherever the numbers are needed."""
     if _at is None:
         yield
         return
@@ -63,7 +63,9 @@ def drawing() -> Iterator[None]:
 
 @cache
 def _by_the_processor() -> Any:
-    """A mode of torch that takes every operation that draws to the processor, and what it gives back again."""
+    """The class of a torch dispatch mode that runs every drawing operation on the CPU, and moves its result to the
+    device.
+    """
     from torch.utils import _pytree as pytree  # who only looks at runs needs no torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -208,7 +208,9 @@ REMEDIES = {
 
 
 def damaged(path: Path, why: str | Exception, fix: str) -> RunError:
-    """A file of a run folder that is not what was written there, or, where the system says so, cannot be read now."""
+    """The error for a file of a run folder that does not hold what was written to it; or, where the system says so,
+    that cannot be read now.
+    """
     number = why.errno or 0 if isinstance(why, OSError) else 0
     if code := DISK.get(number, "not-readable" if number in NO_ACCESS else ""):
         return RunError(f"{path} cannot be read", why=str(why), fix=REMEDIES[code], code=code)
@@ -216,19 +218,21 @@ def damaged(path: Path, why: str | Exception, fix: str) -> RunError:
 
 
 def unwritten(what: str, error: OSError, otherwise: str) -> RunError:
-    """Something that the system did not let write. `otherwise`: what to do where it does not say that of the disk."""
+    """The error for something that the system refused to write. `otherwise`: the fix where the system reports no
+    failure of the disk.
+    """
     code = DISK.get(error.errno or 0, "not-writable")
     return RunError(what, why=str(error), fix=otherwise if code == "not-writable" else REMEDIES[code], code=code)
 
 
 def is_number(value: object) -> bool:
-    """A real number that is not a truth value (True would pass for 1)."""
+    """True for a real number that is not a bool (True would pass for 1)."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may take. NaN, infinity and truth values are in no range."""
+    """The numbers that a setting may take. NaN, infinity and bools are in no range."""
 
     above: float | None = None
     least: float | None = None
@@ -257,7 +261,7 @@ class Range:
         return f"a {'whole' if self.whole else 'finite'} number, {said}"
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """The schema of a field of settings with this range beside its type."""
+        """JSON schema of a settings field that has this range as an annotation."""
         ends = {"exclusiveMinimum": self.above, "minimum": self.least, "maximum": self.most}
         ends["exclusiveMaximum"] = self.below
         return handler(core) | {name: end for name, end in ends.items() if end is not None}
@@ -283,14 +287,14 @@ def check_range(
     why: str = "",
     fix: str = "",
 ) -> None:
-    """Refuses a number outside its range, in the same words everywhere; `why` says what the number is for."""
+    """Refuses a number outside its range, with one wording for all settings; `why` says what the number is for."""
     if not allowed.holds(value):
         text = f"it must be {allowed}" + (f": {why}" if why else "")
         raise error(f"{name} is {value!r}", why=text, fix=fix, code=code)
 
 
 class Rule(NamedTuple, Generic[T]):
-    """One row of a table of refusals: what is refused, and what is said then."""
+    """One row of a table of refusals: the condition that is refused, and the error that is raised then."""
 
     refuses: Callable[[T], bool]
     error: type[SordinoError]
@@ -301,7 +305,7 @@ class Rule(NamedTuple, Generic[T]):
 
 
 def check_rules(it: T, rules: Iterable[Rule[T]]) -> None:
-    """Refuses what the first row that applies refuses."""
+    """Raises the error of the first rule that refuses `it`."""
     for rule in rules:
         if rule.refuses(it):
             what = rule.what if isinstance(rule.what, str) else rule.what(it)

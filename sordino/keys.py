@@ -1,4 +1,4 @@
-"""Random keys: the same numbers looped, stacked, and in another process.
+"""Random keys: the same numbers whether clients are looped over, stacked, or in another process.
 
 A key is a 64-bit integer (or an int64 tensor of them, one per stacked client). `fold` derives a child key, `uniform`
 and `normal` draw from it: pure functions of (key, index), no hidden state, so a draw cannot depend on who drew before.
@@ -42,7 +42,7 @@ _GAMMA, _MUL1, _MUL2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111E
 
 
 def signed(x: int) -> int:
-    """The same 64 bits as a number that int64 holds."""
+    """The same 64 bits as a signed integer, which fits int64."""
     return x - (1 << 64) if x >> 63 else x
 
 
@@ -92,8 +92,8 @@ def bits(key: Key, count: int) -> Tensor:
 
 
 def words(key: int | Sequence[int], count: int) -> NDArray[np.uint64]:
-    """Independent 64-bit words as unsigned numbers, of one key, or a row for each of several: numpy's operations cost a
-    tenth of torch's on a few words.
+    """`count` independent 64-bit words as unsigned numbers: of one key, or one row for each of several. It uses numpy,
+    whose operations cost a tenth of torch's on a few words.
     """
     x = np.arange(1, count + 1, dtype=np.uint64)
     x *= np.uint64(_GAMMA)
@@ -112,7 +112,7 @@ def uniform(key: Key, count: int) -> Tensor:
 
 
 def at(key: Key, places: Sequence[int]) -> Tensor:
-    """One key for each place of a sequence, however long it is: uniform(at(key, [7]), 1)[0] is uniform(key, 8)[7:]."""
+    """One key for each of these places in the stream of `key`: uniform(at(key, [7]), 1)[0] is uniform(key, 8)[7:]."""
     return torch.tensor(places, dtype=torch.int64) * signed(_GAMMA) + signed(word(key))
 
 
@@ -129,12 +129,12 @@ def laplace(key: Key, count: int) -> Tensor:
 
 
 def integers(key: Key, count: int, below: int | Tensor) -> Tensor:
-    """`count` whole numbers from 0 to below - 1, exact to 2^-52 for the sizes of data sets."""
+    """`count` whole numbers from 0 to below - 1, uniform to within 2^-52 for the sizes of data sets."""
     return (uniform(key, count) * below).long()
 
 
 def order(key: int | Sequence[int], count: int) -> NDArray[np.int64]:
-    """The permutation of one key, or of each of several, for whoever has no tensors."""
+    """The permutation of 0 to count - 1 for one key, or one row for each of several, in numpy alone."""
     found: NDArray[np.int64] = np.argsort(words(key, count).view(np.int64), kind="stable")
     return found
 
@@ -150,8 +150,8 @@ def coin(key: Key, count: int, probability: float | Tensor) -> Tensor:
 
 
 def generator(key: Key) -> torch.Generator:
-    """A Mersenne Twister whose whole state is drawn from the key, for long vectors: a seed of its own would keep 32
-    bits of it.
+    """A Mersenne Twister whose whole state is drawn from the key, for long vectors; seeding it would keep only 32 bits
+    of the key.
 
     The layout (seed, counters, 624 words, a spare normal) is the one that `torch.Generator.get_state` gives; a test
     holds it against numpy's.
@@ -171,6 +171,6 @@ def _fresh() -> NDArray[np.uint64]:
 
 
 def word(key: Key) -> int:
-    """A single key as a plain integer, for generators that insist on a seed of their own."""
+    """A single key as a plain integer, for generators that take an integer seed."""
     assert isinstance(key, int)
     return key

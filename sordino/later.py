@@ -1,6 +1,6 @@
 """Heavy libraries: loaded when something of them is first used, and quickly.
 
-A verb that only computes with public numbers never pays for them.
+A command that only computes with public numbers never loads them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 @contextmanager
 def when_used(library: str) -> Iterator[None]:
-    """Modules that are imported inside get a stand-in for the library, which loads it as soon as anything of it is
-    asked for."""
+    """Gives modules that are imported inside the block a stand-in for the library, which loads it when one of its names
+    is first used.
+    """
     if library in sys.modules:
         yield
         return
@@ -40,9 +41,10 @@ class _Later(ModuleType):
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Around what makes hundreds of thousands of objects that all stay: the imports that bring torch, the spending of
-    many clients. Python looks through them for garbage again and again, which takes a tenth of the start. So it does
-    not look meanwhile, and afterwards never at what is there now.
+    """Pauses garbage collection around code that makes hundreds of thousands of objects that all stay: the imports that
+    bring torch, the spending of many clients. Collecting among them again and again takes a tenth of the start.
+    Afterwards the objects that exist are frozen: no later collection looks at them. Once torch is loaded, or where
+    collection is off, it does nothing.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

@@ -28,13 +28,14 @@ class Outcome(NamedTuple):
     bytes_up: int
     payload: int  # bytes of one upload that are numbers
     secure: Json  # what an encrypted or masked sum cost
-    stalled: bool = False  # has the model stopped moving beyond its noise?
+    stalled: bool = False  # True where the model no longer moves by more than its noise
     lost: bool = False  # its noise was drawn in an attempt that was cut short: it is not drawn again
 
 
 def _begun_behind(run: Federation, now: OpenRound, answers: Answers) -> Iterator[Any]:
-    """Clients that keep books and answers of their own send the same once more: until all has come, and the server
-    draws its own noise, a round that is cut short can be played again.
+    """Uploads of clients that keep books and answers of their own; behind the last one the round begins in the ledger.
+    Such clients send the same once more, so a round that is cut short before all has come, and before the server draws
+    its own noise, can be played again.
     """
     yield from answers.uploads
     run.begin(now)
@@ -54,7 +55,7 @@ def one_round(
         outcome = Outcome(server, None, lost, [], 0, 0, 0, {}, lost=True)
         keep(outcome, b"")
         return outcome
-    execute.gather()  # between machines, until enough are there
+    execute.gather()  # between machines: waits until enough clients are there
     now = run.open(t)
     cohort = run.draw(now, server, execute.away, execute.repeats)  # who: public order, or hidden coins
     crew = run.stragglers.split(cohort, t, run.key)

@@ -56,7 +56,7 @@ def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
 
 
 def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The leaves with their path, in a fixed order."""
+    """Path and tensor of every leaf, in a fixed order."""
     if isinstance(tree, torch.Tensor | Lazy):
         yield prefix.rstrip("/") or "value", tree  # type: ignore[misc]  # as good as its matrix
     elif isinstance(tree, dict):
@@ -71,7 +71,7 @@ def named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def unlike(a: Tree, b: Tree) -> str:
-    """First difference between the names, dtypes and shapes of two trees, in words; empty where they are alike."""
+    """First difference between the names, dtypes and shapes of two trees, in words; empty where there is none."""
     one, other = ([(name, leaf.dtype, list(leaf.shape)) for name, leaf in named(each)] for each in (a, b))
     if [name for name, *_ in one] != [name for name, *_ in other]:
         return f"the tensors {', '.join(n for n, *_ in one)} instead of {', '.join(n for n, *_ in other)}"
@@ -80,13 +80,13 @@ def unlike(a: Tree, b: Tree) -> str:
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    """All leaves, in the order of `named`."""
+    """All leaves without their paths, in the order of `named`."""
     found: list[Tensor] = []
-    return found if _gathered(tree, found) else [leaf for _, leaf in named(tree)]  # which says what is none, and where
+    return found if _gathered(tree, found) else [leaf for _, leaf in named(tree)]  # `named` raises the error
 
 
 def _gathered(tree: Tree, found: list[Tensor]) -> bool:
-    """Puts the leaves into `found`. False where one of them is none."""
+    """Appends the leaves of the tree to `found`; False where something in it is no leaf and no tree."""
     if isinstance(tree, torch.Tensor | Lazy):
         found.append(tree)  # type: ignore[arg-type]
         return True
@@ -118,7 +118,7 @@ def _on_gpu(*trees: Any) -> bool:
 
 
 def _joined(of: Any, first: T, *rest: Any, **more: Any) -> T:
-    """One operation on the leaves of all these dicts, by their names."""
+    """One `torch._foreach` operation on the leaves of all these dicts, as a dict with the names of the first."""
     mine, *parts = [[*one.values()] if isinstance(one, dict) else one for one in (first, *rest)]
     return dict(zip(first, of(mine, *parts, **more) or mine, strict=True))  # type: ignore[call-overload, return-value]
 
@@ -151,7 +151,7 @@ def scale(factor: float | Tensor, a: T) -> T:
 
 
 def times(factor: Tensor, a: T) -> T:
-    """factor * a for a number in a tensor, in the dtype of each leaf."""
+    """factor * a for a factor that is a tensor of one number, in the dtype of each leaf."""
     if _on_gpu(a):
         return _joined(torch._foreach_mul, a, factor.to(leaves(a)[0].dtype))
     return map(lambda leaf: leaf * factor.to(leaf.dtype), a)
@@ -175,9 +175,7 @@ def axpy(factor: float | Tensor, a: T, b: T) -> T:
 
 
 def descend(y: T, eta: float, direction: T, start: T) -> T:
-    """The step y - eta * direction. The first step away from `start` makes a tree of its own; later ones walk in
-    that memory.
-    """
+    """The step y - eta * direction. The first step away from `start` makes a new tree; later ones are made in place."""
     if y is not start and _on_gpu(y, direction):
         return _joined(torch._foreach_add_, y, direction, alpha=-eta)
     if isinstance(y, dict) and isinstance(direction, dict) and y.keys() == direction.keys():
@@ -200,7 +198,7 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
 
 
 def formed(a: T) -> T:
-    """The same tree with nothing but tensors."""
+    """The same tree with every lazy leaf computed: nothing but tensors."""
     return map(lambda leaf: leaf, a)
 
 
@@ -226,7 +224,7 @@ def size(a: Tree) -> int:
 
 
 def flat(a: Tree) -> Tensor:
-    """All leaves behind each other, in one vector."""
+    """All leaves one after another, in one vector."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves(a)])
 
 
@@ -237,7 +235,7 @@ def unflat(vector: Tensor, template: T) -> T:
 
 
 def finite(a: Tree) -> bool:
-    """True if all numbers are finite. A finite sum has finite summands, so one sum is mostly enough."""
+    """True if all numbers are finite. A finite sum has finite summands, so the sum of all leaves mostly decides it."""
     total: Any = 0.0
     for leaf in leaves(a):
         if isinstance(leaf, lazy.Lazy):

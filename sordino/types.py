@@ -1,9 +1,9 @@
-"""Types that all rooms share: task, shard, reader, grant, claim.
+"""Types that all subpackages share: task, shard, reader, grant, claim.
 
 An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly
 where the network is: `local` runs at the client, `update` at the server, and everything between them passes two gates.
-The Reader bounds what an EXAMPLE can do to client code; the Uplink bounds what a CLIENT can do to the server. Both say
-what they promise as `Claim`s, before any data is read.
+The Reader bounds the influence of an EXAMPLE on client code; the Uplink bounds the influence of a CLIENT on the server.
+Both state their promises as `Claim`s, before any data is read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ U = TypeVar("U")  # what comes up
 
 
 class Offer(NamedTuple):
-    """A gate's noise as a budget prices it."""
+    """Noise of a gate, as a budget prices it: whom it protects, by which law, and who pays."""
 
     subject: Subject  # its adversary is the strongest that the promise holds against
     mechanism: Priced
@@ -49,7 +49,7 @@ class Offer(NamedTuple):
 
 
 class Priced(Protocol):
-    """A noise law as far as its price goes: which norm it needs bounded, and which event it is."""
+    """Interface of a noise law that a budget can price: the norm of its sensitivity, its calibration and its event."""
 
     @property
     def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity
@@ -61,13 +61,13 @@ class Priced(Protocol):
 
 
 class Mechanism(Priced, Protocol):
-    """A noise law that is added to values."""
+    """Interface of a noise law that is added to values."""
 
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor: ...
 
 
 class NoiseSource(Protocol):
-    """A source of noise: a counter key in simulation, the operating system between real sites."""
+    """Interface of a source of noise: a counter key in simulation, the operating system between real sites."""
 
     @property
     def name(self) -> str: ...
@@ -80,25 +80,27 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class Grant:
-    """Permission of one client for one round, which the ledger has agreed to."""
+    """Permission for one client to take part in one round, reserved in the ledger."""
 
     client: int
     size: int  # the public number of the client's examples, from which divisors and numbers of steps follow
     largest: int  # the largest public number of examples in the federation
     source: NoiseSource
     multiplier: float | None = None  # of the private gate's noise; None where no gate is private
-    epochs: int | None = None  # a straggler's smaller effort
-    part: float | None = None  # or the part of its batches that it does
-    reach: float = 1.0  # of a personal clip: what this client's budget buys, against the most generous one's
-    precision: float = 1.0  # of its noisy upload, against the most precise one's
-    reads: int | None = None  # noisy reads that were reserved; None: the caller sees to it
+    epochs: int | None = None  # a straggler's smaller number of epochs
+    part: float | None = None  # or the share of its batches that it computes
+    reach: float = 1.0  # of a personal clip: radius that this client's budget pays for, relative to the largest one
+    precision: float = 1.0  # of its noisy upload, relative to the most precise one
+    reads: int | None = None  # noisy reads that were reserved; None: not checked
     pool: Any = None  # a privacy.readers.shared_pass.SharedPass of clients that may share a pass over the network
-    public: Examples | None = None  # what this client has beside its own examples, and may look at
+    public: Examples | None = None  # public examples beside the client's own, which it may look at
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The server's terms of a round for one client; with what the client alone knows they become a `Grant`."""
+    """The server's terms of a round for one client; with the client's number, size and noise source they become a
+    `Grant`.
+    """
 
     largest: int = 1
     multiplier: float | None = None
@@ -123,7 +125,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Work:
-    """The local effort in the users' words. `batch_size` None is the full batch."""
+    """Local training of one round as the settings give it: epochs or steps, and a batch size (None: the full batch)."""
 
     epochs: int | None
     steps: int | None
@@ -139,11 +141,11 @@ class Work:
 
 
 class Batch(Protocol):
-    """Sealed examples: client code can ask for a gradient or a bounded sum, never for the rows."""
+    """Sealed examples: client code can ask for a gradient, never for the rows."""
 
     def grad(self, losses: Losses, params: Params) -> Params: ...
     @property
-    def live(self) -> Tensor | None: ...  # is this one of the client's own batches? None: always
+    def live(self) -> Tensor | None: ...  # is this one of the client's own batches, not padding alone? None: always
 
 
 class Examples(NamedTuple):
@@ -158,13 +160,13 @@ EpisodeLoss: TypeAlias = "Callable[[Params, Examples, Examples, Tensor], Tensor]
 
 
 class Episode(Protocol):
-    """Two sealed batches, of which the first explains the classes of the second."""
+    """Two sealed batches: a support set, which shows the classes, and a query set to classify."""
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params: ...
 
 
 class MixedStep(Protocol):
-    """Sealed examples beside public ones in one step."""
+    """One step on a sealed batch beside public examples."""
 
     @property
     def batch(self) -> Batch: ...
@@ -179,9 +181,9 @@ class Shard(Protocol):
     def batches(self, work: Work, key: Key) -> Iterator[Batch]: ...
     def episodes(self, work: Work, key: Key) -> Iterator[Episode]: ...
     @property
-    def public(self) -> Examples | None: ...  # nobody's secret
+    def public(self) -> Examples | None: ...  # public examples beside the client's own
     def mixed(self, work: Work, key: Key, how: Any) -> Iterator[MixedStep]: ...  # privacy.readers.beside_public.How
-    def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # of so many examples, and of the others
+    def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # a share of the examples, and the others
     def by_class(
         self, of: Callable[[Tensor], Tensor], classes: int
     ) -> tuple[Tensor, Tensor]: ...  # per class, the sum of a statistic [n, d] and the number of examples
@@ -191,14 +193,14 @@ class Shard(Protocol):
 
 
 class Scorer(Protocol):
-    """Anything that somebody predicts with."""
+    """Interface of anything that predicts and can be scored."""
 
     def score(self, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
 
 
 class Stated(NamedTuple):
-    """The epsilon that a paper prints for its noise, and what its own formula gives for all rounds together. Neither
-    is proved.
+    """The epsilon that a paper prints for its noise, and the epsilon that its own formula gives for all rounds
+    together. Neither is proved.
     """
 
     epsilon: float
@@ -207,7 +209,7 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """Gate 1: it decides how client code may look at examples, and says what that promises."""
+    """Gate 1: decides how client code may look at examples, and states what that promises."""
 
     @abstractmethod
     def offer(self) -> Offer | None:
@@ -222,12 +224,12 @@ class Reader(ABC):
         """Number of noisy reads of one round: the reservation covers exactly these."""
 
     def touched(self, work: Work, size: int) -> float:
-        """Examples that all reads of one round are expected to compute, of a client of `size` examples."""
+        """Expected number of examples, repeats included, that one round computes on at a client of `size` examples."""
         return float(work.count(size) * work.batch(size) if work.steps else (work.epochs or 1) * size)
 
     @abstractmethod
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        """The sealed examples that `local` gets."""
+        """The sealed examples that the `local` of an algorithm gets."""
 
     def check(self, work: Work, task: Task) -> None:  # noqa: B027 (a default, not a hole)
         """Refuses, before anything starts, a set-up whose promise would be false."""
@@ -238,12 +240,12 @@ class Reader(ABC):
 
     @property
     def multiplier(self) -> float | None:
-        """The noise multiplier that is typed into the reader; None where a budget decides, or where it draws none."""
+        """The noise multiplier set in the reader; None where a budget decides it, or where the reader adds no noise."""
         return None
 
     @property
     def cut(self) -> float | None:
-        """The length to which the reader cuts what one example gives; None where it cuts nothing."""
+        """The norm to which the reader clips what one example contributes; None where it clips nothing."""
         return None
 
     @property
@@ -253,20 +255,22 @@ class Reader(ABC):
 
     @property
     def redraw(self) -> Literal["run", "round"] | None:
-        """Frequency with which `prepare` changes the examples: once in a run, in every round, or never."""
+        """How often `prepare` changes the examples: once in a run, in every round, or never (None)."""
         return None
 
     @property
     def plain(self) -> bool:
-        """True where it gives examples as they are: then nothing lies between them and whoever sees an upload."""
+        """True where examples are given as they are, so that nothing protects them from whoever sees an upload."""
         return False
 
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
-        """A client's examples as everything that follows will see them."""
+        """A client's examples after the reader has changed them, for instance randomised; all that follows sees
+        these.
+        """
         return examples
 
     def stated(self, rounds: int, delta: float, records: int) -> Stated | None:
-        """The paper's stated guarantee for a whole run, where it is a number that proves nothing."""
+        """The guarantee that the paper states for a whole run, which proves nothing; None where there is none."""
         return None
 
 
@@ -281,7 +285,7 @@ class Bound(NamedTuple):
 
 
 class Task(Protocol):
-    """The problem that is learned: a network and its loss."""
+    """Interface of the problem that is learned: a network and its loss."""
 
     @property
     def name(self) -> str: ...
@@ -293,40 +297,40 @@ class Task(Protocol):
         self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
     ) -> Params: ...  # `share` of each row in the mean, where `pads`
     @property
-    def pads(self) -> bool: ...  # may rows that are nobody's stand in a batch?
+    def pads(self) -> bool: ...  # may a batch hold padding rows?
     def stacks(self, n: int) -> int: ...  # clients of n rows that are trained in one call
     @property
     def room(self) -> int: ...  # rows that `pooled` takes at once; 0 where it cannot
     @property
-    def threads(self) -> bool: ...  # may tasks like it be at work on several threads?
+    def threads(self) -> bool: ...  # may several threads work on tasks like this one?
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Any: ...
     @property
     def metrics(self) -> tuple[str, ...]: ...  # of `score`, the headline first
     @property
-    def scores(self) -> tuple[str, ...]: ...  # of all test examples together, that make sense here
+    def scores(self) -> tuple[str, ...]: ...  # scores of all test examples together that this task has
     @property
-    def always(self) -> tuple[str, ...]: ...  # those of them that are measured unasked
-    def answers(self, outputs: Tensor) -> Tensor: ...  # what outputs of `predict` say
-    def truth(self, y: Tensor) -> Tensor: ...  # labels as answers can be compared with them
-    def constant(self, y: Tensor) -> float | None: ...  # what the best constant answer reaches in the headline
+    def always(self) -> tuple[str, ...]: ...  # the `scores` that are measured by default
+    def answers(self, outputs: Tensor) -> Tensor: ...  # predictions from outputs of `predict`
+    def truth(self, y: Tensor) -> Tensor: ...  # labels in the form of `answers`
+    def constant(self, y: Tensor) -> float | None: ...  # headline metric of the best constant answer
     @property
     def classes(self) -> int: ...  # outputs of the network, 0 where nothing is classified
     @property
-    def flops(self) -> int: ...  # of one example, there and back
+    def flops(self) -> int: ...  # of one example, forward and backward
     @property
-    def labels(self) -> int: ...  # classes that there are; further outputs are an algorithm's own
+    def labels(self) -> int: ...  # classes of the data; further outputs belong to an algorithm
     def features(
         self, params: Params, x: Tensor, keys: Tensor | None, plain: int = 0
     ) -> Tensor: ...  # what the last layer sees; keys in training
     @property
     def width(self) -> int: ...  # of features
     @property
-    def learns_features(self) -> bool: ...  # or are they the examples themselves?
+    def learns_features(self) -> bool: ...  # False where features are the examples themselves
     def head(self, params: Params, z: Tensor) -> Tensor: ...  # logits from features
     def look(
         self, params: Params, x: Tensor
     ) -> Tensor: ...  # features of images between 0 and 1, differentiable in them
-    def image(self, seen: Tensor) -> Tensor: ...  # the way back, from inputs of the network to images between 0 and 1
+    def image(self, seen: Tensor) -> Tensor: ...  # the inverse: from inputs of the network to images between 0 and 1
     def predict(self, params: Params, x: Tensor) -> Tensor: ...
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
     def clipped_sum(
@@ -334,14 +338,14 @@ class Task(Protocol):
     ) -> Params: ...
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor
-    ) -> tuple[Params, dict[str, float]]: ...  # each parameter to its own median norm, and these
+    ) -> tuple[Params, dict[str, float]]: ...  # each parameter clipped to its median norm, and these norms
     @property
     def mixes_examples(self) -> str: ...  # name of a layer that couples examples, "" if none
     @property
-    def statistics(self) -> tuple[str, ...]: ...  # fields of the model that passes move, and no gradient
+    def statistics(self) -> tuple[str, ...]: ...  # fields of the model that forward passes change, and no gradient
     @property
-    def remembers(self) -> str: ...  # what of the network a pass changes for the next one, "" if nothing
-    # refuses such a change in what is asked inside, also in the functions it is asked with
+    def remembers(self) -> str: ...  # state of the network that a pass changes for the next one, "" if none
+    # refuses such a change inside the block, also in the functions that are passed in
     def still(self, *asked: object) -> AbstractContextManager[None]: ...
     @property
     def feature_radius(
@@ -360,7 +364,7 @@ class Received(Generic[U]):
 
     @property
     def each(self) -> list[U]:
-        """The single uploads, where the uplink shows them; raises AggregateOnly otherwise."""
+        """The single uploads, where the uplink shows them; raises an error otherwise."""
         return self._each()
 
 
@@ -368,7 +372,9 @@ Message: TypeAlias = tuple[str, Way]  # the name of a phase, and a direction
 
 
 class Formula(Protocol):
-    """A publication's formula for traffic, in parameters: of a preparation, and of what it adds to every round."""
+    """Interface of a publication's formula for traffic, counted in parameters: of a preparation, and of what it adds to
+    every round.
+    """
 
     @property
     def rounds(self) -> float: ...  # of the training

@@ -1,7 +1,7 @@
 """Code of a user's own, named as `module:Class` or `session:Name`.
 
-Modules are looked up from the current directory. What a session lends is known for as long as it lends it, and in its
-own process only.
+Modules are looked up from the current directory. Objects of a Python session are known inside `lent` only, and only in
+its own process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_own(name: str) -> bool:
 
 
 def named(table: object) -> Iterator[str]:
-    """Every name of a user's own class in an experiment, wherever it stands."""
+    """Every name of a user's own class in an experiment, at any depth."""
     if isinstance(table, str):
         if _NAME.fullmatch(table):
             yield table
@@ -49,8 +49,8 @@ def named(table: object) -> Iterator[str]:
 
 
 def load(path: str, what: str) -> Any:
-    """The class that `module:Class` names. The module is somebody's program: whatever goes wrong in it is said with
-    its place.
+    """The class that `module:Class` names. The module is the user's program: whatever goes wrong in it becomes an error
+    that says where it happened.
     """
     if not _NAME.fullmatch(path):
         raise ConfigError(
@@ -101,7 +101,7 @@ def is_lent(name: str) -> bool:
 
 @contextlib.contextmanager
 def lent(objects: Mapping[str, object]) -> Iterator[None]:
-    """Objects of this session can be found by their names for as long as this lasts."""
+    """Makes these objects of a Python session available by their names inside the block."""
     before = _LENT.set({**(_LENT.get() or {}), **objects})
     try:
         yield
@@ -110,7 +110,9 @@ def lent(objects: Mapping[str, object]) -> Iterator[None]:
 
 
 def name_of(made: Any) -> str:
-    """`module:Class` where a new process would find the same again; else a name that this session has to lend."""
+    """`module:Class` where a new process can import the same object; else `session:Name`, which this session has to
+    lend.
+    """
     name = str(made.__qualname__)
     if made.__module__ != "__main__" and "<" not in name:
         with contextlib.suppress(ImportError, AttributeError):
@@ -120,7 +122,9 @@ def name_of(made: Any) -> str:
 
 
 def parts(*held: object) -> Iterator[str]:
-    """Names of a user's own classes, of which these objects are made."""
+    """Names of a user's own classes among these objects, the fields of dataclasses and the items of tuples and
+    lists.
+    """
     for one in held:
         if not _is_library(type(one)):
             yield name_of(type(one))
@@ -131,7 +135,7 @@ def parts(*held: object) -> Iterator[str]:
 
 
 def of_kind(path: str, what: str, base: type[T]) -> type[T]:
-    """The class that is named, a subclass of what the interface says that leaves nothing of it unwritten."""
+    """The named class; refused unless it is a subclass of `base` without abstract methods."""
     made = load(path, what)
     if not (isinstance(made, type) and issubclass(made, base)):
         why = f"it is not a subclass of {base.__module__}.{base.__qualname__}"
@@ -148,7 +152,9 @@ def of_kind(path: str, what: str, base: type[T]) -> type[T]:
 
 
 def made_of(classes: Iterable[type]) -> None:
-    """Classes that a user's own function has used: what goes wrong in their files is said with its place."""
+    """Registers classes that a user's own function has used, so that an error in their files is reported with its
+    place.
+    """
     for cls in classes:
         if not _is_library(cls):
             _FILES.update(_files(cls))
@@ -186,10 +192,10 @@ def _described(error: BaseException, at: traceback.FrameSummary | None) -> str:
 
 @contextlib.contextmanager
 def blamed() -> Iterator[None]:
-    """Turns whatever goes wrong in a named class into one message with its place; `sys.exit` does not end the
-    program.
+    """Turns an exception from the file of a user's own class into one message with its place; `sys.exit` there does not
+    end the program.
 
-    Ctrl-C is Ctrl-C wherever it strikes.
+    Ctrl-C interrupts as usual.
     """
     try:
         yield
@@ -202,7 +208,7 @@ def blamed() -> Iterator[None]:
 
 
 def blame(error: BaseException) -> OwnCodeError | None:
-    """The message for an error that came through the file of a named class; None where it did not."""
+    """The error for an exception that passed through the file of a user's own class; None for any other exception."""
     theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _FILES]
     if not theirs:
         return None

@@ -1,4 +1,4 @@
-"""Accountants: the cost of a list of events, by every accountant that can say it, side by side.
+"""Accountants: epsilon of a composition of events, by every accountant that can bound it, side by side.
 
 gdp   exact for unsampled Gaussians: mu^2 adds up (Dong, Roth & Su 2022).
 pure  Laplace noise and randomised response only: epsilons add up; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle,
@@ -6,20 +6,22 @@ pure  Laplace noise and randomised response only: epsilons add up; a Poisson sam
 rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
-A discrete Gaussian has Renyi divergences and nothing else: the curve of the continuous law is not its own. Under a
-Poisson sample these are known at whole orders, where the moments of both laws agree term by term.
+A discrete Gaussian is priced by Renyi divergences alone: the curve of epsilon and delta of the continuous law does not
+hold for it. Under a Poisson sample its divergences are known at whole orders, where the moments of both laws agree term
+by term.
 
-rdp and pld are dp-accounting's; what is ours is what is put into them, and the losses of a sampled Gaussian, which are
-to the bit theirs, sooner. Each number is an upper bound of its own, so the smallest is valid too, and two that disagree
-by more than their looseness betray a bug.
+rdp and pld are computed by dp-accounting. Ours are the inputs, and the losses of a sampled Gaussian, which equal theirs
+to the bit and are computed faster. Each number is an upper bound of its own, so the smallest is valid too, and two that
+differ by more than their looseness reveal a bug.
 
-Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an
-unsampled mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls
-ADD_OR_REMOVE_ONE. A Poisson sample is different: replacing a record moves both mixtures at once, so only
-`zero_out` is accepted there. A unit that is drawn and counts for nothing leaves the law of the others' sum, as one that
-is away does where the denominator is a constant: the pair (noise, mixture of noise and noise + 1) of ADD_OR_REMOVE_ONE.
+Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an unsampled
+mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls ADD_OR_REMOVE_ONE. A Poisson
+sample is different: replacing a record moves both mixtures at once, so only `zero_out` is accepted there. A unit that
+is drawn but contributes zero leaves the law of the sum of the others, as an absent unit does where the denominator is
+constant: the pair (noise, mixture of noise and noise + 1) of ADD_OR_REMOVE_ONE.
 
-The numbers are for plans fixed in advance. Admission while a plan adapts to outputs is the ledger's, by a filter.
+The numbers are for plans fixed in advance. A plan that adapts to outputs is admitted by the ledger, with a privacy
+filter.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _FEW_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """An (epsilon, delta) guarantee at the delta asked for, and who computed it."""
+    """An (epsilon, delta) guarantee at a given delta, and the accountant that computed it."""
 
     accountant: str
     epsilon: float
@@ -59,7 +61,7 @@ class EpsilonBound:
 def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS) -> list[EpsilonBound]:
     """One bound from every accountant that supports the event; infinite if anything in it is unprotected.
 
-    `delta = 0` is allowed and asks for a pure guarantee.
+    `delta = 0` is allowed: a pure guarantee.
     """
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
@@ -73,8 +75,8 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
 
 def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """Bounds that a promise needs. Of plain Gaussians one is exact, and the others are not asked: they load
-    half of scipy to come out above it.
+    """The bounds that a promise needs: for plain Gaussians the exact one alone, since the other accountants load half
+    of scipy and can only give larger ones; else those of `bounds`.
     """
     reduced = _reduce(event, neighbours)
     if reduced.private and (exact := _gdp(reduced, valid_delta(delta, zero=True), ORDERS)) is not None:
@@ -83,7 +85,9 @@ def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
 
 
 def checked(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """Bounds of `needed`; an exact one between two limits, by a sum that shares no formula with it."""
+    """The bounds of `needed`; an exact one with a lower and an upper limit beside it, by a sum that shares no formula
+    with it.
+    """
     found = needed(event, delta, neighbours)
     gaussian = _reduce(event, neighbours).gaussian
     if found[0].accountant != EXACT or gaussian is None or delta == 0:
@@ -99,7 +103,7 @@ def best(event: Event, delta: float, neighbours: str) -> EpsilonBound:
 def epsilon_by(
     accountant: str, event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS
 ) -> float:
-    """The epsilon by one accountant alone, chosen by name. Calibration asks for it many times."""
+    """The epsilon by one accountant alone, chosen by name, as calibration asks for many times."""
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
         return math.inf
@@ -174,8 +178,8 @@ def _pld(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 
 @lru_cache(maxsize=16)
 def _losses(reduced: Reduced, step: float) -> Any:
-    """The privacy loss distribution of all events together. Not by the accountant of dp-accounting 0.6, which takes a
-    response that is repeated for a single one.
+    """The privacy loss distribution of all events together. The accountant of dp-accounting 0.6 is not used: it counts
+    a repeated response once.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -194,10 +198,10 @@ _ACCOUNTANTS: dict[str, Callable[[Reduced, float, Orders], float | None]] = {
 
 
 def _interval(widest: float, typical: float, events: int) -> float:
-    """Grid step of a loss distribution: every step is pessimistic, this one keeps the work near a second.
+    """Grid step of a loss distribution. Any step gives a pessimistic bound; this one keeps the work near a second.
 
-    Fine enough to resolve one draw's typical loss (that error is multiplied by the count), but at most 300,000
-    points across the widest loss or the whole epsilon, and fewer when many different events are convolved.
+    Fine enough to resolve one draw's typical loss (that error is multiplied by the count), but at most 300,000 points
+    across the widest loss or the whole epsilon, and fewer when many different events are convolved.
     """
     if widest == 0.0:
         return 1e-4

@@ -1,8 +1,8 @@
 """Calibration: the smallest noise multiplier, or the largest sampling rate, that keeps a promise, by search.
 
-Classic Gaussian: Dwork & Roth 2014, Theorem A.1. Exact Gaussian: Balle & Wang 2018; over several exposures
-mu^2 adds up (Dong, Roth & Su 2022). Sampled Gaussian: bisection on an accountant; the end returned is one
-the accountant has itself said to be within budget, so a search that stops early costs noise, never privacy.
+Classic Gaussian: Dwork & Roth 2014, Theorem A.1. Exact Gaussian: Balle & Wang 2018; over several exposures mu^2 adds up
+(Dong, Roth & Su 2022). Sampled Gaussian: bisection on an accountant; the returned end is one that the accountant found
+to be within budget, so a search that stops early costs extra noise, never privacy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -
 
 
 def exact_multiplier(epsilon: float, delta: float, exposures: int = 1) -> float:
-    """The smallest noise for `exposures` equal Gaussian releases: sqrt(T) / mu(epsilon, delta)."""
+    """The smallest noise multiplier for `exposures` equal Gaussian releases: sqrt(exposures) / mu(epsilon, delta)."""
     return math.sqrt(_times(exposures)) / mu_of(epsilon, delta)
 
 
@@ -51,7 +51,9 @@ def sampled_multiplier(
     accountant: str = "rdp",
     orders: Sequence[float] = ORDERS,
 ) -> float:
-    """The smallest noise for `exposures` Gaussian releases, each on a fresh secret Poisson sample, under zero_out."""
+    """The smallest noise multiplier for `exposures` Gaussian releases, each on a fresh secret Poisson sample, under
+    zero_out.
+    """
     cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
 
     def over(multiplier: float) -> float:
@@ -75,8 +77,8 @@ def sampled_multiplier(
 
 
 def _crossing(over: Callable[[float], float], low: float, excess: float, high: float, deficit: float) -> float:
-    """Root of `over`, which falls to 0 from above: false position (Illinois) on logarithms, always ending on the side
-    that was seen to keep.
+    """Root of `over`, which falls from above 0 to below it between `low` and `high`: false position (Illinois) on
+    logarithms. It returns the end at which `over` was found to be at most 0.
     """
     found, side = deficit, 0  # the far end counts half once the same end has moved twice
     while math.log(high / low) > _TIGHT and not -_TIGHT <= found <= 0:
@@ -93,7 +95,7 @@ def _crossing(over: Callable[[float], float], low: float, excess: float, high: f
 def _cost(
     epsilon: float, delta: float, exposures: int, accountant: str, orders: tuple[float, ...]
 ) -> Callable[[float, float], float]:
-    """Epsilon of the whole plan, by (noise multiplier, rate)."""
+    """Epsilon of the whole plan, as a function of (noise multiplier, rate)."""
     valid_epsilon(epsilon)
     delta, times = valid_delta(delta), _times(exposures)
 

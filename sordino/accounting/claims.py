@@ -25,7 +25,9 @@ STATUSES: tuple[Status, ...] = ("proved", "conditional", "nominal", "none")  # f
 
 
 def check_neighbours(neighbours: object) -> None:
-    """Refuses every relation but these two, above all the one that hides whether somebody exists."""
+    """Refuses every neighbour relation but `replace` and `zero_out`, above all the one that hides whether a unit
+    exists.
+    """
     if neighbours not in get_args(Neighbours):
         raise UnsoundGuarantee(
             f"there are no neighbours called {neighbours!r}",
@@ -38,12 +40,14 @@ def check_neighbours(neighbours: object) -> None:
 
 
 def standing(status: str, simulated: bool) -> str:
-    """A status as it is shown: a simulation protects nobody, however well its numbers are proved."""
+    """A status as it is shown. A simulation is named as such: it protects nobody, however well its numbers are
+    proved.
+    """
     return f"{status} (simulation)" if simulated and status != "none" else status
 
 
 class Subject(Fact):
-    """Subject of a promise: a unit, the change of it that is hidden, and the adversary it is hidden from."""
+    """Subject of a promise: a protected unit, the change of it that is hidden, and the adversary it is hidden from."""
 
     unit: Unit = Field(
         description="The protected unit: a pixel, an image, an example, a cell of examples, a person with several "
@@ -60,7 +64,7 @@ class Subject(Fact):
 
     @property
     def subject(self) -> Subject:
-        """These three alone, of a fact that says more about them."""
+        """The unit, the relation and the adversary alone, of a fact that holds more fields."""
         return Subject(unit=self.unit, neighbours=self.neighbours, adversary=self.adversary)
 
 
@@ -83,7 +87,7 @@ def _private(event: Event) -> bool:
 
 
 class Claim(Subject):
-    """Promise of one release: its cost as an event, how far that is proved, and what it rests on."""
+    """Promise of one release: its cost as an event, the status of the proof, and its assumptions."""
 
     event: Written
     status: Status
@@ -94,7 +98,7 @@ class Claim(Subject):
     def to_everyone(
         cls, unit: Unit, neighbours: Neighbours, event: Event, status: Status, because: tuple[str, ...]
     ) -> list[Claim]:
-        """One claim for each adversary."""
+        """The same claim against each adversary."""
         return [
             cls(unit=unit, neighbours=neighbours, adversary=a, event=event, status=status, because=because)
             for a in ADVERSARIES
@@ -102,11 +106,11 @@ class Claim(Subject):
 
     @property
     def finite(self) -> bool:
-        """Something is promised."""
+        """True where something is promised: no part of the event is without protection."""
         return _private(self.event)
 
     def resting_on(self, *because: str) -> Claim:
-        """Copy of the claim under further conditions."""
+        """Copy of the claim under further conditions; with any, its status is at most `conditional`."""
         weaker: Status = max(self.status, "conditional", key=STATUSES.index) if because else self.status
         return self.beside(status=weaker, because=(*self.because, *because))
 

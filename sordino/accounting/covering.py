@@ -1,16 +1,16 @@
-"""From what single releases promise, each in its own words, to what all of them together promise about one subject.
+"""Composition of releases: from the claims of single releases to the cost of all of them to one subject.
 
 A subject is a unit under a relation: an example that is replaced, a client whose contribution is counted or not. A
-release may speak of several. What it costs a subject follows from a claim about that subject, or from a claim that
-covers it:
+release may have claims about several. Its cost to a subject follows from a claim about that subject, or from a claim
+that covers it:
 
     a larger unit     an example lies in a cell, a cell in a client; whoever may change altogether may change in one
                       example, also in that it counts for nothing
     another relation  what is replaced is counted for nothing, and then as another: two steps (Dwork and Roth 2014, 2.3)
 
 Never from a smaller unit (a client is many examples), and never from `replace` to `zero_out` of the same unit, or of a
-part of anything but a client: "nothing" is not a value that replaces it. A release that says nothing about a
-subject, and nothing that covers it, costs it everything.
+part of anything but a client: "nothing" is not a value that replaces it. A release without a claim about a subject, and
+without one that covers it, has an infinite cost to it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sordino.accounting.notes import Release
 
 
 class CountedPart(NamedTuple):
-    """Releases that are counted in the words of one claim; `steps` changes of its subject make one change of the
-    subject asked about.
+    """Releases that are composed under claims about one unit and relation. `steps` changes of that unit make one change
+    of the subject asked about.
     """
 
     unit: Unit
@@ -39,7 +39,7 @@ class CountedPart(NamedTuple):
 
 
 class TotalCost(NamedTuple):
-    """Cost of all releases about one client to one subject. `parts` is empty where one of them costs everything."""
+    """Cost of all releases about one client to one subject. `parts` is empty where a release has an infinite cost."""
 
     parts: tuple[CountedPart, ...]
     status: Status
@@ -58,7 +58,9 @@ class Bounded(NamedTuple):
 
 
 def steps(claimed: Subject, asked: Subject) -> int | None:
-    """Number of changes of one subject that make one change of the other; None where none do."""
+    """Number of changes of the claimed subject that make one change of the asked one (1, or 2 by group privacy); None
+    where the claim does not cover it.
+    """
     unit, how, part, change = claimed.unit, claimed.neighbours, asked.unit, asked.neighbours
     if (unit, how) == (part, change):
         return 1
@@ -72,7 +74,7 @@ def steps(claimed: Subject, asked: Subject) -> int | None:
 
 
 def subjects(releases: Iterable[Release], adversary: Adversary) -> list[Subject]:
-    """All subjects that the releases speak of, in the order in which they first appear."""
+    """All subjects that the releases have claims about, in the order in which they first appear."""
     spoken = (claim.subject for release in releases for claim in release if claim.adversary == adversary)
     return list(dict.fromkeys(spoken))
 
@@ -116,7 +118,7 @@ def cost(releases: Sequence[Release], asked: Subject) -> TotalCost:
 
 
 def covered(release: Release, asked: Subject) -> bool:
-    """The release, taken alone, promises something about the subject."""
+    """True where the release, taken alone, promises something about the subject."""
     return _cheapest(release, asked) is not None
 
 
@@ -125,8 +127,9 @@ def _claims(release: Release, adversary: Adversary) -> list[Claim]:
 
 
 def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Claim]] | None:
-    """The claims of a release that cover a subject in the fewest steps: about one subject, since others say the same of
-    the same release."""
+    """The claims of a release that cover a subject in the fewest steps, and those steps. All are about one subject,
+    since claims about other subjects describe the same release.
+    """
     by: dict[Subject, list[Claim]] = {}
     for claim in _claims(release, asked.adversary):
         by.setdefault(claim.subject, []).append(claim)
@@ -143,7 +146,9 @@ def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Clai
 
 @lru_cache(maxsize=4096)
 def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, check: bool = False) -> Bounded:
-    """The epsilon of all parts together, and what accountants say of it; with `check`, an exact one between limits."""
+    """The epsilon of all parts together, and the bounds of the accountants; with `check`, an exact one has limits
+    beside it.
+    """
     if len(parts) == 1:
         return _alone(parts[0], delta, check)
     summed = math.fsum(_alone(part, delta / len(parts), check).epsilon for part in parts)
@@ -158,20 +163,22 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
 
 @lru_cache(maxsize=4096)
 def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
-    """The epsilon of `bounded` alone: no accountant is asked that another one makes needless."""
+    """The epsilon of `bounded` alone, without accountants whose bounds cannot be smaller."""
     if len(parts) == 1 and parts[0].steps == 1:
         return best(parts[0].event, delta, parts[0].neighbours).epsilon
     return bounded(parts, delta, neighbours).epsilon
 
 
 def _said(event: Event, delta: float, neighbours: Neighbours, check: bool) -> dict[str, float]:
-    """The epsilons of single accountants."""
+    """Epsilon of an event by each accountant that is asked."""
     asked: list[EpsilonBound] = (checked if check else needed)(event, delta, neighbours)
     return {bound.accountant: bound.epsilon for bound in asked}
 
 
 def _tightest(listed: dict[str, float]) -> str:
-    """Name of the bound that is taken. No sound one lies below one that is exact, but by rounding."""
+    """Name of the bound that is taken: the exact one, below which no sound bound lies, except by rounding; else the
+    smallest.
+    """
     return EXACT if EXACT in listed else min(listed, key=lambda name: listed[name])
 
 
@@ -188,16 +195,17 @@ def _alone(part: CountedPart, delta: float, check: bool) -> Bounded:
 
 @lru_cache(maxsize=64)
 def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
-    """The guarantee against two changes, such as a client that counts for nothing, and then with one example changed:
-    (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
+    """The epsilon of group privacy for two changes, such as a client that counts for nothing, and then with one example
+    changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
     """
     return 2 * of_one_change(lambda smaller: (best(event, smaller, neighbours).epsilon, smaller), delta, 2)[0]
 
 
 def of_one_change(promise: Callable[[float], tuple[float, float]], delta: float, number: int) -> tuple[float, float]:
-    """The epsilon and delta of one change by which so many of them, one after the other, keep (number epsilon, delta):
-    each multiplies the deltas of those after it by e^epsilon. An infinite epsilon where none reaches that far.
-    `promise`: the epsilon where a delta is asked for, and the delta at which it holds.
+    """The (epsilon, delta) of one change with which `number` changes, one after the other, keep (number epsilon,
+    delta): group privacy, where each change multiplies the deltas of those after it by e^epsilon. Epsilon is infinite
+    where no delta is small enough. `promise`: from a delta that is asked for to the epsilon of one change, and the
+    delta at which it holds.
     """
     smaller = delta
     for _ in range(40):

@@ -37,7 +37,7 @@ class Currency:
         return _RULES[self.rule](map(le, total, cap))
 
     def amount(self, value: object, *, what: str) -> Amount:
-        """The given value, where it is a vector of non-negative integers of this currency."""
+        """The value itself, where it is a vector of non-negative integers of this currency; refused otherwise."""
         if not isinstance(value, tuple) or len(value) != len(self.parts):
             raise InvalidBudget(
                 f"{what} {value!r} is not a vector of {len(self.parts)} integers",
@@ -56,7 +56,7 @@ class Currency:
         return value
 
     def charge(self, value: object, *, what: str) -> Amount:
-        """The given amount, where it costs something."""
+        """The value itself, where it is an amount above zero; refused otherwise."""
         amount = self.amount(value, what=what)
         if not any(amount):
             raise InvalidBudget(
@@ -74,7 +74,7 @@ ZCDP = Currency("zcdp", ("rho",), "all")
 
 
 def rdp(orders: Sequence[float]) -> Currency:
-    """The currency of Rényi divergence at orders fixed in advance; a total fits if one order fits."""
+    """The currency of Rényi divergences at orders fixed in advance; a total fits if it fits at one order."""
     alphas = [float(order) for order in orders]
     rising = all(low < high for low, high in pairwise(alphas))
     if not alphas or not rising or not all(1 < alpha < math.inf for alpha in alphas):
@@ -93,12 +93,12 @@ def cost(values: Sequence[float]) -> Amount:
 
 
 def cap(values: Sequence[float]) -> Amount:
-    """A cap in pico-units, rounded down. A Rényi order at which nothing is left to promise has the cap 0."""
+    """A cap in pico-units, rounded down. It is 0 at a Rényi order at which nothing is left to promise."""
     return tuple(math.floor(value * UNIT) for value in _exact(values, "cap"))
 
 
 def _exact(values: Sequence[float], what: str) -> list[Fraction]:
-    """Each float as the decimal it prints as: 0.1 is 1/10, so that ten of them fill a cap of 1."""
+    """Each float as the decimal that it prints as: 0.1 is 1/10, so that ten of them fill a cap of 1."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
         raise InvalidBudget(
             f"{values!r} is not a {what}",

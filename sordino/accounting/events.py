@@ -1,6 +1,6 @@
-"""Events: the common language of the ledger for what happened to the data.
+"""Events: records of what was done with the data, as the ledger stores them.
 
-An event says which noise was added, how often, behind which sampler, and what that costs (`mechanisms`). Accountants
+An event holds which noise was added, how often, on which sample, and knows what that costs (`mechanisms`). Accountants
 compose events, the ledger stores them as JSON, the report prints them. Noise is always relative to the sensitivity
 under the neighbours that the statement names, so an event needs no clip bound. The vocabulary is that of Google's
 dp-accounting; this module needs neither it, nor torch, nor scipy.
@@ -30,7 +30,7 @@ from sordino.errors import COUNT, FRACTION, InvalidBudget, UnsupportedEvent, che
 
 @dataclass(frozen=True)
 class Once(Event):
-    """An event that is drawn once and then looked at again: every further release under the same name costs nothing
+    """An event that is drawn once and then looked at again: each further release under the same name costs nothing
     more.
     """
 
@@ -148,7 +148,7 @@ class Together(Event):
 
 @dataclass(frozen=True)
 class NonPrivate(Event):
-    """Access without any protection: it costs infinity, and the reader is shown the reason."""
+    """Access without any protection: it costs infinity. The reason is shown in receipts."""
 
     reason: str
 
@@ -196,8 +196,9 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def leaves(event: Event, whole: bool = False) -> Counter[Event]:
-    """Elementary events and their counts; `whole`: what was drawn once is one, under its name. Only here are
-    counts multiplied and repeats of one draw told apart."""
+    """Elementary events and their counts. With `whole`, what was drawn once stays one event, under its name. Only here
+    are counts multiplied, and are repeats of one draw told from fresh ones.
+    """
     found: Counter[Event] = Counter()
     for leaf, times in event.unfold(1, set(), whole):
         found[leaf] += times
@@ -214,12 +215,12 @@ def compact(events: Iterable[Event]) -> Event:
 
 
 def draws_afresh(event: Event) -> bool:
-    """The event has noise that is drawn afresh. What was drawn once in a run comes again as it was."""
+    """True where the event has noise that is drawn afresh in each release, unlike what is drawn once in a run."""
     return any(leaf.fresh for leaf in leaves(event, whole=True))
 
 
 def said(event: Event) -> list[str]:
-    """Noise in words, relative to what one unit can change."""
+    """Noise of an event in words, relative to the change that one unit can make."""
     found: Counter[str] = Counter()
     for leaf, count in leaves(event).items():
         found[leaf.words] += count
@@ -227,7 +228,9 @@ def said(event: Event) -> list[str]:
 
 
 class Reduced(NamedTuple):
-    """Events reduced to what accountants understand; all plain Gaussians are one Gaussian of the same mu."""
+    """Events in the form that accountants take: all plain Gaussians as one Gaussian of the same mu, others with their
+    counts. `private` is False where a part is without protection.
+    """
 
     gaussian: Gaussian | None
     others: tuple[tuple[Event, int], ...]
@@ -239,7 +242,9 @@ class Reduced(NamedTuple):
 
 
 def reduce(event: Event, neighbours: str) -> Reduced:
-    """Reduces an event to what accountants add up: mu of Gaussians by squares, all others by their number."""
+    """Reduces an event to what accountants compose: one Gaussian, whose mu^2 is the sum of all mu^2, and counts of all
+    others.
+    """
     mus: list[float] = []
     others: Counter[Event] = Counter()
     private = True
@@ -265,7 +270,9 @@ def _only_zero_out(neighbours: str) -> None:
 
 
 def _single(inside: Reduced) -> Event | None:
-    """The one mechanism that reads a sample: Gaussians on it add up to a Gaussian, anything richer is refused."""
+    """The one mechanism that reads a Poisson sample: several Gaussians make one Gaussian, any other mixture is
+    refused.
+    """
     if not inside.others:
         return inside.gaussian
     (event, count), *more = inside.others
@@ -280,7 +287,7 @@ def _single(inside: Reduced) -> Event | None:
 
 
 def to_json(event: Event) -> Json:
-    """The event as plain data with the kind first; `from_json` returns an equal event."""
+    """The event as plain data, its kind first; `from_json` reads an equal event."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -291,7 +298,7 @@ def to_json(event: Event) -> Json:
 
 
 def from_json(data: Any) -> Event:
-    """The event behind plain data. Only kinds listed in `KINDS` are read, with exactly their fields."""
+    """The event that plain data describe. Only kinds listed in `KINDS` are read, with exactly their fields."""
     if not isinstance(data, Mapping):
         raise UnsupportedEvent(
             f"{data!r} is not an event",

@@ -1,7 +1,7 @@
 """Facts: plain values with names, as they are written into files and read from there.
 
-A file may have been edited by anybody, so reading is strict: every value is of its own type or the fact does not exist.
-JSON has no infinity; this module alone knows the word that stands for one.
+A file may have been edited by anybody, so reading is strict: a value of another type is refused. JSON has no infinity;
+it is written as "inf", and only this module converts it.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ FORMAT: Format = 1
 
 
 def delta_text(delta: float) -> str:
-    """Three digits of a delta, which are never less than all of them."""
+    """A delta to three digits, rounded up."""
     return f"{float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(delta)))):.3g}"
 
 
 class Fact(BaseModel):
-    """A plain value that files hold. Keys of a file that it does not name may be anything."""
+    """A plain value that files hold. Unknown keys of a file are ignored."""
 
     # protected_namespaces: older versions of pydantic warn of every name that begins with model_
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
 
     @model_validator(mode="after")
     def _says_nothing_by_silence(self, info: ValidationInfo) -> Self:
-        """Refuse a null for what may be left out: a file of ours leaves it out, so a null is an edit."""
+        """Refuses a null in a file for an optional value: files leave such values out, so a null is an edit."""
         if info.mode == "json":
             for name, value in self:
                 if value is None and name in self.model_fields_set and not type(self).model_fields[name].is_required():
@@ -68,16 +68,16 @@ class Fact(BaseModel):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Names and values in the order of the declaration, without those that say nothing more than their default."""
+        """Names and values in the order of their declaration, without those that equal their default."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def beside(self, **known: object) -> Self:
-        """Copy of the fact, with other values."""
+        """Copy of the fact with these values changed."""
         return self.model_copy(update=known)
 
 
 def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
-    """The fact in a text."""
+    """The fact that a JSON text holds; refused where the format is another one or the text does not fit."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:

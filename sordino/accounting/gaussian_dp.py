@@ -27,7 +27,7 @@ CELLS = 20_000  # of a sum over privacy losses
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """The smallest delta at this epsilon (0 is allowed: then it is the total variation distance)."""
+    """The smallest delta at this epsilon. Epsilon may be 0: delta is then the total variation distance."""
     _check_mu(mu)
     if not is_number(epsilon) or math.isnan(epsilon) or epsilon < 0:
         raise InvalidBudget(
@@ -62,7 +62,8 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def integrated(mu: float, delta: float) -> tuple[float, float]:
-    """Limits of `epsilon_of` by another way: the definition of delta, summed over cells of the privacy loss.
+    """Lower and upper limit of `epsilon_of` without its formula: the definition of delta, summed over cells of the
+    privacy loss.
 
     The loss is normal with mean mu^2 / 2 and deviation mu; delta is the mean of 1 - e^(epsilon - loss) where that is
     positive. Every loss of a cell is rounded down for the first number, up for the second one, so both are certain.
@@ -85,7 +86,7 @@ def integrated(mu: float, delta: float) -> tuple[float, float]:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest mu that is (epsilon, delta)-DP."""
+    """The largest mu whose Gaussian mechanism is (epsilon, delta)-DP."""
     from scipy.special import ndtri
 
     epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
@@ -125,9 +126,9 @@ def _log_phi(x: float) -> float:
 
 
 def bisect(keeps: Callable[[float], bool], *, good: float, bad: float, tight: float = 0.0) -> float:
-    """The boundary between points that keep a promise and points that do not, seen from the side that keeps it.
+    """The boundary between points that keep a promise and points that do not, from the side that keeps it.
 
-    Stops at a relative width of `tight`, or when no number lies between; `keeps` was true of what is returned.
+    Stops at a relative width of `tight`, or when no number lies between; `keeps` is true of what is returned.
     """
     while abs(good - bad) > tight * max(abs(good), abs(bad)):
         middle = (good + bad) / 2

@@ -1,8 +1,7 @@
-"""Histories of releases: clients with the same history have lost the same, so histories are followed, not clients.
+"""Histories of releases: clients with equal histories have equal losses, so histories are stored, not clients.
 
-A history is a node of a tree: one more release leads to a child. Clients at the same node stand in one cell, and a
-release about
-everyone moves the cells, not the clients in them.
+A history is a node of a tree, and one more release leads to a child. Clients at the same node share one cell. A release
+about everyone moves the cells; the clients in them need no update.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import numpy as np
 R = TypeVar("R")  # what is known of one release
 
 NEVER = np.iinfo(np.int64).max
-INSIDE, OUTSIDE = 0, 1  # cells of those whom "everyone" means, and of whoever else is named, before anything is said
+INSIDE, OUTSIDE = 0, 1  # first cells: of the clients that "everyone" means, and of other clients that are named
 
 
 class Histories(Generic[R]):
-    """All releases over all clients, with equal histories kept once."""
+    """Releases about clients, in which equal histories are kept once."""
 
     def __init__(self, population: int) -> None:
         self._tree: list[tuple[int, R | None]] = [(0, None)]  # of each node: its parent, and the release since
@@ -32,7 +31,9 @@ class Histories(Generic[R]):
         self._spoken, self._all_spoken = 0, False
 
     def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:
-        """Adds a release about these clients; a range means everyone. Equal words mean equal releases."""
+        """Adds a release about these clients; a range means everyone. `words` identify the release: equal words, equal
+        releases.
+        """
         (self._everyone if isinstance(clients, range) else self._some)(clients, release, words)
 
     def _everyone(self, clients: Sequence[int], release: R, words: Hashable) -> None:
@@ -47,7 +48,7 @@ class Histories(Generic[R]):
         self._cells = {(node, inside): i for i, (node, inside) in enumerate(zip(self._node, self._inside, strict=True))}
 
     def _some(self, clients: Sequence[int], release: R, words: Hashable) -> None:
-        """Add a release to some clients; one that is named twice has lost twice."""
+        """Adds a release about single clients; a client that is named twice gets it twice."""
         who, first, times = np.unique(np.asarray(clients, np.int64), return_index=True, return_counts=True)
         self._reach(int(who[-1]) + 1)
         self._since[who] = np.minimum(self._since[who], self._spoken + first)
@@ -59,8 +60,8 @@ class Histories(Generic[R]):
             who, times = who[times > 1], times[times > 1] - 1
 
     def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[R]]:
-        """Every history (of these clients) under the first client that has it, in the order in which it first
-        appears.
+        """Every distinct history (among these clients) by the first client that has it, in the order in which they
+        first appear.
         """
         node, since = np.asarray(self._node)[self._cell], self._since
         if among is not None:

@@ -1,6 +1,6 @@
 """Mechanisms as events: noise and randomised responses, each with all of its own accounting.
 
-Who adds one writes a class here and its row in `events.KINDS`. Accountants compose, and ask each event for itself:
+A new mechanism is a class here and a row in `events.KINDS`. Accountants compose events, and ask each one for:
 
 settled     its draws, with noise within what accountants can hold; None where it protects nobody
 mu          of Gaussian DP, of several draws: exact for unsampled Gaussians (Dong, Roth and Su 2022)
@@ -41,24 +41,27 @@ Orders: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Event:
-    """Event: something that happened to the data. A kind says of itself what it can prove; the others stay at None."""
+    """Base of all events: something that was done with the data. A kind overrides what is proved of it; None: not
+    proved.
+    """
 
     sampled: ClassVar[bool] = False  # is its price on a Poisson sample proved?
     pair: ClassVar[str] = "sums"  # what its privacy loss tells apart: sums, or inputs; the two do not compose
 
     @property
     def fresh(self) -> bool:
-        """The event has noise that is drawn afresh."""
+        """True where the event has noise that is drawn afresh in each release."""
         return True
 
     @property
     def words(self) -> str:
-        """Words for the noise, relative to what one unit can change."""
+        """The noise in words, relative to the change that one unit can make."""
         return "nothing"
 
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
-        """Elementary events and how often they happen. `seen`: what was drawn once before, and is kept `whole` or
-        opened."""
+        """Elementary events and how often they happen. `seen` collects what is drawn once: it counts the first time
+        only, `whole` as one event or else unfolded.
+        """
         yield self, times
 
     def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
@@ -80,7 +83,7 @@ class Event:
         return None
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float] | None:
-        """(span, typical size); a sample thins the typical loss, not the span."""
+        """The span of the privacy loss and its typical size; a Poisson sample lowers the typical size, not the span."""
         return None
 
 
@@ -130,8 +133,9 @@ class Gaussian(_Normal):
 @dataclass(frozen=True)
 class DiscreteGaussian(_Normal):
     """Noise in whole steps, whose Renyi divergences are those of the continuous law (Canonne, Kamath and Steinke,
-    NeurIPS 2020); its (epsilon, delta) curve is not below that one. Under a Poisson sample these are known at whole
-    orders, where the moments of both laws agree term by term."""
+    NeurIPS 2020); its (epsilon, delta) curve may lie above that of the continuous law. Under a Poisson sample the
+    divergences are known at whole orders, where the moments of both laws agree term by term.
+    """
 
     @property
     def words(self) -> str:
@@ -185,8 +189,8 @@ class Laplace(Event):
 
 @dataclass(frozen=True)
 class Response(Event):
-    """One of `levels` values, kept or replaced at random so that any two inputs differ by at most e^epsilon
-    (Kairouz, Bonawitz and Ramage 2016).
+    """Randomised response among `levels` values: the value is kept or replaced at random so that the probabilities of
+    any answer under two inputs differ by a factor of at most e^epsilon (Kairouz, Bonawitz and Ramage 2016).
     """
 
     epsilon: float
@@ -205,7 +209,7 @@ class Response(Event):
 
     @property
     def replaced(self) -> float:
-        """The probability that the value is drawn anew from all of them: levels / (levels - 1 + e^epsilon)."""
+        """The probability that the answer is drawn uniformly from all levels: levels / (levels - 1 + e^epsilon)."""
         return self.levels / (self.levels - 1 + math.exp(min(self.epsilon, 700.0)))
 
     def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
@@ -215,8 +219,8 @@ class Response(Event):
         return amplified(self.epsilon, rate)
 
     def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
-        """Rényi divergences of two inputs a and b: one output is as likely as e^epsilon to one, one the other way
-        round, and all others are equally likely.
+        """Rényi divergences between two inputs a and b: the ratio of their probabilities is e^epsilon at one output,
+        e^-epsilon at another, and 1 at all others.
         """
         if rate != 1:
             return None
@@ -235,15 +239,17 @@ class Response(Event):
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """Epsilon that a secret sample of rate q leaves: ln(1 + q (e^eps - 1)), where e^eps cannot overflow."""
+    """Epsilon of a pure mechanism on a secret Poisson sample of rate q: ln(1 + q (e^eps - 1)), without an overflow of
+    e^eps.
+    """
     if epsilon < 30:
         return math.log1p(rate * math.expm1(epsilon))
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
 
 
 def _sampled_losses(multiplier: float, rate: float, grid: float, sign: int) -> Any:
-    """Losses of a Poisson-sampled Gaussian where a unit is removed (`sign` 1) or added (-1): to the bit what
-    `from_gaussian_mechanism` makes, which inverts one loss at a time in a Python loop.
+    """Losses of a Poisson-sampled Gaussian where a unit is removed (`sign` 1) or added (-1). They equal to the bit
+    those of dp-accounting's `from_gaussian_mechanism`, which inverts one loss at a time in a Python loop.
     """
     import numpy as np
     from dp_accounting.pld import pld_pmf
@@ -286,7 +292,7 @@ def _divergences(of: Any, orders: Orders, rate: float = 1.0) -> Any:
 
 
 def valid_epsilon(epsilon: float) -> float:
-    """A finite epsilon above zero, or a refusal."""
+    """The epsilon, where it is finite and above zero; refused otherwise."""
     if not is_number(epsilon) or math.isnan(epsilon) or epsilon <= 0:
         raise InvalidBudget(
             f"epsilon is {epsilon!r}",
@@ -305,7 +311,7 @@ def valid_epsilon(epsilon: float) -> float:
 
 
 def valid_delta(delta: float, *, zero: bool = False) -> float:
-    """A delta with 0 < delta < 1, or a refusal. 0 is allowed only where a pure guarantee is asked for."""
+    """The delta, where 0 < delta < 1; refused otherwise. 0 is allowed with `zero`, for a pure guarantee."""
     allowed = BELOW_ONE if zero else INSIDE
     check_range(
         "delta",
@@ -320,7 +326,7 @@ def valid_delta(delta: float, *, zero: bool = False) -> float:
 
 
 def check_multiplier(multiplier: float | None, fix: str, name: str = "noise multiplier") -> None:
-    """Refuses a typed noise multiplier that gives the noise no size."""
+    """Refuses a noise multiplier, set by the user, that is not above 0."""
     if multiplier is not None:
         why = "noise of size 0 protects nobody"
         check_range(name, multiplier, POSITIVE, "noise-not-positive", error=UnsoundGuarantee, why=why, fix=fix)

@@ -1,7 +1,7 @@
 """Notes of ledger entries: public text about a release, with its experiment, its noise, its clients and its claims.
 
-A statement is made from these texts alone. They stand in the hash chain, so neither an edited experiment nor an edited
-source of noise can change what a finished round was.
+Statements are computed from these texts alone. They are part of the hash chain, so editing the experiment or its source
+of noise later changes nothing about a finished round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who (
 
 
 class Note(NamedTuple):
-    """One release as a ledger tells it. `config` is the digest of the experiment, `noise` where the noise came from."""
+    """One release as a ledger entry describes it. `config` is the digest of the experiment, `noise` the name of the
+    noise source.
+    """
 
     releases: list[Json]
     noise: str
@@ -40,12 +42,14 @@ def parsed(text: str) -> Note:
 
 
 def under(text: str, config: str) -> str:
-    """Note of a release that another experiment takes over."""
+    """The note of a release for another experiment that reuses it: with that experiment's digest."""
     return json.dumps({**json.loads(text), "config": config}, sort_keys=True, separators=(",", ":"))
 
 
 def of_a_run(text: str, run: str) -> str:
-    """Note of a release beside those of other runs: what was drawn once in a run carries the run's name."""
+    """The note of a release for a statement over several runs: names of what is drawn once in a run get the run's
+    name.
+    """
 
     def renamed(part: object) -> Any:
         if isinstance(part, dict):
@@ -57,23 +61,23 @@ def of_a_run(text: str, run: str) -> str:
 
 
 def named(text: str) -> list[int]:
-    """The clients that an entry names; none where it is about everyone."""
+    """The clients that a note names one by one; none where it is about everyone."""
     return [k for group in parsed(text).releases if group["clients"] != "*" for k in group["clients"]]
 
 
 def simulated(texts: Iterable[str]) -> bool:
-    """A seed can repeat the noise of some release. Where nothing is said of its noise, it counts as such."""
+    """True where some release has noise that a seed can repeat, or names no source of noise."""
     return any(not is_real(parsed(text).noise) for text in texts)
 
 
 def noised(texts: Iterable[str]) -> bool:
-    """Some release has noise: a claim of it is more than "nothing is promised"."""
+    """True where some release has noise: one of its claims has another status than "none"."""
     groups = (group for text in texts for group in parsed(text).releases)
     return any(claim["status"] != "none" for group in groups for claim in group["claims"])
 
 
 def histories(texts: Iterable[str], population: int) -> Histories[Release]:
-    """The losses of every client, release by release."""
+    """The releases about each client, in order, with equal histories kept once."""
     from sordino.accounting.histories import Histories  # numpy: who only reads notes does without
 
     found: Histories[Release] = Histories(population)
@@ -90,5 +94,5 @@ def histories(texts: Iterable[str], population: int) -> Histories[Release]:
 
 
 def read_notes(texts: Iterable[str], population: int) -> dict[int, list[Release]]:
-    """The releases about each client. Where several clients have one history, only the first is in the result."""
+    """The releases about each client. Of clients with equal histories only the first is in the result."""
     return histories(texts, population).distinct()

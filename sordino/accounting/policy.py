@@ -1,5 +1,5 @@
-"""Policy of a phase: is its noise real, is its cohort hidden, are its uploads read. Made once from the settings, and
-handed on; what follows from them for rows, files and draws is answered here.
+"""Policy of a phase: whether its noise is real, its cohort hidden, its uploads unreadable. It is made once from the
+settings; what follows for rows, files and draws is answered here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 
 def is_real(noise: str) -> bool:
-    """Noise of the operating system: the only one that protects anybody. Any other can be drawn again from a seed."""
+    """True for noise of the operating system, the only one that protects anybody: any other can be drawn again from a
+    seed.
+    """
     return noise == "system"
 
 
@@ -24,5 +26,7 @@ class Policy:
 
     @property
     def secret_cohort(self) -> bool:
-        """Hidden from people, not from seeds: neither coins nor a site's own rounds may be repeated or shown."""
+        """True where the cohort is hidden and the noise real: neither its coins nor a site's own rounds may be repeated
+        from a seed, or shown.
+        """
         return self.real and self.hidden

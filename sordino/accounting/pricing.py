@@ -89,8 +89,8 @@ class Exact:
 
 @dataclass(frozen=True)
 class Discrete(Exact):
-    """The currency of exact Gaussian noise with a smaller total, because only Renyi divergence is known of a
-    discrete Gaussian.
+    """The currency of exact Gaussian noise with a smaller total, because only the Renyi divergence of a discrete
+    Gaussian is known.
     """
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
@@ -145,11 +145,11 @@ class Renyi:
 
 @dataclass(frozen=True)
 class Counted:
-    """The price of one phase in a fixed plan of sampled releases, of one phase or several. The plan as a whole was
+    """The price of one phase in a fixed plan of sampled releases, of one phase or several. The plan as a whole is
     accounted for by its privacy loss distribution, and the ledger counts releases. Each phase has a component of its
-    own: what one leaves over buys nothing in another.
+    own: what one phase leaves unspent cannot be spent by another.
 
-    Valid because nothing in the plan adapts to outputs; it takes several percent less noise than the Renyi filter.
+    Valid because nothing in the plan adapts to outputs; it needs several percent less noise than the Renyi filter.
     """
 
     name: str  # of the plan: two plans are two currencies
@@ -179,7 +179,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class NominalPrice:
-    """A fixed multiplier whose epsilon is only a label."""
+    """The price of a fixed multiplier whose epsilon is only a label."""
 
     published: float
     currency: Currency = APPROX
@@ -195,8 +195,8 @@ class NominalPrice:
 
 
 def budget_at(order: int, epsilon: float, delta: float) -> float:
-    """The Renyi loss that (epsilon, delta) leaves at one order (Canonne, Kamath and Steinke 2020); 0 where the order is
-    useless.
+    """The Renyi divergence at one order that converts to (epsilon, delta) (Canonne, Kamath and Steinke 2020); 0 where
+    the conversion at this order already costs more.
     """
     return max(0.0, epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1))
 
@@ -216,7 +216,9 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
-    """Terms of the sum: parts that do not depend on the noise, and parts that the noise divides."""
+    """Terms of the sum in `sampled_gaussian`: the parts without the noise, and the parts that are divided by its
+    square.
+    """
     constant = [
         math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
         + j * math.log(rate) + (order - j) * math.log1p(-rate)
@@ -237,8 +239,8 @@ def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted
 
 @lru_cache(maxsize=64)
 def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float) -> tuple[Counted, ...]:
-    """The prices of a plan's phases, each given with its sampling rate, its releases and its part of the budget. The
-    parts are parts of a Renyi loss, and all grow until the whole fills the budget.
+    """The prices of a plan's phases, each given as (sampling rate, releases, part of the budget). The parts divide a
+    Renyi divergence; the total grows until the whole plan fills the budget.
     """
 
     def noise(granted: float) -> list[float]:
@@ -279,7 +281,7 @@ def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float,
 
 @lru_cache(maxsize=256)
 def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Renyi:
-    """The order that lets `exposures` equal releases use the least noise."""
+    """The price at the Renyi order that lets `exposures` equal releases use the least noise."""
     candidates = [(Renyi(rate, order), budget_at(order, epsilon, delta)) for order in ORDERS]
     usable = [(pricing, budget / exposures) for pricing, budget in candidates if budget > 0]
     if not usable:

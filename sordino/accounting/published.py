@@ -47,7 +47,7 @@ class PublishedSetting:
 
 
 def adaptive_scale(mu: float, round_number: int, setting: PublishedSetting = PublishedSetting()) -> float:
-    """The sigma of a round: the constant scale that would have cost mu after that many rounds."""
+    """The sigma of one round: the constant scale that would have spent mu after that many rounds."""
     check_range("mu", mu, POSITIVE, "mu-not-positive", error=InvalidBudget)
     return 1 / math.sqrt(math.log1p(mu**2 / (setting.product**2 * round_number * setting.steps)))
 
@@ -58,13 +58,15 @@ def relative_noise(scale: float, setting: PublishedSetting = PublishedSetting())
 
 
 def limit_mu(rate: float, steps: float, scale: float) -> float:
-    """The central limit theorem of Gaussian DP (Bu et al. 2020): rate sqrt(steps (e^(1/sigma^2) - 1))."""
+    """The mu of composed sampled steps by the central limit theorem of Gaussian DP (Bu et al. 2020): rate sqrt(steps
+    (e^(1/sigma^2) - 1)).
+    """
     exponent = scale**-2
     return rate * math.sqrt(steps * math.expm1(exponent)) if exponent < 700 else math.inf
 
 
 def composed(mu: float, rounds: int) -> float:
-    """The cost of the published schedule by its own formula, all rounds added up: mu sqrt(1 + 1/2 + ... + 1/T)."""
+    """The mu of all rounds of the published schedule by its own formula: mu sqrt(1 + 1/2 + ... + 1/T)."""
     return mu * math.sqrt(math.fsum(1 / t for t in range(1, rounds + 1)))
 
 
@@ -73,12 +75,12 @@ def prifedsync_mu(round_number: int, scale: float = 0.45, setting: PublishedSett
 
 
 def scaffold_epsilon(round_number: int, delta: float, scale: float = 1.0, rate: float = 0.1) -> float:
-    """The leading term of unamplified composition over rate * T releases."""
+    """The epsilon of rate * T releases without amplification, by the leading term of their composition."""
     return math.sqrt(2 * rate * round_number * math.log(1 / delta)) / scale
 
 
 def udp_multiplier(round_number: int, epsilon: float, delta: float, rate: float = 0.1) -> float:
-    """The deviation of the noise over the sensitivity in this round."""
+    """The deviation of the noise over the sensitivity in one round."""
     return math.sqrt(2 * rate * round_number * math.log(1 / delta)) / epsilon
 
 
@@ -87,7 +89,9 @@ NOMINAL_ORDERS: tuple[float, ...] = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 
 
 
 def nominal_multiplier(epsilon: float, delta: float, rate: float, exposures: int) -> float:
-    """The noise multiplier the publication uses for a nominal epsilon: ceil(T/q) Poisson steps by Renyi DP."""
+    """The noise multiplier that the publication uses for a nominal epsilon: ceil(exposures / rate) Poisson steps by
+    Renyi DP.
+    """
     epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
     steps = math.ceil(exposures / rate)
     high = 1.0

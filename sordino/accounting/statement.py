@@ -1,9 +1,9 @@
-"""The statement of guarantees: one row per (unit, neighbours, adversary), never one lonely epsilon.
+"""The statement of guarantees: one row per (unit, neighbours, adversary), never a single epsilon.
 
-A row counts every release about a client, each in its own words or in those that cover it (`covering`); clients hold
-disjoint data, so it shows the client that lost most. A release that tells everything about a unit, or about anything
-that the unit lies in, leaves no finite row about it. The rows are computed from ledger entries alone, never from the
-configuration: what was not recorded was not promised, and what was released raw is infinity.
+A row composes every release about a client, by claims about its subject or claims that cover it (`covering`). Clients
+hold disjoint data, so it shows the client that lost most. A unit has no finite row if a release reveals it, or anything
+it lies in, without protection. The rows are computed from ledger entries alone, never from the configuration: what was
+not recorded was not promised, and what was released raw costs infinity.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Guarantee(Subject):
 
     @property
     def in_short(self) -> str:
-        """An epsilon with all that it depends on, in one line."""
+        """The epsilon with all that it depends on, in one line."""
         return (
             f"epsilon {self.epsilon:.4g} per {self.unit} ({self.neighbours}) against the {self.adversary} "
             f"at delta {delta_text(self.delta)}, {self.status}"
@@ -92,8 +92,8 @@ def statement(
     texts: Iterable[str], population: int, delta: float, check: bool = False, rows_per_key: int = 1
 ) -> list[Guarantee]:
     """The guarantees that follow from the notes of ledger entries, in the order of units and adversaries. With `check`,
-    an exact epsilon stands beside the limits that integration gives.
-    `rows_per_key`: the most examples that one person has, where that is declared.
+    an exact epsilon has limits by integration beside it. `rows_per_key`: the declared largest number of examples of one
+    person.
     """
     distinct = list(read_notes(texts, population).values())
     released = [release for releases in distinct for release in releases]
@@ -110,7 +110,7 @@ def statement(
 
 
 def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Subject, float, Status]]:
-    """The finite epsilons of `statement` and how far each is proved, without what every single accountant says."""
+    """The finite epsilons of `statement` and the status of each, without the bounds of single accountants."""
     clients, found = list(read_notes(texts, population).values()), list[tuple[Subject, float, Status]]()
     released = [release for releases in clients for release in releases]
     for adversary in ADVERSARIES:
@@ -127,8 +127,9 @@ def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[
 def of_groups(
     texts: Iterable[str], population: int, delta: float, subject: Subject, groups: Sequence[Sequence[int]]
 ) -> list[Guarantee | None]:
-    """The row of one subject for each group of clients: that of the client in it that lost most, None where nobody took
-    part."""
+    """The row of one subject for each group of clients: that of the client in the group that lost most; None for a
+    group in which nobody took part.
+    """
     found = histories(texts, population)
     distinct = [list(found.distinct(group).values()) for group in groups]
     return [_row(subject, releases, delta) if releases else None for releases in distinct]
@@ -139,7 +140,9 @@ def _place(subject: Subject) -> tuple[int, int]:
 
 
 def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
-    """Row of the client that lost most; clients hold data of their own, so their losses do not add up."""
+    """The row of one subject, for the client that lost most: clients hold disjoint data, so their losses do not add
+    up.
+    """
     costs = [cost(releases, asked) for releases in clients]
     place, ideal, whole = _worst(costs, delta, asked.neighbours)
     worst, count = costs[place], len(clients[place])
@@ -165,8 +168,8 @@ def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, che
 
 
 def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float, rows: int) -> Guarantee:
-    """The row for all examples of one person, whichever clients hold them: they change one after another, each at most
-    at the cost of one example at the client that lost most (Dwork and Roth 2014, theorem 2.2).
+    """The row for all examples of one person, whichever clients hold them: the examples change one after another, and
+    each change costs at most as much as one example at the client that lost most (Dwork and Roth 2014, theorem 2.2).
     """
     found: dict[float, Guarantee] = {}
 
@@ -190,14 +193,16 @@ def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float
 
 
 def lacking(epsilon: float, drift: float) -> float:
-    """The part of delta that the noise which was drawn lacks of the ideal law, on both sides."""
+    """The part of delta for drawn noise that differs from its ideal law by `drift` in total variation: (1 + e^epsilon)
+    drift.
+    """
     return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0
 
 
 def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> tuple[int, float, float]:
-    """The place of the client that lost most, the delta at which the ideal law of its noise is priced, and the delta
-    that holds: the one that is asked for, of which the ideal law has what the noise does not lack; or a larger one,
-    where the noise lacks more than all of it.
+    """The index of the client that lost most, the delta at which its noise is priced as if of the ideal law, and the
+    delta of the row. The delta of the row is the one asked for, and the noise is priced at what remains of it after
+    `lacking`; where nothing remains, the noise is priced at the delta asked for, and the delta of the row is larger.
     """
 
     def most(at: float) -> tuple[int, float]:
@@ -219,13 +224,13 @@ def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> 
 
 
 def unspent(asked: Subject, accountant: str) -> Guarantee:
-    """Nothing was released, so nothing is lost."""
+    """The row of a subject about which nothing was released: epsilon 0."""
     return _nothing(asked, 0.0, "proved", (), 0).beside(epsilon=0.0, accountant=accountant, accountants={}, event=None)
 
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
-    """The rows of a client that tells the server how well models meet its test examples: nothing is promised about
-    these, nor about all that the client holds.
+    """The rows of a client that tells the server the scores of models on its test examples: nothing is promised about
+    these examples, nor about everything that the client holds.
     """
     told = [
         _nothing(row.subject, delta, "none", (SCORES,), row.releases)
@@ -237,7 +242,7 @@ def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
 
 
 def _nothing(asked: Subject, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:
-    """An infinity, and why."""
+    """A row with an infinite epsilon, and its reasons."""
     return Guarantee(
         **dict(asked),
         epsilon=math.inf,
@@ -256,8 +261,9 @@ def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
 
 
 def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
-    """Nothing holds for this unit, under whichever relation: one release tells everything. What the noised ones beside
-    it cost alone is a reason, no promise."""
+    """The row of a unit about which nothing holds under any relation, since one release reveals it. What the noised
+    releases beside that one cost alone is shown among the reasons; it is no promise.
+    """
     spoken = {claim for releases in clients for release in releases for claim in release}
     open_ = {claim.subject for claim in spoken if not claim.finite}
     bare = [row for row in found if row.subject in open_]
@@ -274,6 +280,8 @@ def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delt
 
 
 def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
-    """The finite row with the widest unit, then with the strongest adversary."""
+    """The finite row with the largest unit, and among these with the strongest adversary; None where no row is
+    finite.
+    """
     finite = [row for row in rows if row.finite]
     return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)

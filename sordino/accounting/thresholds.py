@@ -1,9 +1,9 @@
-"""Personal budgets turned into rates, thresholds and waste: public arithmetic on public budgets.
+"""Personal budgets turned into sampling rates, thresholds and waste: public arithmetic on public budgets.
 
-Rates: everybody tosses a coin of its own, as seldom as its budget asks (Boenisch et al., NeurIPS 2023).
-Threshold: a (tau, delta) mechanism on a Poisson sample in which a client with budget eps < tau takes part with
-probability (e^eps - 1)/(e^tau - 1) costs that client exactly eps (Jorgensen, Yu and Cormode, ICDE 2015). One run of it,
-a hidden sample, zero_out: nothing else is proved by it.
+Rates: each client takes part with a probability of its own, the smaller the smaller its budget (Boenisch et al.,
+NeurIPS 2023). Threshold: a (tau, delta) mechanism on a Poisson sample in which a client with budget eps < tau takes
+part with probability (e^eps - 1)/(e^tau - 1) costs that client exactly eps (Jorgensen, Yu and Cormode, ICDE 2015). This
+is proved for a single run of the mechanism on a hidden sample under zero_out, and for nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class Waste(NamedTuple):
-    """Weighing of the budget that is lost to sampling against the budget that is lost to noise."""
+    """Weights of the two kinds of lost budget, to sampling and to noise, in the cost of a threshold."""
 
     rule: Literal["weighted", "sum", "fixed", "count"] = "weighted"
     weights: tuple[float, float] = (0.7, 0.3)  # of `fixed` and `count`
@@ -36,12 +36,14 @@ SEARCHES = 4  # intervals inside each gap between neighbouring budgets
 
 
 def included(budgets: Floats, tau: float) -> Floats:
-    """Probability of taking part: (e^eps - 1)/(e^tau - 1) below the threshold, 1 from it on."""
+    """Probability of taking part at threshold tau: (e^eps - 1)/(e^tau - 1) for a budget eps below tau, 1 from tau
+    on.
+    """
     return np.where(budgets >= tau, 1.0, np.expm1(np.minimum(budgets, tau)) / math.expm1(tau))
 
 
 def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[float, float]:
-    """Budget lost to sampling (of those below the threshold) and to noise (of those above it); `count` clients have
+    """Budget lost to sampling (by clients below the threshold) and to noise (by clients above it); `count` clients have
     each budget.
     """
     below, above = budgets < tau, budgets > tau
@@ -50,8 +52,8 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
 
 
 def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
-    """Cost of a threshold in usefulness. `weighted` weighs each part by its own share; `count` counts clients
-    that stay away, as a public re-implementation does.
+    """Cost of a threshold tau in lost budget. `weighted` weighs each kind of loss by its own share; `count` replaces
+    the loss to sampling by the expected number of clients that stay away, as a public re-implementation does.
     """
     sampling, noise = wasted(budgets, tau, count)
     if by.rule == "sum":
@@ -64,8 +66,8 @@ def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | flo
 
 
 def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
-    """The tau of least waste between the smallest and the largest budget; of equal ones the smallest. The waste is
-    continuous but not convex, so every gap is searched.
+    """The tau of least waste between the smallest and the largest budget; among equals the smallest. The waste is
+    continuous but not convex, so every gap between budgets is searched.
     """
     from scipy.optimize import minimize_scalar
 
@@ -91,7 +93,7 @@ def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
 
 
 def rates(budgets: Sequence[float], delta: float, multiplier: float, rounds: int) -> Floats:
-    """The largest rate at which each client's budget lasts for all rounds; 0 where no rate does."""
+    """The largest sampling rate at which each client's budget lasts for all rounds; 0 where no rate does."""
     levels, which = np.unique(np.asarray(budgets), return_inverse=True)
     low, high = np.full(len(levels), math.log(1e-9)), np.zeros(len(levels))
     whole = spent(np.ones(len(levels)), delta, multiplier, rounds) <= levels
@@ -105,8 +107,8 @@ def rates(budgets: Sequence[float], delta: float, multiplier: float, rounds: int
 
 
 def spent(each: Floats, delta: float, multiplier: float, rounds: int) -> Floats:
-    """The epsilon of a number of Poisson-sampled Gaussian releases at each of several rates (Mironov, Talwar and
-    Zhang 2019), at integer Renyi orders.
+    """The epsilon of `rounds` Poisson-sampled Gaussian releases at each of several sampling rates, at integer Renyi
+    orders (Mironov, Talwar and Zhang 2019).
     """
     order, j = np.array(ORDERS)[:, None], np.arange(max(ORDERS) + 1)
     q = np.clip(each, 0, 1 - 1e-15)[:, None, None]
@@ -130,7 +132,7 @@ def _log_binomials() -> Floats:
 
 
 def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: float) -> tuple[float, Floats]:
-    """One multiplier for all, and rates that add up to the expected cohort: (multiplier, rates)."""
+    """One noise multiplier for all, and sampling rates that add up to the expected cohort: (multiplier, rates)."""
     clients = len(budgets)
     if not 0 < expected <= clients:
         raise InvalidBudget(
@@ -171,10 +173,10 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
 def planned(
     budgets: Sequence[float], shares: Sequence[float] | Floats, by: Waste = WEIGHTED
 ) -> list[tuple[float, Floats, Floats]]:
-    """The (tau, rates, payments) of each round: every budget is divided into allowances, and a threshold below an
-    allowance leaves part of it.
+    """The (tau, rates, payments) of each round. Every budget is divided into allowances, one a round; a client pays tau
+    at most, and carries the rest of its allowance to the next round.
 
-    Payments add up to the budgets at most, because everybody pays in every round, drawn or not, and only what was not
+    Payments add up to at most the budgets, because everybody pays in every round, drawn or not, and only what was not
     paid is carried on.
     """
     each = np.asarray(budgets, dtype=np.float64)

@@ -1,14 +1,14 @@
-"""Guarantees in words that a person without mathematics can hold someone to, and belief: how sure somebody with a
-suspicion can become.
+"""Guarantees in plain words, and belief: how certain an observer with a suspicion can become.
 
-An observer knows all data but one unit, and is sure of something about that unit with probability p. What it sees
+An observer knows all data but one unit, and believes something about that unit with probability p. What it sees
 multiplies its odds p / (1 - p) by a factor, which an (epsilon, delta) promise bounds:
 
     P(factor > e^x) <= delta / (1 - e^(epsilon - x))    for every x > epsilon,
 
-because the sights S with a larger factor have P(S) <= e^epsilon Q(S) + delta and Q(S) < e^-x P(S). Here x is where the
-right side is ten times delta: the odds grow by e^epsilon / 0.9 at most, except for that chance. Without a delta they
-never grow by more than e^epsilon. ("By e^epsilon, except for a chance of delta" is often said, and is not true.)
+because the set S of observations with a larger factor has P(S) <= e^epsilon Q(S) + delta and Q(S) < e^-x P(S). Here x
+is where the right side is ten times delta: the odds grow by e^epsilon / 0.9 at most, except for that chance. Without a
+delta they never grow by more than e^epsilon. ("By e^epsilon, except for a chance of delta" is often said, and is not
+true.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sordino.accounting.statement import Guarantee, Promised, strongest
 
 
 class PhasePromise(Protocol):
-    """A phase, and what it promises."""
+    """Interface of a phase with its guarantees."""
 
     @property
     def phase(self) -> str: ...
@@ -59,7 +59,7 @@ CHANGE: Mapping[Neighbours, str] = {
 
 
 class Against(Protocol):
-    """A fact that is told one adversary."""
+    """Interface of a fact that holds against one adversary."""
 
     @property
     def adversary(self) -> Adversary: ...
@@ -70,7 +70,7 @@ Line = TypeVar("Line", bound=Against)
 
 
 class Described(Promised):
-    """Guarantee in words, as a page shows it."""
+    """A guarantee with its description in words, as pages show it."""
 
     by: str
     words: str
@@ -81,7 +81,7 @@ class Described(Promised):
 
 
 def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
-    """Rows that say the same to several adversaries, said once."""
+    """Rows grouped by what they say, each group as its first row and all its adversaries."""
     found: dict[str, tuple[Line, list[Adversary]]] = {}
     for row in rows:
         same = {name: value for name, value in row.to_json().items() if name not in ("adversary", "releases", "event")}
@@ -107,7 +107,7 @@ def described(rows: Sequence[Guarantee], simulated: bool) -> tuple[Described, ..
 
 
 def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
-    """One row of the statement, said out loud."""
+    """One row of the statement as a sentence."""
     who = ANYONE if len(adversaries) == len(WHO) else ", and against ".join(WHO[a] for a in adversaries)
     what, reasons, printed = WHAT[row.unit], "; ".join(row.because), row.nominal_epsilon
     if not row.finite and printed is not None:
@@ -133,8 +133,8 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
 
 
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulated: bool) -> tuple[str, ...]:
-    """Sentences about what each phase of a run adds to the promise, and what that makes of the whole; nothing where
-    there is one phase.
+    """Sentences about what each phase of a run adds to the promise, and about units that one phase protects and another
+    gives away; none where there is one phase.
     """
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
@@ -161,7 +161,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulat
 
 
 def strength(epsilon: float) -> str:
-    """An epsilon in one word, without pretending that there is a threshold."""
+    """An epsilon in one word, by rough grades."""
     if epsilon == math.inf:
         return "no protection"
     grades = ((1, "strong"), (MODERATE, "moderate"), (FORMALITY, "weak but real"))
@@ -169,7 +169,7 @@ def strength(epsilon: float) -> str:
 
 
 def _grade(epsilon: float) -> str:
-    """Colour of a box by strength, beyond its status: what is proved and weak must not look like safety."""
+    """Colour of a box by the size of epsilon, beside its status: a proved but weak promise must not look safe."""
     if epsilon == math.inf or epsilon <= MODERATE:
         return ""
     return "weak" if epsilon <= FORMALITY else "formality"
@@ -203,7 +203,7 @@ BY: Mapping[Adversary, str] = {"server": "the server", "participants": "particip
 
 
 class Belief(NamedTuple):
-    """Certainty that somebody can reach at most, except for a chance."""
+    """The largest certainty that an observer can reach, except with probability `chance`."""
 
     prior: float
     posterior: float
@@ -211,7 +211,7 @@ class Belief(NamedTuple):
 
 
 def belief(epsilon: float, delta: float, prior: float = PRIOR) -> Belief:
-    """Bound that follows from the promise alone, whichever mechanism keeps it."""
+    """Bound on the observer's certainty that follows from (epsilon, delta) alone, whichever mechanism keeps it."""
     chance = SLACK * delta
     if epsilon == math.inf or chance >= 1:
         return Belief(prior, 1.0, 0.0)
@@ -220,19 +220,19 @@ def belief(epsilon: float, delta: float, prior: float = PRIOR) -> Belief:
 
 
 def _floor(many: float) -> int:
-    """Two digits of it, and never more than it is."""
+    """A number rounded down to two digits."""
     whole = math.floor(many * (1 + 1e-9))
     step: int = 10 ** max(0, len(str(whole)) - 2)
     return whole // step * step
 
 
 def subject(adversaries: Sequence[Adversary]) -> str:
-    """Against whom, in a few words."""
+    """The adversaries in a few words."""
     return "anyone" if len(adversaries) == len(BY) else " and ".join(BY[a] for a in adversaries)
 
 
 def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) -> str:
-    """One row of the statement, for somebody who decides about it."""
+    """One row of the statement as a bound on an observer's certainty, in a sentence for whoever decides about it."""
     found = belief(row.epsilon, row.delta)
     who, what = subject(adversaries).capitalize(), SURE[row.neighbours].format(ONE[row.unit])
     known = f"{who}, knowing all other data and {percent(found.prior)} sure {what}, can become"
@@ -249,7 +249,7 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
 
 
 def headline(rows: Sequence[Guarantee], simulated: bool) -> str:
-    """The strongest promise of a statement, for somebody who decides about it; nothing where nothing is promised."""
+    """The strongest promise of a statement as `believed` puts it; empty where nothing is promised."""
     if (best := strongest(rows)) is None:
         return ""
     alike = (best.unit, best.neighbours, best.epsilon, best.delta, best.status)
@@ -258,7 +258,7 @@ def headline(rows: Sequence[Guarantee], simulated: bool) -> str:
 
 
 def percent(share: float) -> str:
-    """A share that is never shown as less than it is."""
+    """A share in percent, never shown as less than it is."""
     if share > 0.99:
         left = _cut(100 * (1 - share), 1, math.floor)
         return f"{100 - left:.10g}%" if left > 1e-6 else "100%"
@@ -271,12 +271,12 @@ def epsilon_text(value: float) -> str:
 
 
 def rounded_up(epsilon: float) -> float:
-    """Six digits of it, which are never less than all of them."""
+    """An epsilon to six digits, rounded up."""
     return float(f"{_cut(epsilon, 6, math.ceil):.6g}")
 
 
 def _cut(value: float, digits: int, way: Callable[[float], int]) -> float:
-    """Round to so many digits, up or down."""
+    """A value to this number of digits, by floor or ceiling."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)

@@ -1,4 +1,4 @@
-"""Turn a privacy budget into noise multipliers, rates and shares: who grants how much, and for which rounds.
+"""Privacy budgets turned into noise multipliers, sampling rates and shares, by client and round.
 
 Plans cut a budget into one price for each client and exposure.
 """

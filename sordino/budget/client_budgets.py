@@ -6,8 +6,8 @@
     epsilon = {clients = {"North" = 1.0, "South" = 2.0}}          one by one: by name, or by number where there are none
     epsilon = {file = "budgets.csv"}                              two columns: client, epsilon
 
-Budgets are public (Jorgensen, Yu and Cormode 2015): whoever deduces something about a client's data from the budget it
-chose is not covered.
+Budgets are public (Jorgensen, Yu and Cormode 2015): what a client's choice of budget reveals about its data is not
+covered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class _Clients(NamedTuple):
     names: tuple[str, ...]
 
     def number(self, word: str) -> int | None:
-        """A client by its name; by its number only where clients have no names, so nobody is taken for another."""
+        """The number of a client from its name, or from its number where clients have no names, so that none is taken
+        for another.
+        """
         if self.names:
             return self.names.index(word) if word in self.names else None
         return int(word) if word.isdecimal() and int(word) < self.many else None
@@ -42,7 +44,7 @@ class _Clients(NamedTuple):
 
 
 def personal(given: Mapping[str, object], clients: int, key: keys.Key, names: Sequence[str] = ()) -> Floats:
-    """The budget of every client. `names` are those of the clients, where they have names."""
+    """The budget of every client. `names`: of the clients, where they have names."""
     named = [name for name in RULES if name in given]
     extra = sorted(given.keys() - {*named, *(["levels"] if named == ["linspace"] else [])})
     if len(named) != 1 or extra:

@@ -1,8 +1,8 @@
 """The plan: from a budget to one price per client and exposure, before any data is read.
 
-A gate says what it could promise (`Offer`); the cohort says how often a client will be seen; the budget says what may
-be spent. The plan cuts the budget into integers, one per exposure, turns each into a noise multiplier, and refuses what
-no longer fits. Everything in it is public. Clients are many and their kinds are few: each kind is priced once.
+A gate offers noise (`Offer`), the cohort gives the number of rounds that each client takes part in, the budget gives
+what may be spent. The plan cuts the budget into integers, one per exposure, turns each into a noise multiplier, and
+refuses what no longer fits. Everything in it is public. Clients that are alike are priced once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sordino.types import Offer
 
 @dataclass(frozen=True)
 class Budget:
-    """Budget that one client grants for the whole training. Where each client has its own budget, `epsilon` is the
+    """Budget that one client grants for the whole run. Where each client has its own budget, `epsilon` is the
     largest.
     """
 
@@ -64,14 +64,16 @@ class Budget:
 
     @property
     def ideal(self) -> float:
-        """The delta that noise of the ideal law may spend."""
+        """The part of delta that noise of the ideal law may spend: delta without what the drawn noise lacks of that
+        law.
+        """
         return self.delta - self.lacking
 
     def of(self, client: int) -> float:
         return self.epsilon if self.personal is None else float(self.personal[client])
 
     def levels(self) -> dict[float, list[int]]:
-        """The clients that grant the same, from the smallest budget to the largest; empty where all grant the same."""
+        """The clients with each budget, from the smallest budget to the largest; empty where all have the same."""
         if self.personal is None:
             return {}
         each = np.asarray(self.personal)
@@ -103,12 +105,12 @@ class Plan:
 
     @property
     def everyone_pays(self) -> bool:
-        """Every round costs every client, drawn or not: who pays must not tell who was drawn."""
+        """True where every round costs every client, drawn or not, so that charges do not reveal who was drawn."""
         return self.offer is not None and self.offer.everyone_pays
 
     @property
     def one_price(self) -> bool:
-        """Everyone pays, and the same: one set of counters serves all."""
+        """True where everyone pays, and the same price: one set of counters serves all clients."""
         return self.everyone_pays and not self.individual
 
     @property
@@ -116,14 +118,16 @@ class Plan:
         return self.pricing.currency if self.pricing else ZCDP
 
     def rates(self, t: int, spent: Mapping[int, Amount]) -> NDArray[np.float64] | None:
-        """The probability that each client takes part in a round; None where the cohort needs no plan for it.
-        `spent` is what clients have spent so far.
+        """The probability with which each client takes part in a round; None where the cohort does not depend on the
+        plan. `spent`: what clients have spent so far.
         """
         return None
 
     @property
     def cap(self) -> Amount | None:
-        """The cap of one client in the ledger's integers; where budgets differ, that of the most generous client."""
+        """The cap of one client in the ledger's integers; where budgets differ, that of the client with the largest
+        budget.
+        """
         if self.budget is None or self.pricing is None:
             return None
         return self._cap(self.budget.epsilon, self.budget.delta)
@@ -140,7 +144,9 @@ class Plan:
         return self._caps[epsilon, delta]
 
     def _mine(self, client: int) -> Amount | None:
-        """The budget of this phase for one client, less what real noise lacks of the law that is priced."""
+        """The part of one client's budget that this phase may spend, without what real noise lacks of the law that is
+        priced.
+        """
         if self.budget is None or self.pricing is None:
             return None
         limit = self._cap(self.budget.of(client), self.budget.ideal)
@@ -151,11 +157,11 @@ class Plan:
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        """The price of exposure 0, 1, ... of a client; None when the plan has nothing left for it and it must
+        """The price of exposure 0, 1, ... of a client; None where the plan has nothing left for it, so that it must
         abstain.
 
-        `spent` is the client's sum so far and `last` its latest charge: all that a price may depend on, so that a
-        resumed run asks the same.
+        `spent` is the client's total so far and `last` its latest charge. A price depends on nothing else of the past,
+        so that a resumed run computes the same.
         """
         if self.pricing is None:
             return None
@@ -175,7 +181,7 @@ class Plan:
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
     def rehearse(self) -> None:
-        """Prices every planned exposure once, so that what cannot be priced is refused before the first round."""
+        """Prices every planned exposure once, so that one that cannot be priced is refused before the first round."""
         if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
             return  # known only on the way
         for times, client in self._kinds():
@@ -183,14 +189,14 @@ class Plan:
                 self.price(client, exposure, self.currency.zero())
 
     def _kinds(self) -> list[tuple[int, int]]:
-        """Exposures of, and the first client of, every kind that is priced differently."""
+        """(exposures, first client) of every kind of clients that have the same prices."""
         levels = None if self.budget is None else self.budget.personal
         found = kinds(self.exposures, self.reads, *([] if levels is None else [levels]))
         return [(self.exposures[client], client) for client, _ in found]
 
     @cached_property
     def quietest(self) -> float:
-        """The smallest multiplier that any planned exposure has."""
+        """The smallest noise multiplier of all planned exposures."""
         if self.budget is None:
             assert self.fixed is not None
             return self.fixed
@@ -202,8 +208,8 @@ class Plan:
         return min(price.multiplier for price in priced if price is not None)
 
     def precision(self, client: int) -> float:
-        """The precision of this client's upload, as a share of the most generous client's: the inverse of its noise
-        variance.
+        """The precision of this client's upload (the inverse of its noise variance), as a share of that of the client
+        with the largest.
         """
         if self.budget is None or self.pricing is None:
             return 1.0
@@ -248,7 +254,7 @@ class Plan:
 
 
 def kinds(*columns: Sequence[float]) -> list[tuple[int, int]]:
-    """Clients that are alike in all columns: the first one of each kind, and how many there are."""
+    """The first client, and the number of clients, of every group of clients that are alike in all columns."""
     kind = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, which = np.unique(np.asarray(column), return_inverse=True)
@@ -266,11 +272,11 @@ def draft(
     portion: float = 1.0,
     currency: Pricing | None = None,
 ) -> Plan:
-    """The plan for the private gates of an algorithm, given with the multiplier typed into each (None: the budget
-    decides).
+    """The plan for the private gates of an algorithm: pairs of an offer and the multiplier that is set in the gate
+    (None: the budget decides).
 
-    `portion` of the budget is for this phase of a run, and `currency` the one that all its phases are priced in, where
-    they share a budget.
+    `portion`: the part of the budget for this phase of a run; `currency`: the pricing that its phases share, where they
+    share a budget.
     """
     _check_one_promise(offers, budget)
     if not offers:
@@ -285,7 +291,9 @@ def draft(
 
 
 def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Budget | None) -> None:
-    """Refuses a budget that nothing would spend, or that two promises would, and noise that nothing sizes."""
+    """Refuses a budget that no noise would spend, one that two promises would spend, and noise without a multiplier or
+    a budget.
+    """
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
         raise UnsoundGuarantee(
@@ -325,9 +333,9 @@ def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Bud
 def shared_currency(
     offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
 ) -> Sequence[Pricing]:
-    """Prices for phases that share a budget, each given with its reads and its part. They are exact where no phase
-    is sampled. Otherwise they are counted as one plan where that is fixed for everybody and `alone` on its ledger,
-    and in Renyi divergence at one order where it is not.
+    """Prices for phases that share a budget; each phase is given as its offer and number of releases, with its portion.
+    Without sampling each has its exact price. With sampling they are counted as one plan, where the plan is fixed and
+    the same for everybody and `alone` on its ledger; else they are priced in Renyi divergence at one order.
     """
     epsilon, delta = budget.epsilon, budget.ideal
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
@@ -342,7 +350,7 @@ def shared_currency(
 
 
 def once(exposures: Sequence[int]) -> Sequence[int]:
-    """One read per exposure, for everybody."""
+    """One read per exposure, for every client."""
     return np.broadcast_to(np.int64(1), len(exposures)).data
 
 

@@ -1,8 +1,8 @@
-"""Plans of cohorts that are drawn by personal budgets: every round's rates, noise and payments. `sampling.by_budget`
+"""Plans of cohorts that are sampled by personal budgets: rates, noise and payments of every round. `sampling.by_budget`
 describes each cohort.
 
 Everything is computed from public numbers. `RatesPlan` and `ThresholdPlan` are fixed before training; `PublishedPlan`
-follows what is left of the budgets, as its source prints it, and proves nothing about them.
+depends on what is left of the budgets, as its publication does, and proves nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ Spent = Mapping[int, tuple[int, ...]]
 
 @dataclass
 class RatesPlan(Plan):
-    """A plan with one noise and one rate per client: everybody pays one release in every round."""
+    """A plan with one noise multiplier for all and one sampling rate per client: everybody pays one release in every
+    round.
+    """
 
     each: Floats = field(default_factory=lambda: np.empty(0))
 
@@ -43,7 +45,9 @@ class RatesPlan(Plan):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """A plan as a table of rounds. Every client pays its own (epsilon, delta) in every round, drawn or not."""
+    """A plan fixed round by round (threshold, rates, payments). Every client pays its own (epsilon, delta) in every
+    round, drawn or not.
+    """
 
     rows: list[tuple[float, Floats, Floats]] = field(default_factory=list)  # tau, rates, payments
     individual: ClassVar[bool] = True
@@ -84,8 +88,8 @@ class ThresholdPlan(Plan):
 
 @dataclass
 class PublishedPlan(Plan):
-    """A plan whose thresholds and noise follow what is left. Only clients that are drawn pay, by one of three
-    readings of the cost.
+    """A plan whose thresholds and noise follow what is left of the budgets, as published. Only clients that are drawn
+    pay, by one of three readings of the published cost.
     """
 
     cohort: ThresholdPublished = field(default_factory=ThresholdPublished)
@@ -164,7 +168,9 @@ def draft_personal(
     rounds: int,
     clients: int,
 ) -> Plan:
-    """The plan of a personal cohort for the central noise of an algorithm (or, as published, the clients' own)."""
+    """The plan of a personal cohort for the central noise of an algorithm (as published: for the noise of its
+    clients).
+    """
     offer, budget = _fitting(cohort, offers, budget)
     budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
     common = (offer, Exact(), budget, None, exposures, once(exposures))
@@ -182,7 +188,7 @@ def draft_personal(
 def _fitting(
     cohort: Personal, offers: Sequence[tuple[Offer, float | None]], budget: Budget | None
 ) -> tuple[Offer, Budget]:
-    """The one noise and the budget, where they are what the cohort was made for."""
+    """The one offer and the budget; refused where they are not what the cohort needs."""
     if len(offers) != 1 or offers[0][1] is not None:
         raise UnsoundGuarantee(
             f"a {type(cohort).__name__} cohort with {len(offers)} sources of noise"

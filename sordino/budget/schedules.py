@@ -1,9 +1,9 @@
-"""Schedules: divide a client's budget over its exposures, in shares of 1, in whatever currency is additive.
+"""Schedules: divide a client's budget over its exposures, in shares that add up to 1, in any additive currency.
 
-A schedule fixed in advance composes by any accountant. `Adaptive` chooses each share after seeing earlier
-releases, which is legitimate under a hard cap in a currency with a valid filter (pure epsilon: Rogers et al.
-2016; Renyi: Feldman & Zrnic 2021; mu^2: Smith & Thakurta 2022), and in the spirit of Lee & Kifer 2018: early
-gradients are large and need little precision, so spend late, when progress stalls.
+A schedule fixed in advance composes by any accountant. `Adaptive` chooses each share after seeing earlier releases,
+which is legitimate under a hard cap in a currency with a valid filter (pure epsilon: Rogers et al. 2016; Renyi: Feldman
+& Zrnic 2021; mu^2: Smith & Thakurta 2022), and in the spirit of Lee & Kifer 2018: early gradients are large and need
+little precision, so spend late, when progress stalls.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
 
 class Schedule(Protocol):
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        """The shares of exposures 1..T, none negative, which add up to 1; `total` gives absolute values their
-        meaning.
+        """The shares of exposures 1..T, none negative, which add up to 1 or less; `total` is the budget, of which
+        absolute values are parts.
         """
         ...
 
@@ -72,7 +72,7 @@ class Geometric:
 
 @dataclass(frozen=True)
 class Explicit:
-    """Shares from a list of the user's: relative weights, or absolute spends whose sum may not exceed the total.
+    """Shares from the user's list: relative weights, or absolute spends whose sum may not exceed the total.
 
     A client with fewer exposures than the list has entries uses the first ones.
     """
@@ -108,11 +108,11 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Shares that start low and grow after a stall; `floor` of the uniform share is kept for every exposure to come.
+    """Shares that start low and grow after a stall; every later exposure keeps at least `floor` of a uniform share.
 
-    The trigger behind `stalled` may read released values only: the loss of the released model on a public set,
-    or the norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client
-    losses would itself be an unaccounted release.
+    The trigger behind `stalled` may read released values only: the loss of the released model on a public set, or the
+    norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client losses would
+    itself be an unaccounted release.
     """
 
     start: float = 0.5
@@ -130,7 +130,9 @@ class Adaptive:
             )
 
     def next_share(self, history: Sequence[float], remaining: float, left: int, stalled: bool, exposures: int) -> float:
-        """The share of the next exposure; `left` counts it, `history` ends with the last share spent."""
+        """The share of the next exposure; `left` is the number of exposures with this one, `history` ends with the last
+        share spent.
+        """
         if left < 1 or remaining <= 0:
             raise _exhausted()
         uniform = 1 / _count(exposures)
@@ -149,7 +151,9 @@ SCHEDULES: dict[str, type[Uniform | LinearFront | LinearBack | Geometric | Expli
 
 
 def integer_shares(shares: Sequence[float] | Shares, cap: int) -> list[int]:
-    """`cap` split by cumulative flooring: never above it, and equal to it when the shares add up to 1."""
+    """`cap` split into integers by cumulative flooring: their sum is never above it, and equal to it when the shares
+    add up to 1.
+    """
     exact = [Fraction(float(share)) for share in shares]
     whole = sum(exact, Fraction(0))
     if whole > 1 + Fraction(_ROUNDING):

@@ -11,7 +11,7 @@
 >>> sorted(ledger.reserve("run/0", charges, plan=b""))
 ['ada', 'bob']
 
-Bob has too little left for the next round and must abstain. A round that is asked for twice is charged once:
+Bob has too little left for the next round and must abstain. A round that is reserved twice is charged once:
 
 >>> sorted(ledger.reserve("run/1", charges, plan=b"")), sorted(ledger.reserve("run/1", charges, plan=b""))
 (['ada'], ['ada'])

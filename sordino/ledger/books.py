@@ -1,7 +1,7 @@
-"""Books of a ledger: names of its operations, and a fold of its records, the only arithmetic on budgets.
+"""Books of a ledger: names of its operations, and the fold of its records, which is the only arithmetic on budgets.
 
-Records are canonical JSON, each hashed together with the hash before it. Nothing derived from them is stored,
-so no total can disagree with its history.
+Records are canonical JSON, each hashed together with the hash before it. Nothing derived from them is stored, so no
+total can disagree with its history.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _parse = json.JSONDecoder().raw_decode
 
 
 class Place(NamedTuple):
-    """Records of a ledger (or rounds that a site has answered) so far, and the hash of the last record."""
+    """Number of records of a ledger (or of rounds that a site has answered) so far, and the hash of the last record."""
 
     length: int
     head: str
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Charter:
-    """Data, subject and currency that a ledger is bound to. When any changes, the budgets belong in another ledger."""
+    """Data, subject and currency that a ledger is bound to. When one of them changes, budgets need another ledger."""
 
     dataset: str
     subject: Subject | None  # of the promise that is paid for; None: nothing is promised
@@ -54,7 +54,7 @@ class Charter:
     names: tuple[str, ...] = ()  # of the clients "0", "1", ..., for whoever reads the ledger; no budget depends on them
 
     def to_json(self) -> Json:
-        """All but the names. Delta is text: the file holds no floating-point number."""
+        """The charter without the names. Delta is text: the file holds no floating-point number."""
         return {
             "dataset": self.dataset,
             **(dict.fromkeys(Subject.model_fields, NOTHING) if self.subject is None else dict(self.subject)),
@@ -75,14 +75,16 @@ class Charter:
 
 
 class Each(NamedTuple):
-    """One cap for each of the clients "0", "1", ... that has no cap of its own: a million clients are one line."""
+    """One cap for each of the clients "0", "1", ... without a cap of its own, so that a million equal caps are one
+    line.
+    """
 
     clients: int
     cap: Amount
 
 
 class Caps(Mapping[str, Amount]):
-    """Limits of spending, by single names and by groups of equal clients. A name without a cap is unlimited."""
+    """Caps on spending, by single names and for a group of equal clients. A name without a cap is unlimited."""
 
     def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
         self.single, self.each = single, each
@@ -102,7 +104,9 @@ class Caps(Mapping[str, Amount]):
         return len(self.single) + self._alike
 
     def told_apart(self, names: Iterable[str]) -> Iterator[str]:
-        """The single names with a cap that are among `names`, and one name that stands for all others."""
+        """The names whose caps must be checked: those with a single cap, those of the group that are among `names`, and
+        one name that stands for the rest of the group.
+        """
         yield from self.single
         alike = {name for name in names if name not in self.single and self._numbered(name)}
         yield from alike
@@ -120,7 +124,7 @@ class Caps(Mapping[str, Amount]):
 
     @property
     def _alike(self) -> int:
-        """Number of clients without a cap of their own."""
+        """Number of clients in the group: those without a single cap."""
         return self._clients - sum(map(self._numbered, self.single))
 
     def _numbered(self, name: str) -> bool:
@@ -151,7 +155,7 @@ class OperationStanding(NamedTuple):
 
 
 class Books:
-    """The totals that the records add up to. Only `fold` changes them, and it only adds."""
+    """Totals of the records of a ledger. Only `fold` changes them, and they only grow."""
 
     def __init__(self, charter: Charter, caps: Caps) -> None:
         self.charter, self.caps = charter, caps
@@ -175,13 +179,13 @@ class Books:
         return cap is None or self.charter.currency.fits(tuple(map(add, self.spent(principal), extra)), cap)
 
     def all_fit(self, extra: Amount) -> bool:
-        """Everyone with a cap has room for this charge. Clients that never paid for themselves have spent
-        the same, so one of them answers for all.
+        """True where every client with a cap has room for this charge. Clients without charges of their own have spent
+        the same, so one of them is checked for all.
         """
         return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))
 
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
-        """The clients that can pay. A charge to everyone comes first and needs room under every cap."""
+        """The names that can pay their charge. A charge to everyone comes first and needs room under every cap."""
         names, below = set(), self.charter.currency.zero()
         if EVERYONE in charges and self.all_fit(charges[EVERYONE]):
             names, below = {EVERYONE}, charges[EVERYONE]
@@ -249,7 +253,7 @@ _FOLDS = {
 
 
 def read_genesis(body: bytes) -> tuple[Charter, Caps]:
-    """The first record of a ledger, as it was founded."""
+    """The charter and the caps in the first record of a ledger."""
     record = json.loads(body)
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
@@ -281,11 +285,7 @@ Way: TypeAlias = Literal["down", "up"]  # of a message
 
 
 class Op(NamedTuple):
-    """One round of one phase of a run: RUN/t, in a preparation RUN.PHASE/t.
-
-    >>> str(Op("2f1c", "train", 0)), Op.of("2f1c/7")
-    ('2f1c.train/0', Op(run='2f1c', phase='', round=7))
-    """
+    """Name of the operation that is one round of one phase of a run: RUN/t, in a preparation RUN.PHASE/t."""
 
     run: str
     phase: str  # nothing: the training
@@ -296,7 +296,7 @@ class Op(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The phase among all phases of all runs."""
+        """The name of the phase, unique among all phases of all runs."""
         return of_phase(self.run, self.phase)
 
     @classmethod
@@ -307,10 +307,10 @@ class Op(NamedTuple):
 
 
 def of_round(name: str, t: int) -> str:
-    """The operation of round t of a phase; `name`: that of the phase among all phases of all runs."""
+    """The name of the operation for round t of a phase; `name`: the phase as `of_phase` names it."""
     return f"{name}/{t}"
 
 
 def of_phase(run: str, phase: str) -> str:
-    """The name of a phase among all phases of all runs."""
+    """The name of a phase, unique among all phases of all runs."""
     return f"{run}.{phase}" if phase else run

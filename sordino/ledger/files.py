@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what is said when the disk refuses.
+"""Files that are written whole or not at all, and errors for what the disk refuses.
 
 A file is written beside its place, synced, renamed over it, and the directory is synced: `kill -9` or a power cut at
 any moment leaves the previous file or the whole new one.
@@ -24,8 +24,8 @@ _WAITS, _LOOK = 60.0, 0.1  # seconds: how long for a file that may be opened, an
 
 
 def waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
-    """Retry for a minute while the limit on open files (EMFILE, ENFILE) is reached: what a run has paid for is not lost
-    to a crowd of connections.
+    """Retries for a minute while the limit on open files (EMFILE, ENFILE) is reached, so that many connections cannot
+    cost a run what it has paid for.
     """
 
     @functools.wraps(do)
@@ -45,8 +45,9 @@ def waiting_for_files(do: Callable[P, T]) -> Callable[P, T]:
 
 @waiting_for_files
 def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
-    """Replace the file's content durably and at once: readers and crashes see all old or all new. `private`: for its
-    owner alone."""
+    """Replaces the file's content durably and atomically: readers and crashes see all old or all new. `private`: only
+    the owner may read it.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
     with disk_told(path):
         try:
@@ -65,7 +66,7 @@ def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
 
 @waiting_for_files
 def append_line(path: Path, line: str, mode: int = 0o644) -> None:
-    """Writes a line behind those of a file; a last one that a kill or a full disk cut short goes."""
+    """Appends a line to a file; an incomplete last line, left by a kill or a full disk, is removed first."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         if (length := file.seek(0, os.SEEK_END)) and os.pread(descriptor, 1, length - 1) != b"\n":
@@ -74,7 +75,7 @@ def append_line(path: Path, line: str, mode: int = 0o644) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Make what was made or renamed in it durable."""
+    """Makes new and renamed files of this directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)  # a rename is durable only when its directory is
     try:
         os.fsync(descriptor)
@@ -84,7 +85,7 @@ def sync(directory: Path) -> None:
 
 @contextmanager
 def disk_told(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
-    """Failures of the disk in the user's words."""
+    """Turns an OSError inside the block into a `RunError` that names the file and the fix."""
     try:
         yield
     except OSError as error:

@@ -1,18 +1,17 @@
-"""The privacy ledger: what was spent, on whom, for which release. It survives a crash at any instant.
+"""The privacy ledger: the budget that each client has spent, and on which release. It survives a crash at any instant.
 
     RESERVED  ->  DRAWN  ->  STORED(digest)  ->  PUBLISHED        each arrow is one durable transaction
 
-Reserve before any data is read, store before publishing, repeat an operation by its name: a crash may lose
-budget but never gives a release for free, and no operation is ever released with two contents. Nothing is
-refunded.
+Callers reserve before any data is read, store before publishing, and repeat an operation under its name. So a crash may
+lose budget but never gives a release for free, and no operation is released with two contents. Nothing is refunded.
 
-The file holds hash-chained records and no totals: budgets, states and grants are a fold over them (`books`),
-done anew whenever a ledger is opened. A writer takes SQLite's write lock, folds what others appended,
-decides, appends and commits with a full sync. An older copy put back in the file's place cannot be noticed
-from inside: `runs.witness` notes elsewhere where the ledger stood, and asks whether it knows what has left.
+The file holds hash-chained records and no totals: budgets, states and grants are a fold over them (`books`), done anew
+whenever a ledger is opened. A writer takes SQLite's write lock, folds what others appended, decides, appends and
+commits with a full sync. An older copy put back in the file's place cannot be noticed from inside: `runs.witness` notes
+what has left a run outside of its folder, and stops a run whose ledger is behind.
 
-Where a cost depends on a client's data, that client's grants, `spent` and `remaining` are shown to that
-client only (individual filters, Feldman and Zrnic 2021).
+Where a cost depends on a client's data, that client's grants, `spent` and `remaining` are shown to that client only
+(individual filters, Feldman and Zrnic 2021).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _ORDER = list(State)
 
 
 class Entry(NamedTuple):
-    """One operation as it stands. `charges` are those granted, `hash` that of its latest record."""
+    """One operation in its present state. `charges` are those granted, `hash` is that of its latest record."""
 
     sequence: int
     op: str
@@ -70,12 +69,14 @@ class Entry(NamedTuple):
 
 
 def of_run(ledger: Ledger, run: str) -> list[Entry]:
-    """The operations of a run and of the phases before it, in the order of their reservation."""
+    """The operations of a run, its preparation included, in the order of their reservation."""
     return [entry for entry in ledger.entries() if Op.of(entry.op).run == run]
 
 
 class Ledger:
-    """One SQLite file, or ":memory:" for a simulation. Threads and processes may race; reopen after a fork."""
+    """One SQLite file, or ":memory:" for a simulation. Threads and processes may use it at once; reopen it after a
+    fork.
+    """
 
     def __init__(self, connection: sqlite3.Connection, place: Path | None, books: Books) -> None:
         self._connection: sqlite3.Connection | None = connection
@@ -93,11 +94,11 @@ class Ledger:
         each: Each | None = None,
         reading: bool = False,
     ) -> Ledger:
-        """Creates the ledger, or opens it again with the charter and caps that it was founded with. `reading`: as it
-        stands at this moment, for those who write nothing.
+        """Creates the ledger, or opens it again with the charter and caps that it was founded with. `reading`: a copy
+        of its present state in memory, to be read only.
 
-        `caps` bind single principals, `each` the clients "0", "1", ... that have no cap of their own, others are
-        unlimited; `total` caps what is charged to everyone.
+        `caps` limit single principals, `each` limits the clients "0", "1", ... without a cap of their own, all others
+        are unlimited; `total` limits what is charged to everyone.
         """
         amount = charter.currency.amount
         limits = {_name(name): amount(cap, what=f"cap of {name}") for name, cap in (caps or {}).items()}
@@ -128,7 +129,9 @@ class Ledger:
 
     @classmethod
     def as_founded(cls, path: Path | str) -> Ledger:
-        """Reads a ledger under the charter and caps that it was founded with, for a check without the experiment."""
+        """Opens a ledger for reading under the charter and caps in its first record, to check it without the
+        experiment.
+        """
         with refusals():
             connection = read_database(Path(path))
             try:
@@ -140,10 +143,10 @@ class Ledger:
         return cls._checked(connection, None, books)
 
     def reserve(self, op: str, charges: Mapping[str, Amount], plan: bytes, note: str = "") -> frozenset[str]:
-        """Charges those who can pay, durably, and names them: the others must abstain.
+        """Charges, durably, the clients that can pay, and returns their names: the others must abstain.
 
-        The same operation again returns the same answer and charges nothing; its first note stands. `charges`
-        may be empty (a cohort nobody was drawn into). `note` is public text, kept in the chain.
+        The same operation again returns the same answer and charges nothing; its first note stays. `charges` may be
+        empty (a cohort nobody was drawn into). `note` is public text, kept in the chain.
         """
         record = {
             "kind": State.RESERVED.value,
@@ -168,20 +171,20 @@ class Ledger:
         return granted
 
     def drawn(self, op: str) -> bool:
-        """Records that the noise is drawn: from here on the operation may have touched data. True for the one call
-        that says so first.
+        """Records that the noise of an operation is drawn, so that it may have touched data. True for the first such
+        call only.
         """
         return self._advance(op, State.DRAWN, {})
 
     def stored(self, op: str, digest: bytes) -> None:
-        """Fixes the one content that this operation may ever publish."""
+        """Records the digest of the one content that this operation may ever publish."""
         self._advance(op, State.STORED, {"digest": digest.hex()})
 
     def published(self, op: str) -> None:
         self._advance(op, State.PUBLISHED, {})
 
     def seal(self, digest: bytes) -> None:
-        """Fixes, once, the files that were made of the releases and are shown with them."""
+        """Records, once, the digest of files that were made of the releases and are shown with them."""
         with self._turn() as books:
             if digest.hex() not in books.seals:
                 self._append({"kind": "sealed", "digest": digest.hex()})
@@ -195,7 +198,7 @@ class Ledger:
             return books.ops[op].state if op in books.ops else None
 
     def spent(self, principal: str) -> Amount:
-        """Amount that this principal has spent, charges to everyone included. It never falls."""
+        """The amount that this principal has spent, charges to everyone included. It never falls."""
         with self._reading() as books:
             return books.spent(principal)
 
@@ -208,7 +211,7 @@ class Ledger:
             return None if cap is None else tuple(map(sub, cap, books.spent(principal)))
 
     def balances(self) -> dict[str, tuple[Amount, Amount | None]]:
-        """Amount spent and cap of everyone with a cap or a charge of their own, sorted by name, in one read."""
+        """(spent, cap) of every principal with a cap or a charge of its own, sorted by name, in one read."""
         with self._reading() as books:
             names = sorted((books.caps.keys() | books.own.keys()) - {EVERYONE})
             return {name: (books.spent(name), books.caps.get(name)) for name in names}
@@ -232,22 +235,22 @@ class Ledger:
         return Entry(reserved, op, state, dict(charged(record)), record["plan"], digest, record["note"], head)
 
     def head(self) -> str:
-        """The hash of the last record, and through the chain of every record."""
+        """The hash of the last record, which through the chain covers every record."""
         return self.place().head
 
     def place(self) -> Place:
-        """Place of the ledger, which only grows."""
+        """Number of records and hash of the last one. The number only grows."""
         with self._reading() as books:
             return Place(books.sequence + 1, books.head.hex())
 
     def descends_from(self, head: str) -> bool:
-        """This ledger has been at `head`. One that was restored from an older copy has not."""
+        """True where some record of this ledger has the hash `head`; a ledger restored from an older copy lacks it."""
         query = "SELECT 1 FROM record WHERE lower(hex(hash)) = ?"
         with self._reading():
             return self._db.execute(query, (head,)).fetchone() is not None
 
     def check(self) -> None:
-        """Reads the whole chain anew: every hash, every transition, every total against its cap."""
+        """Reads the whole chain again and checks every hash, every transition, and every total against its cap."""
         books = Books(self._books.charter, self._books.caps)
         with self._mutex, refusals():
             check_pages(self._db)
@@ -289,7 +292,7 @@ class Ledger:
 
     @contextmanager
     def _reading(self) -> Iterator[Books]:
-        """The books, once what was appended since is folded in."""
+        """The books, after records that were appended since are folded in."""
         db = self._db
         with self._mutex, refusals():
             books = self._books
@@ -303,7 +306,7 @@ class Ledger:
 
     @contextmanager
     def _turn(self) -> Iterator[Books]:
-        """One durable transaction: it sees every earlier record, and is kept whole or not at all."""
+        """One durable write transaction: it sees every earlier record, and is kept whole or not at all."""
         db = self._db
         with self._mutex, refusals(), turnstile(self._place):
             if identity(self._place) != self._file:  # what is written to the old file now, nobody would ever read
@@ -360,7 +363,7 @@ class Ledger:
         return row
 
     def _record(self, sequence: int) -> Json:
-        """A record behind the head, proved again: the disk may have changed since it was folded."""
+        """A record that was folded before, with its hash checked again: the disk may have changed since."""
         (before, _), (digest, body) = self._row(sequence - 1), self._row(sequence)
         if link(before, body) != digest:
             raise damaged(f"record {sequence} has changed")

@@ -1,7 +1,7 @@
 """The ledger's file: one SQLite database of its own, in WAL mode, fully synced, on a local disk, or refused.
 
-A file appears under its name only when it is complete, so one that is empty, cut or strange is damage and
-never a reason to start anew. No error of SQLite or the operating system leaves this package untranslated.
+A file appears under its name only when it is complete, so one that is empty, cut or of another kind is damaged, and
+never a reason to start again. Errors of SQLite and of the operating system become `LedgerError`s.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REMOTE_FAMILIES = "nfs", "fuse."
 
 
 def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Connection:
-    """Opens the file, or founds it with its first record (hash, body). Without a place it is in memory."""
+    """Opens the file, or creates it with its first record (hash, body). Without a place the database is in memory."""
     with ExitStack() as undo:
         if place is None:
             connection = undo.enter_context(closing(_connect(":memory:")))
@@ -54,7 +54,7 @@ def open_database(place: Path | None, first: tuple[bytes, bytes]) -> sqlite3.Con
 
 
 def read_database(place: Path) -> sqlite3.Connection:
-    """Copy of the ledger in memory, as it stands at this moment, to be read only: it needs no right to write, leaves
+    """Copy of the ledger's present state in memory, to be read only: making it needs no write permission, leaves
     nothing on disk and keeps no writer waiting.
     """
     if not place.exists():
@@ -146,7 +146,7 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
 
 
 def check_never_there(place: Path) -> None:
-    """Refuses to found a ledger where one has been: what it has left says so."""
+    """Refuses to create a ledger where one has been: files that belonged to it still lie there."""
     left = [name for name in (f"{place}-wal", f"{place}-lock", f"{place}.key") if os.path.lexists(name)]
     if left and not os.path.lexists(place):  # in this order: what is left behind comes after the ledger
         raise LedgerError(
@@ -205,7 +205,7 @@ def check_directory(place: Path) -> None:
 
 
 def file_system(directory: Path, mounts: str) -> str:
-    """The type of the file system a resolved directory is on, from the text of /proc/mounts."""
+    """The type of the file system that holds a resolved directory, from the text of /proc/mounts."""
     depth, kind = -1, ""
     for line in mounts.splitlines():
         _, point, found, *_ = line.split(" ")
@@ -216,7 +216,7 @@ def file_system(directory: Path, mounts: str) -> str:
 
 
 def identity(place: Path | None) -> tuple[int, int] | None:
-    """The identity of the file behind a path, None where there is none."""
+    """Device and inode of the file at a path; None where there is none."""
     try:
         found = place.stat() if place else None
     except FileNotFoundError:
@@ -225,7 +225,7 @@ def identity(place: Path | None) -> tuple[int, int] | None:
 
 
 def lock(descriptor: int, shared: bool = False) -> None:
-    """Takes the lock of an open file for this process; `BlockingIOError` where another one has it."""
+    """Takes the lock of an open file for this process; raises `BlockingIOError` where another process holds it."""
     try:
         import fcntl  # here, so that all that needs no lock works where there is none
     except ImportError:
@@ -240,10 +240,10 @@ def lock(descriptor: int, shared: bool = False) -> None:
 
 @contextmanager
 def turnstile(place: Path | None) -> Iterator[None]:
-    """Lets writers pass one at a time, checkpoint included.
+    """Lets writers of a ledger proceed one at a time, their checkpoints included.
 
-    SQLite's own lock already makes transactions exclusive. This one also keeps a checkpoint from racing a
-    commit, which could corrupt the file in SQLite 3.7.0 to 3.51.2 (sqlite.org/wal.html#walresetbug).
+    SQLite's own lock already makes transactions exclusive. This one also keeps a checkpoint from racing a commit, which
+    could corrupt the file in SQLite 3.7.0 to 3.51.2 (sqlite.org/wal.html#walresetbug).
     """
     if place is None:
         yield
@@ -257,7 +257,7 @@ def turnstile(place: Path | None) -> Iterator[None]:
 
 
 def wait_for(descriptor: int) -> None:
-    """Takes the lock of an open file, once whoever has it gives it back."""
+    """Takes the lock of an open file, waiting up to PATIENCE seconds for another process to release it."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -319,7 +319,9 @@ def _refused(code: str) -> LedgerError:
 
 
 def _unwritten() -> str:
-    """SQLite has one word for a limit of the size of files, a quota and a disk that failed."""
+    """The error code for SQLITE_IOERR_WRITE, with which SQLite reports a limit on file sizes, a quota and a failed disk
+    alike: a full disk where the process has a limit on file sizes, else a failed disk.
+    """
     with suppress(ImportError):  # where there are no such limits
         import resource
 
@@ -328,7 +330,9 @@ def _unwritten() -> str:
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """Refuses a file whose pages do not fit together; a page that could not be read is another matter."""
+    """Refuses a file whose pages are inconsistent, as damaged; a page that the disk could not read is reported as a
+    disk error.
+    """
     if (found := connection.execute("PRAGMA quick_check").fetchall()) == [("ok",)]:
         return
     code = next(map(int, re.findall(r"error code=([0-9]+)", str(found))), sqlite3.SQLITE_CORRUPT)
@@ -357,7 +361,7 @@ _BY_SYSTEM = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, errno.EFBIG: _FULL, errn
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turns errors of SQLite and of the file system into the ledger's own."""
+    """Turns errors of SQLite and of the file system inside the block into `LedgerError`s."""
     try:
         yield
     except sqlite3.Error as error:

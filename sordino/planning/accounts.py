@@ -1,4 +1,6 @@
-"""Books of a phase: who is drawn, prices, reservations, and the state of every release. Half of a `Federation`."""
+"""Books of a phase: draws of cohorts, prices, reservations, and the state of every release. `Federation` is made on
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed a
 
 @dataclass(frozen=True)
 class OpenRound:
-    """One round in the books: `open` makes it, `reserve` gives it back with what was paid."""
+    """One round in the books: `open` makes it, and `reserve` returns it with prices, granted clients and noise filled
+    in.
+    """
 
     t: int
     rates: NDArray[np.float64] | None  # of its coins, where budgets are personal
@@ -49,11 +53,11 @@ class OpenRound:
 
 
 class LedgerRequest(NamedTuple):
-    """Charges and claims of one round, before the ledger grants them."""
+    """Charges and claims of one round, as they are put to the ledger."""
 
     charges: dict[str, tuple[int, ...]]  # by principal
     groups: Groups
-    due: Mapping[int, Price | None]  # whose counters move, with what they pay
+    due: Mapping[int, Price | None]  # clients whose counters change, with what they pay
 
 
 @dataclass(kw_only=True)
@@ -74,8 +78,8 @@ class Accounts:
     own_code: tuple[str, ...] = ()  # names of a user's own code that is shown rows
     before: tuple[str, ...] = ()  # the names that earlier phases of the run have in the ledger
     only: tuple[int, ...] | None = None  # the clients whose books these are; None: all
-    witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # is told of an operation before anything leaves
-    # of rounds already played, under the `payer` of a client; who never took part is not in them
+    witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # records an operation before anything leaves
+    # of rounds already played, by the `payer` of a client; clients that never took part are not in them
     exposures: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
@@ -86,22 +90,26 @@ class Accounts:
 
     @property
     def members(self) -> Sequence[int]:
-        """The clients whose books these are."""
+        """The clients that these books are about: all, or those of one site."""
         return range(self.population) if self.only is None else self.only
 
     def payer(self, client: int) -> int:
-        """Client whose counters speak for this one: where all have paid the same, one set of counters serves them."""
+        """Client under whose number the counters of this one are kept: where all pay the same price, one set of
+        counters serves all.
+        """
         return 0 if self.plan.one_price else client
 
     def op(self, t: int) -> str:
         return of_round(self.run, t)
 
     def open(self, t: int) -> OpenRound:
-        """Round t before anybody is drawn. Its rates follow from what was spent until now."""
+        """Round t before its cohort is drawn. Sampling rates may depend on what was spent until now."""
         return OpenRound(t, self.plan.rates(t, self.spent))
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
-        """Price of this exposure for each active client; a client missing from the result abstains."""
+        """Price of this exposure for each active client. A client missing from the result abstains: the plan has
+        nothing left for it.
+        """
         if self.plan.pricing is None:
             return dict.fromkeys(active)
         if self.plan.one_price:
@@ -115,7 +123,9 @@ class Accounts:
         return self.spent.get(client, self.plan.currency.zero())
 
     def may_be_asked(self, client: int) -> bool:
-        """An exposure is left that was planned for this client. Without noise none is counted."""
+        """True where this client has a planned exposure left, or where nothing is priced, so that exposures are
+        unlimited.
+        """
         asked = self.exposures.get(self.payer(client), 0)
         return self.plan.pricing is None or asked < self.plan.exposures[client]
 
@@ -126,22 +136,22 @@ class Accounts:
         away: Callable[[int], bool] = lambda client: False,
         later: bool = False,
     ) -> list[int]:
-        """The cohort: public order, hidden coins, or coins at the rates that the plan says; or those whom a phase of a
-        preparation asks.
+        """The cohort of a round: by a public order, by hidden coins, by coins at the rates of the plan, or the clients
+        that a phase of a preparation requests.
         """
         if isinstance(self.algorithm, RequestsClients):
             return sorted(self.algorithm.requested_clients(server))
         if isinstance(self.cohort, Tossed):
-            # what nobody may know is not drawn from a seed that stands in the experiment
+            # a secret cohort is not drawn from the seed, which stands in the experiment
             coins = Unseen() if self.policy.secret_cohort else Seeded(keys.fold(self.key, "cohort", now.t))
             return self.cohort.toss(self.population, coins, now.rates)
         drawn = self.cohort.draw(now.t, self.population, self.key)
         return drawn if self.policy.hidden else self._redrawn(now.t, drawn, away, later)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
-        """Replace clients that are known to be silent by others, where there are others; never where coins are hidden.
-        Without others, a silent client stays drawn if it may be asked `later`: it pays in these books beforehand, so
-        that a round that others fall out of can ask it.
+        """The cohort with every client that is known to be `away` replaced by another one, as far as there are others.
+        It is for cohorts that are not hidden. Where others are lacking, and with `later`, clients that are away stay
+        drawn: they pay in these books beforehand, so the round can still ask them when others fail.
         """
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):
@@ -153,8 +163,8 @@ class Accounts:
         return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
     def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        """Clients that this round was reserved for, where those were others: who can be reached has changed since an
-        attempt that was cut short. Nobody, where it was reserved for the same or not at all.
+        """Clients for which an earlier attempt at this round, cut short, had reserved it, where they differ from those
+        asked now because other clients can be reached. Empty where it was reserved for the same clients, or not at all.
         """
         if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
             return []
@@ -162,7 +172,9 @@ class Accounts:
         return [] if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
 
     def reserve(self, now: OpenRound, prices: Mapping[int, Price | None]) -> OpenRound:
-        """The round, paid: durable before anything is read."""
+        """Reserves the round in the ledger, durably, before anything is read; returns it with the clients that could
+        pay.
+        """
         asked = self._asked(now, prices)
         digest = self._digest(now.t, {} if self.plan.everyone_pays else prices)
         draws = any(draws_afresh(claim.event) for _, claims in asked.groups for claim in claims)
@@ -170,7 +182,7 @@ class Accounts:
             self.op(now.t), asked.charges, digest, note(asked.groups, self.policy.noise, self.config)
         )
         if self.plan.everyone_pays and (len(granted) < len(asked.charges) or not asked.due):
-            raise _exhausted(now.t)  # who cannot pay would be missed
+            raise _exhausted(now.t)  # a client that cannot pay would be noticed
         clients = self._paid(asked, granted)
         central: float | None
         if self.plan.everyone_pays:  # its noise is released even where nobody was drawn
@@ -182,8 +194,8 @@ class Accounts:
         return replace(now, prices=prices, granted=clients, central=central, draws=draws)
 
     def _asked(self, now: OpenRound, prices: Mapping[int, Price | None]) -> LedgerRequest:
-        """Request of one round to the ledger. In a hidden cohort who was drawn must not show in who pays: everyone pays
-        in every round, drawn or not.
+        """Request of one round to the ledger. In a hidden cohort every client pays in every round, drawn or not, so
+        that charges do not reveal who was drawn.
         """
         if self.plan.one_price:
             price = self._shared_price(now.t)
@@ -197,7 +209,7 @@ class Accounts:
         return LedgerRequest(charges, self._said(now, prices), prices)
 
     def _paid(self, asked: LedgerRequest, granted: Collection[str]) -> list[int]:
-        """Counts this round for all who could pay."""
+        """Counts this round, in exposures and spending, for all clients that could pay, and returns them."""
         free = EVERYONE in granted
         clients = sorted(k for k in asked.due if free or str(k) not in asked.charges or str(k) in granted)
         for k in clients:
@@ -207,7 +219,7 @@ class Accounts:
         return clients
 
     def _of_all(self, now: OpenRound, price: Price) -> Groups:
-        """The claims of a round in which everybody may have taken part, each at its own rate."""
+        """The claims of a round in which any client may have taken part, grouped by the clients' sampling rates."""
         if now.rates is None:
             return [("*", self._claims(now, 0, price.multiplier))]
         levels, which = np.unique(now.rates, return_inverse=True)
@@ -225,12 +237,14 @@ class Accounts:
         self.latest[client] = charge
 
     def entries(self) -> list[Entry]:
-        """Entries of this run in the ledger, one a round: statements are made from them."""
+        """Ledger entries of this phase and of the phases before it, one for each round; statements are computed from
+        them.
+        """
         mine = {self.run, *self.before}
         return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in mine]
 
     def replay(self, rounds: float = math.inf) -> None:
-        """Rebuild exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
+        """Rebuilds exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
         self.exposures.clear()
         self.spent.clear()
         self.latest.clear()
@@ -250,11 +264,13 @@ class Accounts:
                     self._charge(k, charge)
 
     def cut_off(self, t: int) -> list[int] | None:
-        """Clients of an attempt at this round that was cut short once its noise was drawn; None where none was.
+        """Clients of an earlier attempt at this round that was cut short after its noise was drawn; None where there
+        was none.
 
-        Seeded noise comes again as it was. Noise of the operating system never does: a second release of the same round
-        would be one that nobody has paid for, so the round is lost, and what it cost stays spent. Where nothing was
-        promised there is nothing to lose, and it is done again.
+        Noise from a seed is drawn again as it was. Noise of the operating system is not: a second release of the round
+        would be one that nobody has paid for, so the round is lost, and its cost stays spent. Where the claims of the
+        round have no such noise nothing can be lost, and it is played again. A round whose release is already stored is
+        refused: it went on elsewhere.
         """
         state = self.ledger.state(self.op(t))
         if not self.policy.real or state is None or state is State.RESERVED:
@@ -269,8 +285,9 @@ class Accounts:
         return named(note)
 
     def begin(self, now: OpenRound) -> None:
-        """Write to the ledger, durably, that this round begins: before anything leaves a client, or before the server
-        draws. From here on noise may have been drawn, and another process with the same books finds that out.
+        """Writes to the ledger, durably, that this round begins: before anything leaves a client, or before the server
+        draws noise. From here on noise may have been drawn, and another process with the same books finds out. Only
+        with real noise.
         """
         if self.policy.real:
             first = self.ledger.drawn(self.op(now.t))
@@ -280,7 +297,7 @@ class Accounts:
                 self.witness(self.ledger, self.op(now.t))
 
     def store(self, t: int, release: bytes) -> None:
-        """Fix the one content this release will ever have."""
+        """Fixes the one content that this release will ever have."""
         self.ledger.stored(self.op(t), release)
 
     def publish(self, t: int) -> None:
@@ -313,8 +330,9 @@ class Accounts:
         ]
 
     def _held(self, claim: Claim, draws: int, gate: Reader | Uplink) -> Claim:
-        """Claim as it holds on these data and with this noise; its conditions, where a part of the gate that
-        makes it is a user's own."""
+        """The claim as it holds for these data and this noise: void where the data make it so, and under conditions
+        where user code is involved, or with a drift where the drawn noise is inexact.
+        """
         if not claim.finite:
             return claim
         if self.void:
@@ -326,8 +344,9 @@ class Accounts:
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
-        """Amplification by the sampler, for each adversary: a hidden coin at the client's own rate, or whatever the
-        cohort says."""
+        """Amplification of an event by the sampling of the cohort, for each adversary: by hidden coins at the client's
+        own rate, or as the cohort says.
+        """
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population
         elif now.rates is None or not self.policy.hidden:
@@ -337,8 +356,9 @@ class Accounts:
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     def skipping(self, clients: Sequence[int], most: int) -> Iterator[None]:
-        """Counts none, one, two ... further exposures of these clients, and `most` at most. A client that was cut off
-        has paid for fewer than the server counts. Who goes to the end finds the counters as they were.
+        """Adds 0, 1, ... and at most `most` further exposures to the counters of these clients, one more at each step:
+        a client that was cut off has paid for fewer than the server counts. An iteration to the end restores the
+        counters.
         """
         paid = {self.payer(k): self.exposures.get(self.payer(k), 0) for k in clients}
         for missed in range(most + 1):
@@ -347,10 +367,11 @@ class Accounts:
         self.exposures.update(paid)
 
     def plans(self, t: int, entry: Entry, active: Sequence[int] | None = None, missed: int = 0) -> bool:
-        """The entry is what the experiment plans for round t after the rounds before it; it is then counted as one.
+        """True where the entry is what the experiment plans for round t after the rounds before it; the round is then
+        counted as paid.
 
-        `active`: whom it asks; None where that follows from more than the experiment, and the entry is believed.
-        `missed`: exposures that a client may have missed.
+        `active`: the clients that the round asks; None where these follow from more than the experiment, and the
+        entry's own are taken. `missed`: exposures that a client may have missed.
         """
         told, who = parsed(entry.note), named(entry.note) if active is None else active
         now = self.open(t)

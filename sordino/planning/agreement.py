@@ -1,9 +1,9 @@
-"""agreement.json: the public numbers that a plan follows from. With it, and without any data, everybody can recompute
-what a run promised.
+"""agreement.json: the public numbers from which a plan is computed. With it, and without any data, everybody can
+recompute what a run promised.
 
 It holds what the parties must agree on anyway: how many clients there are and how many examples each has, what an
 example looks like, how many numbers an upload has. `dataset` is a digest of all examples under a key that stays with
-the data: it tells two data sets apart, and nobody without the key can try out which row is in it.
+the data: it distinguishes data sets, and nobody without the key can test whether a row is in one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST, MOST_CLIENTS = 10**9, 10**7  # of anything that is counted here
 
 
 class AboutData(Fact, extra="forbid"):
-    """Public facts of one example."""
+    """Public facts about the form of one example: kind, shape and classes."""
 
     kind: Literal["image", "table"]
     shape: tuple[Annotated[int, Field(ge=1, le=MOST)], ...] = Field(min_length=1)
@@ -36,12 +36,12 @@ class AboutData(Fact, extra="forbid"):
     named: int = Field(ge=0, le=MOST)  # as the clients call them
     names: tuple[str, ...] = ()  # of the classes
     rows_per_key: int = Field(default=1, ge=1, le=MOST)  # at most, of one person
-    assumed: tuple[str, ...] = ()  # what the numbers rest on, because of how the data were read
+    assumed: tuple[str, ...] = ()  # assumptions of these numbers, from how the data were read
     void: tuple[str, ...] = ()  # why nothing that is claimed holds
 
     @property
     def about(self) -> dict[str, Any]:
-        """These values alone, by their names."""
+        """The fields of `AboutData` alone, by their names."""
         return {name: getattr(self, name) for name in AboutData.model_fields}
 
     @model_validator(mode="after")
@@ -52,7 +52,7 @@ class AboutData(Fact, extra="forbid"):
 
 
 def _packed(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Run-length code of sizes, as (size, count): a million equal clients are one pair."""
+    """Sizes as pairs (size, number of clients in a row with it): a million equal clients are one pair."""
     return [(size, sum(1 for _ in alike)) for size, alike in groupby(sizes)]
 
 
@@ -71,9 +71,9 @@ _PAIRS: TypeAdapter[list[tuple[StrictInt, StrictInt]]] = TypeAdapter(list[tuple[
 
 
 class PublicNumbers(AboutData):
-    """Public numbers of the clients' data: rules, plans and models follow from them. No row is in them."""
+    """Public numbers of the clients' data, from which rules, plans and models follow. No row is in them."""
 
-    # training examples of each client; ones, where these are nobody's business
+    # training examples of each client; all 1 where these numbers are not public
     sizes: Annotated[Sequence[int], PlainValidator(_unpacked), PlainSerializer(_packed)]
     mean: tuple[float, ...] = Field(default=(), exclude=True)  # what inputs are scaled by: in no file
     std: tuple[float, ...] = Field(default=(), exclude=True)
@@ -94,22 +94,22 @@ class PublicNumbers(AboutData):
         return max(self.sizes)
 
     def called(self, client: int) -> str:
-        """The name of a client, or its number."""
+        """The name of a client; its number where clients have no names."""
         return self.clients[client] if self.clients else str(client)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One for each class: its number where `names` does not say."""
+        """The name of each class; its number where `names` does not name every class."""
         return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
     @property
     def called_classes(self) -> tuple[str, ...]:
-        """Names of the classes as the clients call them: numbers where they have numbers of their own."""
+        """Names of the classes as the clients know them: numbers, where clients number their classes by themselves."""
         return self.class_names if self.named == self.classes else tuple(map(str, range(self.named)))
 
 
 class Agreement(Fact, extra="forbid"):
-    """The public numbers of a run, as they stand in its folder."""
+    """The public numbers of a run, as the file in its folder holds them."""
 
     format: Format
     dataset: str  # keyed digest
@@ -120,7 +120,7 @@ class Agreement(Fact, extra="forbid"):
         atomic_write(folder / FILE, json.dumps(self.to_json()).encode())
 
     def says(self, other: Agreement) -> bool:
-        """Both agree in all that a file holds, but for the digest of the data."""
+        """True where both agree in all that a file holds, except the digest of the data."""
         return self.beside(dataset="").to_json() == other.beside(dataset="").to_json()
 
     @classmethod
@@ -138,7 +138,7 @@ class Agreement(Fact, extra="forbid"):
 
 
 def of_an_upload(coordinates: Mapping[str, int], phase: str) -> int:
-    """The agreed numbers in one upload of a phase."""
+    """The number of coordinates in one upload of a phase, as agreed."""
     if phase not in coordinates:
         raise damaged(Path(FILE), f"it has no number of coordinates for the phase {phase!r}", PUT_BACK)
     return coordinates[phase]

@@ -1,4 +1,6 @@
-"""Alternatives to a plan: other set-ups that keep the same promise, or another unit's at the same price."""
+"""Alternatives to a plan: other set-ups that keep the same promise, or that protect another unit within the same
+budget.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ LIKELY_STEP = 0.1  # step size of a method that does not say
 
 
 def alternatives(phase: PlannedPhase) -> Iterator[tuple[str, list[str]]]:
-    """Name of each alternative, and its changes in the words of `sordino run`."""
+    """Name of each alternative, and its changes as arguments of `sordino run`."""
     experiment, offer = phase.experiment, phase.plan.offer
     if offer is None or experiment.privacy.epsilon is None:
         return
@@ -27,7 +29,9 @@ GROWS = {"poisson": "rate", "round_robin_peer": "fraction", "round_robin": "size
 
 
 def wider_cohort(experiment: Experiment, factor: int, population: int, size_only: bool = False) -> str | None:
-    """Change that asks `factor` times as many clients in a round; None where the cohort has no such setting."""
+    """Change that makes the cohort of a round `factor` times as large; None where the cohort has no setting for it, or
+    would be larger than the population.
+    """
     key = GROWS.get(experiment.cohort["name"])
     if key is None or (size_only and key != "size"):
         return None
@@ -67,6 +71,6 @@ def _other_gates(phase: PlannedPhase) -> Iterator[tuple[str, list[str]]]:
 
 
 def untouched(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """Settings without those that a change says anew."""
+    """Overrides without those whose settings the changes set again."""
     new = [change.partition("=")[0] for change in changes]
     return [o for o in overrides if not any((o.partition("=")[0] + ".").startswith(f"{path}.") for path in new)]

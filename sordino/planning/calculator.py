@@ -1,5 +1,5 @@
-"""`privacy plan` without data: a question in numbers becomes an experiment over public numbers, and its planner answers
-from a budget to noise and back, and what else would keep the promise.
+"""`privacy plan` without data: a question in numbers becomes an experiment over public numbers. Its planner computes
+the noise from a budget or the budget from a noise multiplier, and other set-ups that keep the promise.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Question:
 
     @property
     def turns(self) -> int:
-        """Rounds of the busiest client where clients take turns and nothing amplifies."""
+        """Rounds of the busiest client where clients take turns, without amplification by sampling."""
         return -(-self.rounds * self.cohort // self.clients)
 
     @property
     def run(self) -> list[str]:
-        """Arguments of `sordino run` for the set-up asked for."""
+        """Arguments of `sordino run` for the set-up in question."""
         clip = f"{{name='clip', radius={self.clip}}}"
         central = f"uplink={{client=[{clip}], server=[{{name='noise', neighbours='zero_out'}}]}}"
         return [
@@ -96,7 +96,7 @@ DEFAULTS: Json = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 10
 
 
 class Answer(PlanRow):
-    """One way to keep the promise."""
+    """A set-up that keeps the promise, with its noise."""
 
     promise: Promised
     noise_multiplier: float  # noise / sensitivity
@@ -107,7 +107,7 @@ class Answer(PlanRow):
 
 
 def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **facts: object) -> Question:
-    """A question in numbers, in one direction: from a budget, or from the budget that a noise multiplier buys."""
+    """A question in numbers, with either a budget epsilon, or a noise multiplier from which epsilon is computed."""
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
             "both epsilon and a noise multiplier" if epsilon is not None else "neither epsilon nor a noise multiplier",
@@ -120,7 +120,7 @@ def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **f
 
 
 def bought(multiplier: float, question: Question) -> float:
-    """The epsilon that this noise buys in the set-up asked for, by the accountant that calibrates it
+    """The epsilon of this noise multiplier in the set-up in question, by the accountant that calibrates it
     (`question.epsilon` is not read).
     """
     q = question
@@ -147,7 +147,7 @@ def bought(multiplier: float, question: Question) -> float:
 
 
 def answer(question: Question) -> list[Answer]:
-    """The set-up asked for, and then others that keep its promise."""
+    """The set-up in question, and then others that keep its promise."""
     return [asked(question), *_others(question)]
 
 
@@ -157,18 +157,20 @@ def asked(question: Question) -> Answer:
 
 
 def enough_for(question: Question) -> list[Enough]:
-    """The smallest federations for both marks that the set-up asked for does not reach yet."""
+    """The smallest federations in which the noise falls below each noise level (LOUD, QUIET) that the set-up in
+    question exceeds.
+    """
     return planned(question).loud_enough(lambda delta: planned(replace(question, delta=delta)).phase)
 
 
 def planned(question: Question, run: Sequence[str] | None = None) -> Planner:
-    """Planner of the set-up asked for, or of another one in the words of `sordino run`."""
+    """Planner of the set-up in question, or of another one given as arguments of `sordino run`."""
     return _planner(tuple(question.run if run is None else run), question.records, question.parameters)
 
 
 @lru_cache(maxsize=32)
 def _planner(run: tuple[str, ...], records: int, parameters: int) -> Planner:
-    """Planner over equal clients."""
+    """Planner for a federation of clients with equal numbers of records."""
     experiment = config.load(None, run)
     sizes = alike(records, experiment.partition["clients"])
     public = PublicNumbers(kind="table", shape=(1,), classes=2, named=2, sizes=sizes)

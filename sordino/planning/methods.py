@@ -1,4 +1,4 @@
-"""The methods of a run, one after another: what its file chooses, before anything is known of the data."""
+"""Methods of a run, one for each phase, as its experiment chooses them before anything is known of the data."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Methods:
 
     @cached_property
     def problem(self) -> Problem:
-        """Problem that is learned, where the methods can learn it."""
+        """The problem that is learned; refused where the methods cannot learn it."""
         found = problem_of(self.experiment)
         check_learns(found, self.experiment, self.phases)
         return found
 
     @cached_property
     def _made(self) -> AnyAlgorithm | Phased:
-        """The algorithm that its file makes, or a sequence of algorithms."""
+        """The algorithm of the experiment, or its sequence of phases."""
         table, name = self.experiment.algorithm, str(self.experiment.algorithm.get("name"))
         found = own_algorithm(name) if ":" in name else algorithm_named(name)
         choices = all_algorithms() if found is None else {name: found}  # what could have been meant
@@ -44,7 +44,7 @@ class Methods:
 
     @cached_property
     def phases(self) -> tuple[AnyAlgorithm, ...]:
-        """Each behind its gates."""
+        """The algorithms of all phases, each with its reader and uplink."""
         made = self._made
         before, algorithm = (made.preparation, made.training) if isinstance(made, Phased) else ((), made)
         if self.experiment.read is not None or self.experiment.uplink is not None:
@@ -70,7 +70,7 @@ class Methods:
         return self.phases[-1]
 
     def needs(self) -> None:
-        """Refuses where this installation lacks what a secure sum uses."""
+        """Refuses a run where a package is missing that its secure sums use."""
         for algorithm in self.phases:
             if algorithm.uplink.secure is not None:
                 algorithm.uplink.secure.needs()
@@ -85,12 +85,12 @@ class Methods:
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
-    """True where the reader opens examples as they are. One that opens them otherwise may tell clients apart."""
+    """True where the algorithm's reader opens examples as they are. Another one may depend on the client."""
     return type(algorithm.read).open is Open.open
 
 
 def problem_of(experiment: Experiment) -> Problem:
-    """Problem that is learned; refuses data that do not hold its labels."""
+    """The problem that is learned; refused where the data do not have its labels."""
     found = build(experiment.task, dict(PROBLEMS), "task")
     name, data = experiment.task["name"], experiment.data
     if found.needs_task_loss and data.source == "quadratic":
@@ -124,7 +124,7 @@ OTHER_DATA = 'choose a table (data.source = "tabular") or data of your own, or l
 
 
 def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyAlgorithm]) -> None:
-    """Refuses methods that would ignore the task."""
+    """Refuses algorithms that compute a loss of their own, where the task needs its own loss."""
     if (needed := problem.needs_task_loss) and any(isinstance(phase, OwnLoss) for phase in phases):
         raise ConfigError(
             f"{needed} with algorithm = {experiment.algorithm.get('name')!r}",

@@ -1,5 +1,5 @@
-"""Noise level of one upload, against the largest signal that it could carry: from public numbers alone, before anything
-is drawn; and the size of a federation that would be heard above it.
+"""Noise level of one upload relative to the largest signal that it can carry, from public numbers alone, before
+anything is drawn; and the size of a federation in which the noise is small enough.
 
 The noise in a round's mean is then `in_mean`: independent noises of the clients average out, one central noise is
 divided by the public denominator. All norms are root mean squares: a coordinate's deviation times sqrt(d).
@@ -30,8 +30,8 @@ class Loudness(NamedTuple):
 
 @singledispatch
 def of_reader(reader: object, work: Work, multiplier: float, size: int) -> Loudness | None:
-    """The loudness of the sum of a round's gradients at one client, before the step size; None for a reader that
-    does not say.
+    """Noise and largest signal of the sum of a round's gradients at one client, before the step size; None for a reader
+    that does not tell its noise.
     """
     return None
 
@@ -57,7 +57,7 @@ def _(reader: ConvexStable, work: Work, multiplier: float, size: int) -> Loudnes
 
 
 def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> Loudness:
-    """The loudness of one upload where the clients add the noise, of the sum where the server does."""
+    """Noise and largest signal of one upload where the clients add the noise, or of the sum where the server does."""
     stage, bound = uplink.noise(), uplink.bound(coordinates)
     assert stage is not None
     std = stage.std(bound, multiplier, coordinates)
@@ -88,12 +88,12 @@ class Enough(NamedTuple):
 def enough(
     below: float, clients: int, cohort: float, delta: float, units: int, power: int, ratio: Callable[[float], float]
 ) -> Enough | None:
-    """The smallest federation in which the noise is quiet enough; None where it has more clients than there are
-    people.
+    """The smallest federation in which noise / largest signal falls below `below`; None where it has more clients than
+    there are people.
 
     At a fixed sampling rate and number of rounds the multiplier does not depend on the number of clients, so
-    `ratio(delta)`, at the size of now, falls as 1/cohort (central noise, power 1) or 1/sqrt(cohort) (every client's
-    own, power 2). Only a smaller delta needs a new calibration. `units` are protected per client.
+    `ratio(delta)`, given for the present size, falls as 1/cohort (central noise, power 1) or 1/sqrt(cohort) (noise of
+    every client, power 2). Only a smaller delta needs a new calibration. `units`: protected units per client.
     """
     while True:
         now = ratio(delta)
@@ -112,7 +112,9 @@ def marks(search: Callable[[float], Enough | None], ratio: float) -> list[Enough
 
 
 def warning(ratio: float, ways: list[str]) -> str | None:
-    """A warning where the noise of a round is louder than any signal, with ways out of it; None where it is not."""
+    """A warning where the noise of a round exceeds the largest possible signal, with ways out; None where it does
+    not.
+    """
     if ratio <= LOUD:
         return None
     loud = (

@@ -1,5 +1,5 @@
 """Phases of a run as they are planned: methods, cohorts, prices and books, from an experiment and the public numbers of
-the data. No row is needed, so the server, every site and whoever verifies a receipt come to the same.
+the data. No row is needed, so the server, every site and whoever verifies a receipt compute the same plan.
 """
 
 from __future__ import annotations
@@ -73,13 +73,15 @@ class PlannedRun:
         return Budget(max(each), privacy.delta, schedule, each, lacks(max(each)))
 
     def agreement(self, dataset: str) -> Agreement:
-        """Public numbers of the run, as its folder holds them; `dataset`: the digest that stands for the data."""
+        """Public numbers of the run, as its folder holds them; `dataset`: the digest that identifies the data."""
         coordinates = {phase.phase: phase.coordinates for phase in self.phases}
         return Agreement(format=FORMAT, dataset=dataset, public=self.public, coordinates=coordinates)
 
     @cached_property
     def parts(self) -> dict[int, tuple[float, Pricing | None]]:
-        """The parts of one budget that phases have, and their prices; nothing where one phase has all of it."""
+        """The portion of the shared budget and the pricing of each phase, by its index; empty where one phase has the
+        whole budget.
+        """
         if len(self.phases) == 1 or self.budget is None:
             return {}
         alone = self.experiment.privacy.ledger is None
@@ -88,7 +90,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """One phase of a run: its method, who takes part, what it promises."""
+    """One phase of a run: its method, its cohort, and its promise."""
 
     whole: PlannedRun
     stage: int  # of the phases; the last one is the training
@@ -108,12 +110,12 @@ class PlannedPhase:
 
     @property
     def prepares(self) -> bool:
-        """This is a phase before the training."""
+        """True for a phase before the training."""
         return self.stage < len(self.whole.phases) - 1
 
     @property
     def phase(self) -> str:
-        """The name of a phase of the preparation, nothing for the training."""
+        """The name of a phase of the preparation; empty for the training."""
         return self.chosen.name if isinstance(self.chosen, Phase) else ""
 
     def run_of(self, run: str) -> str:
@@ -122,12 +124,12 @@ class PlannedPhase:
 
     @property
     def key(self) -> int:
-        """The key of the run."""
+        """The root key of the run's random draws."""
         return keys.root(self.experiment.seed)
 
     @property
     def phase_key(self) -> int:
-        """The key of this phase's draws: two phases never draw the same noise."""
+        """The key of this phase's random draws: no two phases draw the same noise."""
         return keys.word(keys.fold(self.key, "phase", self.phase)) if self.prepares else self.key
 
     @property
@@ -138,12 +140,12 @@ class PlannedPhase:
 
     @property
     def chosen(self) -> AnyAlgorithm:
-        """The method as the experiment chooses it."""
+        """The algorithm of this phase as the experiment chooses it, before it is fitted to the data."""
         return self.whole.methods.phases[self.stage]
 
     @cached_property
     def method(self) -> AnyAlgorithm:
-        """Method with all that it and its gates must know of the data and the model."""
+        """The method with its gates, fitted to the shape of the data and the model."""
         algorithm, public = self.chosen, self.public
         read = algorithm.read.fitted(public.shape, public.named)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
@@ -156,12 +158,12 @@ class PlannedPhase:
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
-        """Method with an uplink that learns from round to round, where it does."""
+        """The method, wrapped where a stage of its uplink learns from round to round."""
         return adapting(self.method)
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """The ways in which clients make a model their own; none where all use the same."""
+        """The ways in which clients personalise a model; none where all use the same model."""
         return ways(self.algorithm, self.experiment.evaluation.personal)
 
     @property
@@ -188,22 +190,22 @@ class PlannedPhase:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the model; where it is not here, those of an upload."""
+        """Numbers in the model; those of an upload where the model itself is not available."""
         return self.coordinates
 
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
-        """Count of coordinates as agreed: the model may be a user's own, and not here."""
+        """Numbers in one upload as agreed: the model may be a user's own, and not available."""
         assert self.whole.agreed is not None
         return of_an_upload(self.whole.agreed, self.phase)
 
     def check_model(self) -> None:
-        """Refuses, where the model is, what the method cannot do with it."""
+        """Refuses a model that the method cannot train, where the model is available; without one it does nothing."""
 
     # the promise ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def offers(self) -> list[tuple[Offer, float | None]]:
-        """Promises that the gates could make, with the multipliers that are typed into them."""
+        """Offers of the private gates, each with the multiplier that is set in the gate (None: the budget decides)."""
         algorithm, population = self.algorithm, len(self.public.sizes)
         offers: list[tuple[Offer, float | None]] = []
         if (reader := algorithm.read.offer()) is not None:
@@ -221,7 +223,7 @@ class PlannedPhase:
 
     @cached_property
     def plan(self) -> Plan:
-        """The price of every exposure; refuses, before any data is read, what could not keep its promise."""
+        """The price of every exposure; what could not keep its promise is refused before any data are read."""
         experiment, delta = self.experiment, self.experiment.privacy.delta
         check_reads(self.algorithm)
         self.check_model()
@@ -238,8 +240,8 @@ class PlannedPhase:
 
     @cached_property
     def promising(self) -> Plan:
-        """The plan of a phase that spends the budget, or at least promises something: what a ledger that all phases
-        share is founded for.
+        """The plan for which a ledger shared by all phases is created: that of a phase that spends the budget, else of
+        one that promises something, else of this phase.
         """
         plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)
@@ -254,8 +256,8 @@ class PlannedPhase:
         only: Members = None,
         reading: bool = False,
     ) -> A:
-        """Books of this phase on its ledger: `only` of a site's clients. `made`: `Accounts`, or more than that;
-        `dataset`: the digest that stands for the data; `reading`: to look.
+        """Books of this phase on its ledger, of all clients or of a site's (`only`). `made`: the class, `Accounts` or a
+        subclass; `dataset`: the digest that identifies the data; `reading`: open the ledger for reading only.
         """
         plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
         charter = Charter(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)
@@ -284,8 +286,8 @@ class PlannedPhase:
 
 
 def shown_rows(made: Experiment) -> tuple[str, ...]:
-    """The names of a user's own code that is shown rows: a network, a loss, what a method or a reader asks. By name
-    alone, so that who imports none of it says the same.
+    """The names of user code that is shown rows: a network, a loss, parts of a method, a reader or an uplink. Names are
+    enough, so that a process that imports none of it gives the same result.
     """
     shown = made.algorithm, made.model, made.loss, made.read, made.uplink
     return tuple(dict.fromkeys(user_code.named(shown)))

@@ -1,7 +1,7 @@
-"""Planner: what a phase will promise, who pays round by round, and how loud its noise will be.
+"""Planner: what a phase will promise, who pays in each round, and how large its noise will be.
 
-It asks a `PlannedPhase`, so public numbers are enough: every round is reserved on a ledger in memory, as the run would
-reserve it, and nothing is computed. A site plans for itself alone, as if it were asked as often as it may pay for.
+It works on a `PlannedPhase`, so public numbers are enough: every round is reserved on a ledger in memory, as the run
+would reserve it, and nothing is trained. A site plans for itself alone, as if it were asked as often as it may pay for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sordino.planning.phase import PlannedPhase
 
 
 class PlanRow(Fact):
-    """A set-up and its price, as a table of plans shows it; None: nothing is known."""
+    """A set-up and its price, as a row of a table of plans."""
 
     what: str
     clients: int
@@ -42,7 +42,7 @@ R = TypeVar("R", bound=PlanRow)
 
 
 class ExpectedNoise(NamedTuple):
-    """Noise in the mean of a round: in gradients, before the step size, where records are protected; in updates where
+    """Noise in the mean of a round: of gradients, before the step size, where records are protected; of updates where
     clients are.
     """
 
@@ -56,7 +56,7 @@ class ExpectedNoise(NamedTuple):
 
 @dataclass(frozen=True)
 class Planner:
-    """Plan of the training of a run and of the phases before it."""
+    """Plan of the training of a run, with the phases before it."""
 
     phase: PlannedPhase
     only: tuple[int, ...] | None = None  # the clients of a site, whose books these are; None for all
@@ -65,7 +65,9 @@ class Planner:
 
     @property
     def run(self) -> str:
-        """A name as long as a run's own, so that messages are as long as the run's."""
+        """A stand-in for the run's name, of the same length, so that messages have the length that they have in the
+        run.
+        """
         digest = self.phase.experiment.digest()[:16]
         return f"{digest}-{'0' * 12}" if self.phase.policy.real else digest
 
@@ -76,7 +78,7 @@ class Planner:
 
     @cached_property
     def rounds(self) -> list[Sequence[int]]:
-        """The clients that take part and pay, round by round. Reserving fills the books."""
+        """The clients that take part and pay in each round. To compute them fills the books."""
         books, played = self.books, list[Sequence[int]]()
         for t in range(self.phase.experiment.rounds):
             now = books.open(t)
@@ -100,7 +102,7 @@ class Planner:
 
     @property
     def promise(self) -> Promised | None:
-        """The row that the budget is for; None where nothing is promised."""
+        """The row of the receipt that the budget pays for; None where nothing is promised."""
         if self.phase.plan.offer is None:
             return None
         subject = self.phase.plan.offer.subject
@@ -110,7 +112,9 @@ class Planner:
 
     @cached_property
     def _before(self) -> list[str]:
-        """Notes of a preparation: everybody in every round that its phases may take, the most that anybody can lose."""
+        """Notes of the preparation in the worst case: every client takes part in every round that its phases may
+        have.
+        """
         notes = []
         for phase in self.phase.preparation:
             books = phase.accounts(Accounts, "", MEMORY, "plan", self.only)
@@ -121,7 +125,7 @@ class Planner:
         return notes
 
     def row(self, kind: type[R], what: str, run: Sequence[str], promise: Promised | None, **more: object) -> R:
-        """A row of a table of plans, with `more` fields of its kind."""
+        """A row for a table of plans, with `more` fields of its kind."""
         phase, offer, people = self.phase, self.phase.plan.offer, len(self.phase.public.sizes)
         return kind.model_validate(
             {
@@ -142,14 +146,14 @@ class Planner:
 
     @cached_property
     def busiest(self) -> int:
-        """The client that is planned to pay for most reads."""
+        """The client that is planned to pay for the most noisy reads."""
         plan = self.phase.plan
         first = (client for client, _ in kinds(plan.exposures, plan.reads))
         return max(first, key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
 
     def multiplier(self, client: int) -> float | None:
-        """Halfway through the client's exposures; at the first one where spending adapts and later ones are not
-        known.
+        """The client's noise multiplier halfway through its exposures, or at the first one where spending adapts and
+        later ones are not known; None without a price.
         """
         plan, times = self.phase.plan, self.phase.plan.exposures[client]
         adaptive = plan.budget is not None and isinstance(plan.budget.schedule, Adaptive)
@@ -158,8 +162,8 @@ class Planner:
 
     @cached_property
     def expected_noise(self) -> ExpectedNoise | None:
-        """The noise of a cohort of the expected size, drawn like the plan draws; None where nothing is noised, or by a
-        reader that does not say how much.
+        """The noise in the mean of a cohort of the expected size, whose clients are weighted by how often the plan
+        draws them; None where nothing is noised, or by a reader that does not tell its noise.
         """
         phase = self.phase
         plan, algorithm, slow, sizes = phase.plan, phase.algorithm, phase.experiment.stragglers, phase.public.sizes
@@ -202,8 +206,8 @@ class Planner:
         return offer is not None and offer.subject.unit == "client" and self.phase.algorithm.uplink.central
 
     def loud_enough(self, at_delta: Callable[[float], PlannedPhase] | None = None) -> list[Enough]:
-        """Federations grown from this one whose signal is heard above the noise; without `at_delta` only those with
-        the same delta.
+        """Federations, grown from this one, in which the noise is small enough relative to the signal; without
+        `at_delta` only those with the same delta.
         """
         offer, noise, delta, sizes = self.phase.plan.offer, self.expected_noise, self._delta, self.phase.public.sizes
         if offer is None or noise is None:
@@ -221,8 +225,8 @@ class Planner:
 
     @property
     def warnings(self) -> list[str]:
-        """A warning at the start of a run whose noise is louder than any signal. It reads public numbers only, and
-        calibrates nothing: the plan has been made.
+        """A warning at the start of a run whose noise exceeds the largest possible signal. It reads public numbers only
+        and calibrates nothing new.
         """
         if self.expected_noise is None:
             return []

@@ -35,7 +35,7 @@ from sordino.types import Offer, Task
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """Method, cohort and sizes of a phase, from which its prices follow."""
+    """The method, cohort and sizes of a phase, from which its prices are computed."""
 
     algorithm: AnyAlgorithm
     cohort: Cohort
@@ -61,7 +61,9 @@ class PriceRequest:
 
     @property
     def drift(self) -> float:
-        """The most that real noise of a client may lack of the ideal law, in total variation over all rounds."""
+        """The most by which real noise of a client may differ from the ideal law, in total variation over all
+        rounds.
+        """
         several = math.ceil(self.cohort.expected(len(self.sizes))) if self.algorithm.uplink.shared else 1
         offer, _ = self.asks
         draws = several if offer.subject.unit == "client" else max(self.reads)
@@ -69,13 +71,15 @@ class PriceRequest:
 
     @property
     def asks(self) -> tuple[Offer, int]:
-        """Offer that is to be priced, and the most releases that a client is planned to pay for."""
+        """The offer whose noise the budget decides, and the largest number of releases that a client is planned to pay
+        for.
+        """
         offer = next(offer for offer, typed in self.offers if typed is None)
         each = 1 if offer.subject.unit == "client" else max(self.reads)
         return offer, max(1, max(self.exposures) * each)
 
     def check(self) -> None:
-        """Refuses what could not keep its promise, whatever the budget is."""
+        """Refuses a phase that could not keep its promise under any budget."""
         algorithm, population = self.algorithm, len(self.sizes)
         algorithm.uplink.bound(self.coordinates)
         check_gate(
@@ -111,7 +115,9 @@ class PriceRequest:
             )
 
     def plan(self, budget: Budget | None, part: tuple[float, Pricing | None] | None) -> Plan:
-        """Every exposure with its price; `part`: what this phase has of a budget that several share."""
+        """The price of every exposure; `part`: this phase's portion of a budget that several phases share, and its
+        pricing.
+        """
         if isinstance(self.cohort, Personal):
             return draft_personal(self.cohort, self.offers, budget, self.rounds, len(self.sizes))
         algorithm, published = self.algorithm, None
@@ -133,7 +139,9 @@ class PriceRequest:
 
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
-    """Before a run: its largest round can be added and opened, and nobody needs what is not opened."""
+    """Refuses, before a run, a secure sum that its largest round could not add or open, and one whose single uploads
+    the algorithm reads.
+    """
     if uplink.secure is None or uplink.grid is None:
         return
     if reads_each:
@@ -142,8 +150,9 @@ def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
 
 
 def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: float) -> float:
-    """The part of delta that real noise lacks of the law by which a budget is priced. On a ledger that runs share the
-    cap is that of all of them, and the statement says what each one lacks.
+    """The part of delta by which real noise differs from the law that prices a budget. It is 0 with noise from a seed;
+    and on a ledger that several runs share, where the cap is that of all of them, and each run's statement adds what
+    its own noise lacks.
     """
     if not privacy.real or privacy.ledger is not None:
         return 0.0
@@ -152,7 +161,7 @@ def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: flo
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:
-    """The reader gives what the algorithm wants to read."""
+    """Refuses a reader that does not give the kind of read that the algorithm asks for."""
     asked = OtherReads.of(algorithm).wants
     if (gives := algorithm.read.gives or asked) != asked:
         raise UnsoundGuarantee(
@@ -168,8 +177,8 @@ def check_reads(algorithm: AnyAlgorithm) -> None:
 def shared(
     phases: Sequence[PriceRequest], portions: Sequence[float], budget: Budget | None, alone: bool
 ) -> dict[int, tuple[float, Pricing | None]]:
-    """The phases that are priced by one budget, with their parts of it and their prices; nothing where one phase has
-    all of it. `alone`: no other run pays from the same ledger.
+    """The phases whose noise one budget decides: the portion and the pricing of each, by its index; empty where there
+    is one phase, no budget or nothing to price. `alone`: no other run pays from the same ledger.
     """
     priced = [i for i, phase in enumerate(phases) if any(typed is None for _, typed in phase.offers)]
     if len(phases) == 1 or budget is None or not priced:
@@ -233,7 +242,9 @@ def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) ->
 
 
 def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
-    """Refuses layers that mix examples where somebody is protected, and statistics that the method does not carry."""
+    """Refuses layers that mix examples where somebody is protected, and running statistics that the method does not
+    carry.
+    """
     if promises or not algorithm.read.plain:  # clients, too, share the network of this process
         check_apart(task)
     if not task.statistics:
@@ -277,7 +288,7 @@ def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) 
 
 
 def check_sizes(privacy: Privacy) -> None:
-    """Refuses numbers that follow from how many examples a client has, where these are not public."""
+    """Refuses numbers that depend on how many examples a client has, where these sizes are not public."""
     if not privacy.public_sizes:
         raise UnsoundGuarantee(
             "the weights or the size of the noise depend on the clients' numbers of examples, but public_sizes = false",
@@ -290,8 +301,8 @@ def check_sizes(privacy: Privacy) -> None:
 def check_secure(
     uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int, faults: bool = False
 ) -> None:
-    """Noise under a secure sum: its shares are wide enough and fit, and whether a sum is opened tells nobody who took
-    part.
+    """Refuses noise under a secure sum whose shares are too narrow or do not fit, and a hidden cohort where the opening
+    of a sum reveals who took part.
     """
     secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
     if secure is None or noise is None or grid is None:
@@ -332,7 +343,7 @@ def check_secure(
 
 
 def too_few(population: int, rate: float, least: int) -> float:
-    """Probability that one client decides whether a round of independent coins has enough of them."""
+    """Probability that one client decides whether a round of independent coins has at least `least` clients."""
     from scipy.stats import binom
 
     return float(rate * binom.pmf(least - 1, population - 1, rate)) if least > 1 else 0.0

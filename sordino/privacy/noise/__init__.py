@@ -1,1 +1,1 @@
-"""The laws of noise and the sources it is drawn from."""
+"""Noise laws, and the sources that noise is drawn from."""

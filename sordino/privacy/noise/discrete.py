@@ -70,7 +70,7 @@ def _attempt(source: NoiseSource, tries: int, sigma: float) -> Ints:
 
 @lru_cache(maxsize=256)
 def _threshold(digit: int, scale: float) -> np.uint64:
-    """2^64 q / (1 + q), which is below 2^63."""
+    """2^64 q / (1 + q) for q = exp(-2^digit / scale): the chance of a digit 1 as a 64-bit threshold, below 2^63."""
     with localcontext(prec=50):
         q = (-(Decimal(2) ** digit) / Decimal(scale)).exp()
         return np.uint64(int(q / (1 + q) * 2**64))

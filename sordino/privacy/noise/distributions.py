@@ -1,5 +1,5 @@
-"""The noise laws: which norm they need bounded, which event they are, how a budget prices them. On integers they are
-discrete, at the same price.
+"""Noise laws: the norm of their sensitivity, the event that accounts for them, and how a budget prices them. On
+integers they are discrete, at the same price.
 
 Proof of the price: two-sided geometric noise of scale b is e^(1/b)-indistinguishable for each step, as Laplace noise
 is; discrete Gaussians have the Renyi divergences of continuous ones (Canonne, Kamath and Steinke, NeurIPS 2020), and on
@@ -29,7 +29,7 @@ class GaussianNoise:
     `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2
     ln(1.25/delta))/epsilon, proved for epsilon < 1 only (Dwork and Roth 2014), refused above; `classic_checked` accepts
     it above 1 where the exact inequality holds. `discrete` is for noise in few whole steps, which has the Renyi
-    divergences of this law and not its curve.
+    divergences of this law, but not its curve of epsilon and delta.
     """
 
     calibration: Literal["exact", "classic", "classic_checked", "discrete"] = "exact"

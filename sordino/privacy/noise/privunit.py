@@ -1,14 +1,14 @@
 """PrivUnit: a direction under pure local privacy (Bhowmick, Duchi, Freudiger, Kapoor and Rogers, arXiv:1812.00984).
 
 For a unit vector v the answer is V / m, where V is uniform on the cap {<V, v> >= gamma} of the sphere with probability
-p, else uniform on the rest of the sphere, and m = E<V, v>. So its mean is v, its length always 1/m, and that length
-says nothing about v.
+p, else uniform on the rest of the sphere, and m = E<V, v>. So its mean is v, and its length is always 1/m, which
+reveals nothing about v.
 
 Guarantees: epsilon, pure, for any two inputs. Proof: the density is p / cap on the cap and (1-p) / (1-cap) elsewhere,
 cap being the cap's part of the sphere, and the quotient of the two is e^epsilon. That is a proof about real numbers.
-Here V is computed in float64 and released in steps of STEP / sqrt(d), so that the low bits do not betray v; a step is
-missed with a probability of about FLOAT_ERROR per coordinate, to be added to delta. The noise is drawn from 64-bit
-words and not by `Source.gaussian`, whose own grid would still be seen through a rotation.
+Here V is computed in float64 and released in steps of STEP / sqrt(d), so that the low bits do not reveal v; rounding
+errors change a step with a probability of about FLOAT_ERROR per coordinate, to be added to delta. The noise is drawn
+from 64-bit words and not by `Source.gaussian`, whose own grid would remain visible through a rotation.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def parameters(dimension: int, epsilon: float) -> Cap:
 
 
 def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
-    """The cap that is hit with log-odds `odds` (0 to epsilon): epsilon leaves it the log-odds odds - epsilon on the
-    uniform sphere.
+    """The cap that is hit with the log-odds `odds` (0 to epsilon). Under the uniform law on the sphere it then has the
+    log-odds odds - epsilon, so that densities differ by a factor of e^epsilon.
     """
     from scipy.special import betainccinv, betaincinv, betaln, log_expit
 
@@ -84,8 +84,8 @@ def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
 
 
 def privunit(vector: Tensor, cap: Cap, source: NoiseSource) -> Tensor:
-    """A random answer that leans towards the direction of `vector` [..., d], in float64. A vector that is zero or
-    not finite gets a random direction.
+    """A random answer that leans towards the direction of `vector` [..., d], in float64. A vector that is zero or not
+    finite is replaced by a random direction.
     """
     from scipy.special import betainccinv
 

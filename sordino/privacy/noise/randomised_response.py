@@ -1,8 +1,8 @@
 """Randomised response on grey levels and labels (Warner, 1965; k-ary: Kairouz, Bonawitz and Ramage, ICML 2016).
 
 A value out of k is kept with probability p = e^epsilon / (k - 1 + e^epsilon), else replaced by one of the k - 1 others,
-all alike. The same in one step: with probability g = k / (k - 1 + e^epsilon) a uniform value out of all k, else the
-value itself.
+all equally likely. Equivalently, in one step: with probability g = k / (k - 1 + e^epsilon) a uniform value out of all
+k, else the value itself.
 
 Guarantees: epsilon for ONE value, pure, for every pair of inputs. An image is as many values as it has pixels and
 channels, so its price is that of their composition; `composed_delta` gives it without a gap. Proof for the program: one
@@ -47,8 +47,8 @@ ROUNDINGS: Mapping[str, Callable[[Any, int], Any]] = {
 
 
 def levels(pixels: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
-    """The level of each byte as uint8, where bytes 0 to 255 stand for -1 to 1 in k equal steps. For 21 levels it is
-    (40 v + 255) // 510.
+    """The level of each byte as uint8, where bytes 0 to 255 stand for -1 to 1 and k levels are evenly spaced. For 21
+    levels it is (40 v + 255) // 510.
     """
     _check_bytes(pixels)
     table = _rule(rounding)(np.arange(256) * (_check_levels(k, 256) - 1), 255).astype(np.uint8)
@@ -56,7 +56,7 @@ def levels(pixels: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Te
 
 
 def from_float(x: Tensor, k: int = GREYS, rounding: Rounding = "nearest") -> Tensor:
-    """The level of each number in [-1, 1] as uint8; four decimals count."""
+    """The level of each number in [-1, 1] as uint8; numbers are rounded to four decimals first."""
     rule = _rule(rounding)
     if not x.is_floating_point():
         raise _wrong_type(x, "floating-point numbers in [-1, 1]")
@@ -82,8 +82,8 @@ def values(index: Tensor, k: int = GREYS, low: float = -1.0, high: float = 1.0) 
 
 
 def pooled(images: Tensor, side: int = 7) -> Tensor:
-    """Bytes [n, h, w, c] averaged to [n, side, side, c], as numbers in [-1, 1]. Fewer values leave more of the
-    budget for each.
+    """Images of bytes [n, h, w, c] averaged to [n, side, side, c], as numbers in [-1, 1]. With fewer values each has
+    more of the budget.
     """
     _check_bytes(images)
     small = torch.nn.functional.adaptive_avg_pool2d(images.movedim(-1, 1).float(), side)
@@ -91,7 +91,7 @@ def pooled(images: Tensor, side: int = 7) -> Tensor:
 
 
 def enlarged(features: Tensor, height: int, width: int) -> Tensor:
-    """Averaged images at their first size again, every value repeated."""
+    """Averaged images at their original size again, each value repeated."""
     return torch.nn.functional.interpolate(features.movedim(-1, 1), (height, width)).movedim(1, -1)
 
 
@@ -103,12 +103,12 @@ def keep_probability(epsilon: float, k: int = GREYS) -> float:
 
 
 def flip_probability(epsilon: float, k: int = GREYS) -> float:
-    """The probability that the answer is one particular other value."""
+    """The probability that the answer is one particular value other than the true one."""
     return keep_probability(epsilon, k) * math.exp(-epsilon)
 
 
 def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tensor:
-    """Answers at random for values from 0 to k - 1, at a cost of `epsilon` for each."""
+    """Randomised responses to values from 0 to k - 1, each at the cost of `epsilon`."""
     last = threshold(epsilon, k) - 1
     fits = not index.is_floating_point() and k - 1 <= torch.iinfo(index.dtype).max
     if not fits or (index.numel() and not 0 <= int(index.min()) <= int(index.max()) < k):
@@ -130,8 +130,8 @@ def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tenso
 
 
 def threshold(epsilon: float, k: int = GREYS) -> int:
-    """Number of the 2^32 high halves of a random word that replace the value: the smallest, and at least 1, that
-    keeps the promise for the value that fewest low halves lead to.
+    """Number of the 2^32 high halves of a random word at which the value is replaced: the smallest number, at least 1,
+    that keeps the promise even for the value that the fewest low halves give.
     """
     rarest = HALF // _check_levels(k) / HALF
     odds = math.exp(-_check_epsilon(epsilon))
@@ -143,11 +143,11 @@ def threshold(epsilon: float, k: int = GREYS) -> int:
 
 
 def composed_delta(epsilon: float, count: int, total: float, k: int = GREYS) -> float:
-    """The delta at epsilon `total` of `count` independent responses of `epsilon` each, where all values may differ.
-    It is exact but for rounding, which is added.
+    """The delta at epsilon `total` of `count` independent responses of `epsilon` each, where all values may differ. It
+    is exact but for rounding, which is added.
 
-    The loss of one response is epsilon, -epsilon or 0, so that of many is a multiple of epsilon, and its law a power of
-    a polynomial.
+    The privacy loss of one response is epsilon, -epsilon or 0, so the loss of many is a multiple of epsilon, and its
+    distribution is a power of a polynomial.
     """
     kept, flipped = keep_probability(epsilon, k), flip_probability(epsilon, k)
     one = np.zeros(2 * _check_count(count) + 1)
@@ -159,8 +159,8 @@ def composed_delta(epsilon: float, count: int, total: float, k: int = GREYS) -> 
 
 @cache
 def split_evenly(epsilon: float, count: int, delta: float = 0.0, k: int = GREYS) -> float:
-    """The epsilon that each of `count` responses may have where together they cost `epsilon`. It is an equal share,
-    or more where a delta allows it.
+    """The epsilon of each of `count` responses that together cost `epsilon` at `delta`: an equal share, or more where a
+    delta allows it.
     """
     least = _check_epsilon(epsilon) / _check_count(count)
     check_range("delta", delta, BELOW_ONE, "response-delta", fix="use for instance 1e-5")

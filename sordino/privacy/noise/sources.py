@@ -1,15 +1,14 @@
 """Sources of noise: a counter key in simulation, the operating system for real noise.
 
-`Counter` draws from a counter key: reproducible, for simulation only, and every result that used it says so. `System`
+`Counter` draws from a counter key: reproducible, for simulation only, and named in every result that used it. `System`
 draws from the operating system's generator expanded by ChaCha20, and releases whole steps of an integer grid, so that
-the low bits of a floating-point sampler cannot betray the input (Mironov, CCS 2012).
+the low bits of a floating-point sampler cannot reveal the input (Mironov, CCS 2012).
 
 Guarantees (System): exactly those of the continuous mechanism. Proof: what is released is floor((x + noise) / step),
 post-processing of it. Nothing about x is rounded before the noise: rounding a sum, unlike rounding its summands, would
 move every coordinate by up to a step more than its sensitivity says. The noise is drawn in two parts, its whole steps
 from a 64-bit table and then whether its fraction carries x over into the next step. Both together are within
-TABLE_ERROR of the ideal law in total variation per coordinate; that is a part of delta. Constant time is not
-claimed.
+TABLE_ERROR of the ideal law in total variation per coordinate; that is a part of delta. Constant time is not claimed.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Counter:
 
 
 class System:
-    """Noise that protects people: fresh entropy of the operating system for every child, which nobody can draw
+    """Noise that protects people: every child draws from fresh entropy of the operating system, which nobody can draw
     again.
     """
 
@@ -132,8 +131,8 @@ class System:
 
 
 class Kept(System):
-    """Noise from a client's own secret, the same whenever it is asked for again. It is for what is drawn once in a
-    run and must outlive a crash.
+    """Noise from a client's own secret, the same each time it is drawn. It is for what is drawn once in a run and must
+    be the same after a crash.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -154,8 +153,8 @@ def grid_step(scale: float) -> float:
 
 @dataclass(frozen=True)
 class Cells:
-    """The law of continuous noise, cut into steps: P[floor(noise) = k] as 64-bit thresholds, and how the density
-    runs inside a step.
+    """The law of continuous noise by steps of a grid: P[floor(noise) = k] as cumulative 64-bit thresholds, and the
+    shape of the density inside a step.
     """
 
     thresholds: NDArray[np.uint64]
@@ -164,7 +163,9 @@ class Cells:
     bend: float  # half the second derivative of -log density
 
     def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
-        """The probability that the noise's own fraction + `fraction` is at least 1, given its whole steps k."""
+        """The probability that the fractional part of the noise plus `fraction` is at least 1, given that its whole
+        part is k.
+        """
         a, q = self.slope(k), self.bend
         # the integral of e^(-at - qt^2) about the centre, as a polynomial: a < 0.0023 and q < 3e-8, so what is left out
         # is below 1e-16
@@ -211,13 +212,13 @@ def for_round(name: str, key: int, t: int) -> NoiseSource:
 
 
 def for_client(of_round: NoiseSource, client: int) -> NoiseSource:
-    """The source of one client's noise in that round."""
+    """The source of one client's noise in the round of `of_round`."""
     return of_round.child("client", client)
 
 
 def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSource:
-    """The source of what a client draws once in a run, the same again after a crash. With `system` it needs the
-    clients' secret.
+    """The source of what a client draws once in a run, and draws the same again after a crash. With `system` noise it
+    needs the clients' secret.
     """
     if not is_real(name):
         return Counter(keys.word(keys.fold(key, "once"))).child("one of", client)

@@ -1,8 +1,7 @@
-"""Sealed examples beside public ones, such as images from a generator: in one step, under one loss.
+"""Sealed examples beside public ones, such as images from a generator: both in one step, under one loss.
 
-Public rows contain no private data, so client code may hold them. Questions about both at once are answered by an open
-reader alone: under a clip a gradient has to fall apart into one of each example, and public ones need neither clip nor
-noise.
+Public rows contain no private data, so client code may hold them. Only an open reader answers questions about both at
+once: a clip needs a gradient of each single example, and public examples need neither clip nor noise.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ How = Literal["union", "half"] | int
 
 @dataclass(frozen=True)
 class BesidePublic:
-    """One step: a sealed batch, which may be empty, and public rows."""
+    """One step: a sealed batch, which may be empty, beside public rows."""
 
     batch: Batch
     public: Examples
@@ -50,7 +49,7 @@ class BesidePublic:
 
 
 def gradient(loss: Callable[[Params], Tensor], params: Params) -> Params:
-    """The gradient of one number; zero for what it does not depend on, such as features that are the pixels."""
+    """The gradient of a loss; zero for parameters that it does not depend on."""
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     value = loss(leaves)
     if not value.requires_grad:
@@ -60,12 +59,12 @@ def gradient(loss: Callable[[Params], Tensor], params: Params) -> Params:
 
 
 def taken(examples: Examples, rows: Tensor) -> Examples:
-    """The examples at these rows."""
+    """The examples at these row indices."""
     return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
 
 
 def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
-    """The own rows and the public rows of every batch, drawn from one shuffled pile of both, epoch after epoch."""
+    """The client's own rows and the public rows of every batch, from one shuffled union of both, epoch after epoch."""
     size = work.batch(own + public)
     for order, count in epochs(own + public, work, key):
         for i in range(count):
@@ -74,8 +73,8 @@ def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor,
 
 
 def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
-    """Shuffled rows, one epoch after the other, each with the number of batches to take of it. The last batch of an
-    epoch may be shorter.
+    """Shuffled rows of each epoch, with the number of batches to take from them. The last batch of an epoch may be
+    shorter.
     """
     each, left = -(-size // work.batch(size)), work.count(size)
     for epoch in range(-(-left // each)):
@@ -83,7 +82,7 @@ def epochs(size: int, work: Work, key: Key) -> Iterator[tuple[Tensor, int]]:
 
 
 def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
-    """Batches of `each` rows without end, from one shuffled epoch after the other."""
+    """Endless batches of `each` rows, from one shuffled epoch after another."""
     epoch, left = 0, torch.empty(0, dtype=torch.int64)
     while True:
         while len(left) < each:
@@ -94,7 +93,9 @@ def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
 
 
 def halved(work: Work, size: int, how: How) -> tuple[Work, int]:
-    """The work on sealed rows, and how many public ones stand beside each batch; as many steps as without them."""
+    """The work on sealed rows, and the number of public rows beside each batch; the number of steps stays as it is
+    without public rows.
+    """
     batch = work.batch(size)
     if how == "half":
         return Work(None, work.count(size), max(1, batch // 2)), max(1, batch // 2)

@@ -1,8 +1,8 @@
-"""Sums per class of a statistic of single examples, such as features: what prototypes are made of. Plainly, or clipped
-and noised.
+"""Sums per class of a statistic of single examples, such as features, from which prototypes are computed: exact, or
+clipped and noised.
 
-`ClassSums` releases, for every class, the sum of its examples' clipped statistics, and if `count` is above 0 how many
-they are, in one Gaussian mechanism: an example lies in one class, so all classes cost one release.
+`ClassSums` releases, for every class, the sum of its examples' clipped statistics, and if `count` is above 0 their
+number, in one Gaussian mechanism: an example lies in one class, so all classes cost one release.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def class_sums(of: Callable[[Tensor], Tensor], examples: Examples, classes: int)
 
 @dataclass(frozen=True)
 class ClassSums(ClippedReader):
-    """A reader that gives noised sums per class of a clipped statistic. clip: radius of one example's statistic. count:
-    weight of one example in the counts, relative to that radius; at 0 examples are not counted, and counts are nan.
+    """A reader that gives noised sums per class of a clipped statistic. clip: largest norm of one example's statistic.
+    count: weight of one example in the counts, relative to that norm; at 0 examples are not counted, and counts are
+    nan.
 
     Guarantees: the Gaussian event at the multiplier, for one example that is counted or not (zero_out), against every
     adversary who sees what the client sends. Proof: one row of the sums moves by a vector of norm clip, and one count
@@ -74,7 +75,7 @@ class ClassSums(ClippedReader):
 
 @dataclass
 class SumShard(GuardedShard[ClassSums]):
-    """One client's examples during one round: one question about them is paid for."""
+    """One client's examples during one round; one read of them is paid for."""
 
     _asked: bool = False
 
@@ -91,8 +92,8 @@ class SumShard(GuardedShard[ClassSums]):
         )
 
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]:
-        """Two parts of the examples, by a secret coin of each example, so that its part depends on no other one.
-        Each part may be asked once, instead of the whole.
+        """Two parts of the examples, by a secret coin for each example, so that its part depends on no other one. Each
+        part may be read once, instead of the whole.
         """
         self._spend()
         # secret ones: a public coin by place would let a missing example move the others
@@ -122,12 +123,12 @@ class SumShard(GuardedShard[ClassSums]):
         return noisy[:, :-1], noisy[:, -1] / (reader.count * reader.clip)
 
     def _sums(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]:
-        """The sums of clipped rows, and how many they are, before any noise."""
+        """The sums of clipped statistics, and the numbers of examples, before any noise."""
         return class_sums(lambda x: clipped(alone(of, x), self._reader.clip), self._examples, classes)
 
 
 def clipped(z: Tensor, radius: float) -> Tensor:
-    """Each row clipped to this length, in float64; a row that is not finite counts as the origin."""
+    """Each row clipped to the norm `radius`, in float64; a row that is not finite becomes zero."""
     z = z.double()
     norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     factor = (radius / (norm * SLACK).clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)

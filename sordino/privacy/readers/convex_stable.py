@@ -5,9 +5,9 @@ and (B^2/2)-smooth, so a full-batch step with eta <= 4/B^2 is non-expansive and 
 by at most 2 sqrt(2) eta B E / n (Hardt, Recht and Singer 2016; Wu et al. 2017). With gradient clipping the step is no
 longer the gradient step of a convex function, so nothing is clipped here.
 
-The bound is about exactly these steps: a momentum, a decay of the weights, a larger step or another loss, and it is
-false. So the gate makes the steps itself, and
-client code gets one answer: the noised sum of their gradients. What it does with that cannot cost privacy any more.
+The bound holds for exactly these steps: with momentum, weight decay, a larger step or another loss it is false. So the
+gate makes the steps itself, and client code gets one answer: the noised sum of their gradients. Whatever client code
+does with it costs no further privacy.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sordino.types import Batch, Examples, Grant, Losses, Params, Shard, Task, W
 
 @dataclass(frozen=True)
 class ConvexStable(NoisyReader):
-    """A reader that gives one batch per round, whose gradient is the noised sum of the gradients along all steps of
-    the round. One step of `lr` along it makes all of them.
+    """A reader that gives one batch per round, whose gradient is the noised sum of the gradients along all steps of the
+    round. One step of `lr` along this sum equals all steps of the round together.
 
     Requires: the `logistic` model with the same `radius`, the task's own losses, full batches, lr <= 4/radius^2.
     Guarantees: one Gaussian event per round, for one example, replace; client code sees nothing else.
@@ -94,7 +94,7 @@ class ConvexStable(NoisyReader):
 
 @dataclass
 class StableShard(GradientsOnly[ConvexStable]):
-    """One client's examples during one round: all steps are one question."""
+    """One client's examples during one round; all steps are answered as one read."""
 
     _opened: bool = False
     _read: bool = False
@@ -104,13 +104,15 @@ class StableShard(GradientsOnly[ConvexStable]):
         self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        """One batch, whatever the grant says of a smaller effort: the noise is sized for exactly these steps."""
+        """One batch. A straggler's smaller effort in the grant is ignored: the noise is sized for exactly these
+        steps.
+        """
         check_reservation(self._opened, 1, self._grant.reads, "examples")
         self._opened = True
         yield GuardedBatch(partial(self.walked, work.count(self.size), key))
 
     def walked(self, steps: int, key: Key, losses: Losses, params: Params) -> Params:
-        """The noised sum of the gradients along the steps."""
+        """The noised sum of the gradients along all steps."""
         check_unread(self._read, "the batch", "call grad once")
         if losses != self._task.losses:
             raise PrivacyError(
@@ -129,8 +131,8 @@ class StableShard(GradientsOnly[ConvexStable]):
         return {name: add(total[name], std, source.child(name)).to(p.dtype) for name, p in params.items()}
 
     def _sum(self, params: Params, steps: int, key: Key) -> Params:
-        """The sum of the gradients along the steps, in float64 and from finite weights: the bound leaves no room for
-        rounding, and none for values that are not finite.
+        """The sum of the gradients along the steps, in float64 and from finite weights, since the bound allows neither
+        rounding nor values that are not finite.
         """
         far = 1e100
         start = {name: torch.nan_to_num(p.double()).clamp(-far, far) for name, p in params.items()}

@@ -1,9 +1,9 @@
 """Episodes: a loss over two sets of examples at once, such as queries against prototypes. It has no gradient of a
-single example, so it has readers of its own.
+single example, so it needs its own readers.
 
 `draw` gives two disjoint batches, redrawn until the support holds every class of the query (Li, Xiao and Chen 2024).
 `CellGradient` protects fixed cells of a client's examples: an episode within a cell depends on no other example, so its
-clipped gradient is to the cell what an example's is to the example.
+clipped gradient protects the cell as an example's clipped gradient protects the example.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ IN_CELL = "the noise covers cells"
 
 
 def draw(labels: Tensor, each: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Rows of a support batch and of a query batch, of `each` rows. Both get half of the rows where there are too
-    few.
+    """Row indices of a support batch and of a query batch, `each` rows long; each has half of the rows where there are
+    too few. It redraws up to TRIES times until the support holds every class of the query.
     """
     what, each = labels.cpu().numpy(), min(each, len(labels) // 2)
     for attempts in (range(1), range(1, 16), range(16, TRIES)):
@@ -102,8 +102,9 @@ class OpenEpisode:
 
 
 def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator[Episode]:
-    """One open episode a step; `batch_size` is that of the support and of the query. Under noise a client without an
-    episode must not be seen: it sends what it was sent.
+    """One open episode for each step; `batch_size` is the size of the support and of the query. A client that cannot
+    form an episode is refused; under noise, where that must not show, it gets no episodes, and so sends the model that
+    it received.
     """
     if grant.multiplier is None:
         check_rows(examples.y, grant.client)
@@ -119,12 +120,12 @@ def opened(examples: Examples, effort: Work, grant: Grant, key: Key) -> Iterator
 
 @dataclass(frozen=True)
 class CellGradient(ClippedReader):
-    """A reader of episodes that gives (sum of the cells' clipped episode gradients + noise) / public number, at
-    every step.
+    """A reader of episodes that gives (sum of the cells' clipped episode gradients + noise) / public number, at every
+    step.
 
     sampling
-        poisson   `cells` fixed cells; each comes into a step with probability `rate`, redrawn and kept secret; divided
-                  by rate * cells. zero_out of a cell; an example that changes is two such steps.
+        poisson   `cells` fixed cells; each is read in a step with probability `rate`, redrawn and kept secret; divided
+                  by rate * cells. zero_out of a cell; a changed example is two such steps.
         fresh     2 * batch_size examples drawn for the step and dealt into `cells` episodes, without amplification.
                   replace of an example.
 
@@ -170,7 +171,9 @@ class CellGradient(ClippedReader):
 
     @property
     def sensitivity(self) -> float:
-        """Sensitivity of the sum: a cell is counted or not, or an example turns its episode around."""
+        """Sensitivity of the sum: clip where a cell is counted or not, 2 * clip where one example may reverse its
+        episode's gradient.
+        """
         return self.clip if self.sampling == "poisson" else 2 * self.clip
 
     @property
@@ -220,7 +223,9 @@ class CellShard(GuardedShard[CellGradient]):
             yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
 
     def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
-        """The chosen cells with their numbers: a cell must not be able to tell which others were chosen."""
+        """The chosen cells with their numbers. What is drawn in a cell depends on its number only, not on which others
+        were chosen.
+        """
         reader, n = self._reader, self.size
         if reader.sampling == "fresh":
             order, chosen = keys.permutation(key, n)[: 2 * work.batch(n)], list(range(reader.cells))

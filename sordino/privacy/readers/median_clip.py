@@ -2,8 +2,8 @@
 2022). Not a guarantee.
 
 A step is (1/B) (sum of gradients, each parameter's clipped to the median C_l of its norms over the batch) + (2 C_l / B)
-N(0, sigma^2). The median is a function of the data that nothing protects, and every parameter is noised as if it were
-the only one.
+N(0, sigma^2). The median is a function of the data without any noise, and every parameter is noised as if it were the
+only one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNBOUNDED = "noised gradients whose clip follows the data"
 
 @dataclass(frozen=True)
 class MedianClip(Reader):
-    """Gradients cut to their median norms, as published, which proves nothing."""
+    """A reader that clips gradients to their median norms and adds noise, as published, which proves nothing."""
 
     sigma: float = 1.0
     rate: float = 0.1  # of clients per round, in the published formula
@@ -66,7 +66,7 @@ class MedianClip(Reader):
         return Claim.to_everyone("example", "replace", NonPrivate(UNBOUNDED), "nominal", why)
 
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """The leading term of the published composition, and the exact value for the same releases."""
+        """The leading term of the published composition, and the exact epsilon of the same releases."""
         releases = math.sqrt(self.rate * rounds) / self.sigma
         return Stated(scaffold_epsilon(rounds, delta, self.sigma, self.rate), epsilon_of(releases, delta))
 

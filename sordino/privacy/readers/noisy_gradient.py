@@ -183,7 +183,7 @@ class GradientsOnly(GuardedShard[R]):
 
 @dataclass
 class NoisyShard(GradientsOnly[NoisyGradient]):
-    """One client's examples during one round, whose noisy reads are counted against what was reserved."""
+    """One client's examples during one round; its noisy reads are checked against what was reserved."""
 
     _opened: bool = False
     _read: set[int] = field(default_factory=set)
@@ -210,7 +210,9 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
-        """The rows of each read, out of the agreed number; places without a row count for nothing."""
+        """The rows of each read. They are drawn as places out of the agreed number of rows; places without a row are
+        left out.
+        """
         for places in self._places(work):
             yield places[places < len(self._examples.y)]
 
@@ -245,15 +247,17 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
         return mean  # type: ignore[return-value]  # as good as tensors
 
     def _draws(self, step: int, count: int, key: Key) -> Tensor:
-        """One key per example, for crops and dropout. Where an example may count for nothing, the others' keys must not
-        show it: they are secret, like the sample.
+        """One key per example, for crops and dropout. With zero_out, where an example may be missing, the keys are
+        secret like the sample, since the others' keys would reveal it.
         """
         if self._reader.neighbours == "zero_out":
             return self._grant.source.child("draws", step).words(count)
         return keys.bits(key, count)
 
     def _sum(self, rows: Tensor, losses: Losses, params: Params, draws: Tensor) -> Params:
-        """The sum of the clipped gradients, the same alone and in a pool of clients at the same weights."""
+        """The sum of the clipped gradients of these rows, from a shared pass with other clients where there is one: the
+        result is the same.
+        """
         reader, pool = self._reader, self._grant.pool
         assert reader.clip_order is not None
         if not len(rows):

@@ -1,5 +1,5 @@
-"""Gate 1 without protection: examples are sealed, and every question about them is answered without noise. The claims
-say so.
+"""Gate 1 without protection: examples are sealed, but every question about them is answered exactly, without noise, as
+the claims state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEW = 2_000_000  # numbers of one client that are made ready together
 
 
 def effort(work: Work, grant: Grant) -> Work:
-    """A client's work in this round: less where it is a straggler."""
+    """A client's work in this round: the planned work, or less where it is a straggler."""
     if grant.part is not None:
         return Work(None, max(1, math.ceil(grant.part * work.count(grant.size))), work.batch_size)
     return work if grant.epochs is None else Work(grant.epochs, None, work.batch_size)

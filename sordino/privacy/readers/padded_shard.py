@@ -1,8 +1,8 @@
-"""Clients of different sizes in one call: the rows of each, followed by padding rows.
+"""Clients of different sizes stacked in one call: the rows of each client, followed by padding rows.
 
 The number of a client's own rows is known to tensors only, so all clients of a stack take as many steps as the largest
-one. Padding rows weigh nothing in a gradient; a step without any row of the client's own is not one of its steps
-(`live`), and its weights stay where they are.
+one. Padding rows have weight 0 in a gradient; a step without any row of the client's own is not one of its steps
+(`live`), and leaves its weights unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class PaddedShard(GuardedShard[Open]):
-    """One client of such a stack. It answers what a local step asks for; any other question ends the stack."""
+    """One client of a stack. It answers what a local step asks for; any other question raises an error that ends the
+    stack.
+    """
 
     rows: Tensor = field(repr=False, kw_only=True)  # of the client's own, first of all
     fewest: int = field(kw_only=True)  # that a client of the stack has
@@ -55,7 +57,9 @@ class PaddedShard(GuardedShard[Open]):
             yield from self._asked_live(self._epochs(mine.epochs, size, key, ready, place))
 
     def _asked_live(self, batches: Iterator[PaddedBatch]) -> Iterator[PaddedBatch]:
-        """The batches, as long as the algorithm asks whether each is one of the client's."""
+        """The batches; an error where the algorithm does not ask whether a batch that may be padding alone is
+        `live`.
+        """
         for batch in batches:
             yield batch
             if batch.unasked:
@@ -76,7 +80,9 @@ class PaddedShard(GuardedShard[Open]):
     def _steps(
         self, steps: int, size: int, key: Key, ready: tuple[Ready, Tensor], place: Tensor
     ) -> Iterator[PaddedBatch]:
-        """Each client begins its epochs when it has seen all its own rows, whatever the others do."""
+        """The batches of a fixed number of steps. Each client begins its next epoch once it has seen all its own rows,
+        independently of the others.
+        """
         slots, each = torch.arange(size), (self.rows - 1) // size + 1  # batches in an epoch of the client
         epochs = -(-steps // -(-self.fewest // size))
         orders = torch.stack([place[self._order(key, epoch)] for epoch in range(epochs)])
@@ -87,7 +93,7 @@ class PaddedShard(GuardedShard[Open]):
             yield self._batch((ready[0][rows], ready[1][rows]), start + slots, start, size)
 
     def _order(self, key: Key, epoch: int) -> Tensor:
-        """A client's own rows in the order that they have without padding, which comes last."""
+        """The client's own rows in the order that they have without padding; padding rows come last."""
         drawn = keys.bits(keys.fold(key, "epoch", epoch), len(self._examples.y))
         slots, last = torch.arange(len(drawn)), torch.iinfo(torch.int64).max
         return torch.where(slots < self.rows, drawn, last).argsort(stable=True)

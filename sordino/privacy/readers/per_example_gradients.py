@@ -2,13 +2,14 @@
 
 For a layer that is linear in its parameters the gradient of one example is an outer product of its input and the
 gradient at its output; its norm and any weighted sum of such gradients follow from those two alone (Goodfellow 2015; Li
-et al., ICLR 2022). Layers outside the table, or modules that share parameters, take the slow exact path in chunks.
+et al., ICLR 2022). Layers that are not in `RULES`, and modules that share parameters, take the slow exact path in
+chunks.
 
 A clip bounds the influence of one example only where its gradient depends on no other example. No numerical test can
-show that of a user's program, so none is made: every example is sent through the losses alone, as a batch of one.
-`torch.func.vmap` does so for all of them in one call; where it cannot (a branch on a value, a random draw), a loop
-does. Which of the ways gives the gradient is a question of correctness, not of privacy, and is decided by comparing
-them on random input once.
+show that of a user's program, so none is made: every example is passed through the losses as a batch of its own.
+`torch.func.vmap` does this for all examples in one call; where it cannot (a branch on a value, a random draw), a loop
+does. Which path computes the gradient is a question of correctness, not of privacy; it is decided once, by comparing
+the paths on random input.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ warnings.filterwarnings("ignore", "There is a performance drop because we have n
 
 @dataclass
 class Tape:
-    """A record of one forward pass of one example. A layer's output is moved by its tap, so that a gradient can be
-    asked for there.
+    """A record of one forward pass of one example. A tap is added to each layer's output, so that the gradient can be
+    taken there.
     """
 
     taps: Params
@@ -55,7 +56,7 @@ class Tape:
 
 
 class Recorder:
-    """Hooks on the parametrised leaves of one module; silent unless a tape is running."""
+    """Forward hooks on the modules of a network that hold parameters; they record only while a tape is running."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tape: Tape | None = None
@@ -91,8 +92,8 @@ def covered(leaf: nn.Module) -> bool:
 def fast_sum(
     recorder: Recorder, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
 ) -> Params | None:
-    """The sum of clipped gradients by the rules of the layers, one example at a time. None where an example does not
-    use each layer exactly once.
+    """The sum of clipped gradients by the rules of the layers, each example as a batch of its own. None where an
+    example does not use each layer exactly once.
     """
     held = {name: value.detach() for name, value in params.items()}
     with recorder.recording({}) as first, torch.no_grad():
@@ -113,10 +114,10 @@ def fast_sum(
 
 
 class Sides:
-    """Input and output gradient of every layer for a batch of examples, and the factors that clip each example.
+    """Input and output gradient of every layer for a batch of examples, and the clip factors of each example.
 
-    clip: of the whole gradient. None: of each parameter on its own, to the median norm over the batch, which is not
-    private.
+    clip: the bound on the norm of an example's whole gradient. None: each parameter is clipped on its own, to the
+    median norm over the batch, which is not private.
     """
 
     def __init__(
@@ -177,8 +178,8 @@ def slow_sum(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip
 
 
 def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> tuple[Params, dict[str, float]]:
-    """The sum of gradients, each parameter clipped to the batch's median norm, and the medians: the slow reference that
-    `Sides(clip=None)` must equal.
+    """The sum of gradients, each parameter's clipped to its median norm over the batch, and these medians: the slow
+    reference that `Sides(clip=None)` must equal.
     """
     grads = gradients(losses, params, batch, keys)
     norms = {name: _norm(g.reshape(len(g), -1), 2, 1) for name, g in grads.items()}
@@ -192,7 +193,7 @@ def slow_medians(losses: Losses, params: Params, batch: Examples, keys: Tensor) 
 
 
 def gradients(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> Params:
-    """Every example's own gradient, [n, ...] for each parameter, from losses that are shown no other example."""
+    """Every example's own gradient, [n, ...] for each parameter; the losses see one example at a time."""
     held = {name: value.detach() for name, value in params.items()}
 
     def one(p: Params, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
@@ -211,8 +212,8 @@ def gradients(losses: Losses, params: Params, batch: Examples, keys: Tensor) -> 
 
 
 def one_by_one(losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int) -> Params:
-    """The sum of clipped gradients by ordinary backward passes, one example after another. It is for a handful of
-    examples, and does not load torch.func.
+    """The sum of clipped gradients by ordinary backward passes, one example after another: for a few examples, without
+    loading torch.func.
     """
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for i in range(len(batch.y)):
@@ -240,13 +241,15 @@ def _norm(x: Tensor, order: int, dim: int) -> Tensor:
 
 
 def _lengths(gram: Tensor) -> Tensor:
-    """Norms of the vectors behind a Gram matrix, rounded up where their squares vanish."""
+    """Norms of the vectors of a Gram matrix, from its diagonal; a margin is added for squares that underflow."""
     smallest: float = torch.finfo(gram.dtype).tiny ** 0.5
     return gram.diagonal(0, 1, 2).double().sqrt() + 1e4 * smallest
 
 
 def _only(finite: Tensor | None, rows: Tensor) -> Tensor:
-    """The rows of finite examples (None: all are); zeros for the others, whose weight of 0 would not silence a NaN."""
+    """The rows of finite examples (None: all are finite), with zeros for the others: a weight of 0 would not remove a
+    NaN.
+    """
     if finite is None:
         return rows
     return torch.where(finite.reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
@@ -308,7 +311,7 @@ class Positions:
 
 @dataclass
 class Elementwise:
-    """Per-example gradients that are small anyway: the scale and shift of GroupNorm."""
+    """Gradients of each example, stored as they are because they are small: the scale and shift of GroupNorm."""
 
     grads: Params  # leaf -> [n, ...]
 
@@ -320,9 +323,7 @@ class Elementwise:
 
 
 class Lookup:
-    """An embedding: the gradient of example n has g[n, t] in the row index[n, t], added up where an index comes
-    again.
-    """
+    """An embedding: the gradient of example n has g[n, t] in the row index[n, t]; equal indices add up."""
 
     def __init__(self, index: Tensor, g: Tensor, module: nn.Embedding) -> None:
         self.index, self.g = index, g  # [n, t], [n, t, width]

@@ -1,8 +1,8 @@
 """Private readers: the offer, the claims and the paid reads that all of them share; and the guarded shard, which
 refuses every question that its reader's promise does not cover.
 
-An answer about an example may depend on that example alone: `check_apart` refuses networks that say otherwise of
-themselves, and `alone` shows a function each example by itself, so that no user's program has to be trusted with
+An answer about an example may depend on that example alone: `check_apart` refuses networks that are known to mix
+examples, and `alone` calls a function on each example by itself, so that no user's program has to be trusted with
 several.
 """
 
@@ -49,7 +49,7 @@ PAID = "every noisy read is paid for before the round starts"
 
 
 class NoisyReader(Reader):
-    """A reader whose answers carry noise, at a multiplier that is typed in or bought by the budget."""
+    """A reader whose answers carry noise, at a multiplier that is set in it or decided by the budget."""
 
     def __post_init__(self) -> None:
         check_multiplier(self.multiplier, "give a multiplier above 0, or a budget in [privacy]")
@@ -62,7 +62,7 @@ class NoisyReader(Reader):
     @property
     @abstractmethod
     def neighbours(self) -> Neighbours:
-        """The change that the noise hides: one unit replaced, or what it contributes counted or not."""
+        """The change that the noise hides: `replace` one unit, or `zero_out` its contribution."""
 
     @property
     def unit(self) -> Unit:
@@ -71,17 +71,17 @@ class NoisyReader(Reader):
 
     @property
     def status(self) -> Status:
-        """The status of the proof."""
+        """Strength of the proof, as claims state it."""
         return "proved"
 
     @property
     def because(self) -> tuple[str, ...]:
-        """Assumptions of the promise, said with every claim."""
+        """Assumptions of the promise, part of every claim."""
         return (SIZES,)
 
     @property
     def sampled(self) -> float | None:
-        """The secret probability with which a unit comes into a read; None where all come."""
+        """The rate of the secret Poisson sample that a read takes; None where it reads all units."""
         return None
 
     def offer(self) -> Offer:
@@ -90,7 +90,7 @@ class NoisyReader(Reader):
         return Offer(subject, self.mechanism, everyone_pays=False, rate=rate)
 
     def used(self, planned: float | None) -> float:
-        """The multiplier of the noise: the typed one, else the planned one."""
+        """The multiplier of the noise: the one set in the reader, else the planned one."""
         multiplier = self.multiplier if self.multiplier is not None else planned
         assert multiplier is not None, "the plan prices every private reader before a round"
         return multiplier
@@ -107,7 +107,7 @@ class NoisyReader(Reader):
 
 
 class ClippedReader(NoisyReader):
-    """A noisy reader that clips the contribution of each unit to the length `clip`, whatever the others are."""
+    """A noisy reader that clips the contribution of each unit to the norm `clip`, independently of other units."""
 
     clip: float
 
@@ -125,7 +125,9 @@ class ClippedReader(NoisyReader):
 
 @dataclass
 class GuardedShard(ABC, Generic[R]):
-    """One client's examples during one round. Refuses every question until a reader's own shard answers it."""
+    """One client's examples during one round. It refuses every kind of read, except those that a reader's own shard
+    overrides.
+    """
 
     _reader: R
     _examples: Examples = field(repr=False)
@@ -134,11 +136,11 @@ class GuardedShard(ABC, Generic[R]):
 
     @abstractmethod
     def refused(self, what: str) -> PrivacyError:
-        """The refusal of a question that the reader's promise does not cover."""
+        """The error for a kind of read that the reader's promise does not cover."""
 
     @property
     def size(self) -> int:
-        """The public number of examples, the same for all neighbours."""
+        """The public number of examples, the same for all neighbouring data sets."""
         return self._grant.size
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
@@ -176,13 +178,13 @@ def check_reservation(opened: bool, reads: int, reserved: int | None, what: str)
 
 
 def check_unread(read: bool, what: str, fix: str) -> None:
-    """Refuses to answer the same noisy question again."""
+    """Refuses a second noisy answer to the same question."""
     if read:
         raise PrivacyError(f"{what} was read a second time", why=PAID, fix=fix, code="read-beyond-reservation")
 
 
 def check_apart(task: Task) -> None:
-    """Refuses, before anything starts, a network in which one example reaches what is computed of another."""
+    """Refuses, before anything starts, a network in which one example influences what is computed from another."""
     if task.mixes_examples:
         raise UnsoundGuarantee(
             f"{task.mixes_examples} mixes examples",
@@ -205,7 +207,7 @@ def remembering(name: str) -> UnsoundGuarantee:
 
 
 def alone(of: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """The statistic of(x) [n, d] of rows that are shown to it one by one."""
+    """The statistic of(x) [n, d], computed on each row by itself."""
     try:
         return torch.func.vmap(lambda row: of(row[None])[0])(rows)
     except RuntimeError:  # a branch on a value; any other error comes up again

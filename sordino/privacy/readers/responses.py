@@ -1,15 +1,15 @@
 """Local privacy for images: every value is randomised once, before training sees it. Sun, Ding and Cheng, Computer
 Science (China) 51(6A), 2024.
 
-Guarantees: whatever is done with the answers, two images that differ in one value are told apart by at most e^epsilon,
-and two images by at most e^epsilon for every value in which they differ: `epsilon` = 5 for each of 784 values is 3,920
-for an image. Labels stay exact unless `label_epsilon` is set, and then an example is protected as a whole. `of` says
-what `epsilon` is for: each value, or the whole image, cut evenly over its values (by exact composition where `delta`
-allows it).
+Guarantees: whatever is done with the answers, the probabilities of a result under two images that differ in one value
+differ by a factor of at most e^epsilon, and under any two images by that factor for every value in which they differ:
+`epsilon` = 5 for each of 784 values is 3,920 for an image. Labels stay exact unless `label_epsilon` is set, and then an
+example is protected as a whole. `of`: `epsilon` is for each value, or for the whole image, divided evenly over its
+values (by exact composition where `delta` allows it).
 
-Answers are drawn once in a run and looked at in every round (`Once`); drawn again in every round, they cost again in
-every round. Zero is grey: test images are neither rounded nor randomised. The published text calls its scheme locally
-private for one value; its claim for a user's data is the number for an image here.
+Answers that are drawn once in a run and used in every round (`Once`) are paid once; answers drawn again in every round
+are paid in every round. Zero is grey: test images are neither rounded nor randomised. The published text calls its
+scheme locally private for one value; its claim for a user's data is the number for an image here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Responses(Open):
             )
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Responses:
-        """This reader for images [h, w, c] of these classes; images that it cannot randomise are refused."""
+        """This reader for images [h, w, c] of these classes; refuses examples that it cannot randomise."""
         if len(shape) != 3:
             raise DomainError(
                 f"randomised response on examples of shape {'x'.join(map(str, shape))}",
@@ -114,7 +114,7 @@ class Responses(Open):
         return Once(f"responses of {what}", event) if self.redraw == "run" else event
 
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
-        """Random answers in place of the images, and of the labels where these have a price."""
+        """Random answers in place of the images, and in place of the labels where `label_epsilon` is set."""
         x, (h, w) = examples.x, examples.x.shape[1:3]
         index = rr.levels(x, self.levels, self.rounding) if self.side is None else self._small(x)
         answers = rr.values(rr.respond(index, self.each, self.levels, source.child("values")), self.levels, 0.0, 255.0)

@@ -1,7 +1,7 @@
 """Clients that read at the same weights share one pass over the network; their clipped sums stay apart.
 
-In a round of one noised full-batch step every client of the cohort stands at the broadcast. One forward and one
-backward pass over the rows of many clients then costs much less than one pass for each. Nothing crosses between
+In a round of one noised full-batch step every client of the cohort computes at the broadcast weights. One forward and
+one backward pass over the rows of many clients then costs much less than one pass for each. Nothing crosses between
 clients: each example is clipped by its own norm, each client's sum is over its own rows.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedPass:
-    """A few clients of one round, in order. The first one that reads does the pass for all of them."""
+    """A few clients of one round, in order. The first one that reads computes the pass for all of them."""
 
     def __init__(self, task: Task, clients: Mapping[int, Examples], down: Tree) -> None:
         self._task, self._clients = task, clients
@@ -32,7 +32,9 @@ class SharedPass:
         self._clip = (0.0, 0)
 
     def sum(self, client: int, params: Params, clip: float, order: int) -> Params | None:
-        """The client's sum of clipped gradients at `params`; None where it must compute that alone."""
+        """The client's sum of clipped gradients at `params`; None where the weights or the clip are not those of the
+        shared pass, so that the client must compute it alone.
+        """
         if any(id(value) not in self._start or self._start[id(value)] != value._version for value in params.values()):
             return None
         if self._sides is None:

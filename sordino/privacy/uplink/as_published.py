@@ -8,7 +8,7 @@ everything made with them says so.
                  original's option of fewer rounds
 
 Deviations: the median is that of the round before, since clients cannot know each other's norms before they send; each
-upload carries its own.
+upload carries its own norm.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class AsPublished(Stage, ABC):
     @property
     @abstractmethod
     def reasons(self) -> tuple[str, ...]:
-        """Why the published noise proves nothing."""
+        """The reasons why the published noise proves nothing."""
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return Bound()
 
     @abstractmethod
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """The paper's stated guarantee, for the client with the fewest records."""
+        """The guarantee that the paper states for the client with the fewest records."""
 
 
 def _check_counts(**counts: int) -> None:
@@ -81,8 +81,9 @@ def _check_counts(**counts: int) -> None:
 
 @dataclass(frozen=True)
 class OwnNorm(AsPublished):
-    """Noise in proportion to each layer's own norm. mu: the published budget, or (lo, hi): `levels` budgets at even
-    distances, dealt to the clients. sigma: fixed, in its place. clip: fixed, in place of the norm.
+    """Noise in proportion to each layer's own norm. mu: the published budget, or (lo, hi): `levels` evenly spaced
+    budgets, dealt to the clients. sigma: a fixed noise scale, in place of mu. clip: a fixed radius, in place of the
+    norm.
     """
 
     mu: float | tuple[float, float] = 0.25
@@ -152,7 +153,7 @@ class OwnNorm(AsPublished):
 
 @dataclass(frozen=True)
 class UpdateLevel(OwnNorm):
-    """Noise for a fixed length, as published, which proves nothing."""
+    """Noise sized for a fixed clip and sigma, as published, which proves nothing."""
 
     sigma: float | None = 0.45
     clip: float | None = 1.0
@@ -165,8 +166,8 @@ class UpdateLevel(OwnNorm):
 
 @dataclass(frozen=True)
 class UserLevel(AsPublished):
-    """A clip to the median norm, and noise that keeps epsilon "constant": it grows with the rounds (`horizon` None),
-    or has from the start the size that the horizon needs.
+    """A clip to the median norm, with noise that keeps epsilon "constant": it grows from round to round (`horizon`
+    None), or has from the start the size for `horizon` rounds.
 
     clip: fixed, or None: the median norm of the round before, `first` in the first one.
     """
@@ -212,7 +213,7 @@ class UserLevel(AsPublished):
 
     @property
     def _multiplier(self) -> float:
-        """Deviation over sensitivity in this round."""
+        """Deviation of the noise over its sensitivity in this round."""
         return udp_multiplier(self.horizon or self._round + 1, self.epsilon, self.delta, self.rate)
 
     def decode(self, y: Tree, like: Tree) -> Tree:
@@ -253,10 +254,10 @@ class UserLevel(AsPublished):
 
 @dataclass(frozen=True)
 class Discounted(UserLevel):
-    """User-level noise whose horizon shrinks to four fifths after a round in which the training loss did not fall.
-    Each round takes its share of what is left.
+    """User-level noise whose horizon shrinks to four fifths after a round in which the training loss did not fall. Each
+    round spends an equal share of what is left of the budget.
 
-    Uploads carry the loss, raw, as `loss` beside `delta`. Past the horizon nothing is sent but zeros.
+    Uploads carry the raw loss, as `loss` beside `delta`. After the horizon only zeros are sent.
     """
 
     _horizon: float = 0.0
@@ -300,7 +301,7 @@ class Discounted(UserLevel):
 
 @dataclass(frozen=True)
 class Beside(OneField, AsPublished):
-    """Published noise on one field of an upload whose others are exact client state: for diagnosis."""
+    """Published noise on one field of an upload; the other fields are exact client state. For diagnosis only."""
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Block sums: a layer of I numbers becomes the m sums of its consecutive runs (Li, Xiao and Chen, Chinese Journal of
-Computers 2024, algorithm 3).
+"""Block sums: a layer of I numbers is compressed to m sums of runs of consecutive numbers (Li, Xiao and Chen, Chinese
+Journal of Computers 2024, algorithm 3).
 
-The matrix is 0/1 with disjoint rows, known to both sides by (I, m): nothing but the sums travels, and it is never
+The matrix is 0/1 with disjoint rows, known to both sides from (I, m): only the sums are sent, and the matrix is never
 formed. Rows are orthogonal, so the minimum-norm reconstruction is each sum spread evenly over its run; it commutes with
 the mean, so the server applies it once, to the sum of all uploads.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Runs(NamedTuple):
-    """The lengths of a layer's runs: `longer` of them have `each + 1` numbers, the others have `each`."""
+    """The number and lengths of a layer's runs: `longer` of them have `each + 1` numbers, the others have `each`."""
 
     many: int
     each: int
@@ -43,7 +43,7 @@ class Runs(NamedTuple):
 
 @cache
 def runs(size: int, rate: float) -> Runs:
-    """The runs of a layer with `size` numbers, of which a share of `rate` is kept, at least one."""
+    """The runs of a layer with `size` numbers: as many as the share `rate` of them, at least one."""
     tenths = round(10 * rate)
     kept = (tenths * size) // 10 if math.isclose(10 * rate, tenths) else math.floor(rate * size + 1e-9)
     count = max(1, kept)
@@ -52,7 +52,7 @@ def runs(size: int, rate: float) -> Runs:
 
 
 def sums(x: Tensor, rate: float) -> Tensor:
-    """The measurements of one layer."""
+    """The sums of the runs of one layer."""
     flat, found = x.reshape(-1), runs(x.numel(), rate)
     cut = found.longer * (found.each + 1)
     long, short = flat[:cut].view(found.longer, found.each + 1), flat[cut:].view(-1, found.each)
@@ -60,7 +60,7 @@ def sums(x: Tensor, rate: float) -> Tensor:
 
 
 def spread(y: Tensor, like: Tensor, rate: float) -> Tensor:
-    """The smallest layer of the shape of `like` with these measurements."""
+    """The layer with the smallest 2-norm, in the shape of `like`, that has these sums."""
     found = runs(like.numel(), rate)
     cut = found.longer
     long = (y[:cut] / (found.each + 1))[:, None].expand(-1, found.each + 1)
@@ -70,8 +70,8 @@ def spread(y: Tensor, like: Tensor, rate: float) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockSum(LayerByLayer):
-    """Compression to the sums of consecutive numbers. Put the clip behind it: bounding what is sent costs less noise
-    than bounding what it was made of.
+    """Compression to the sums of consecutive numbers. Put the clip after it: bounding what is sent costs less noise
+    than bounding the numbers that are added.
     """
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:

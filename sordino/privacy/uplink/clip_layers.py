@@ -1,12 +1,11 @@
-"""Every layer in a ball of its own, under one price: the joint release of all layers costs what one Gaussian vector
-does.
+"""Every layer clipped on its own, at one price: the joint release of all layers costs as much as one Gaussian vector.
 
 Layer l is clipped to C_l and scaled to norm sqrt(a_l), with shares a_l >= 0 that add up to 1; the noise that follows is
 then C_l sigma / sqrt(a_l) in the layer's own units. The shares are equal, or those with the least noise energy, in
 proportion to C_l sqrt(m_l).
 
-Guarantees: the 2-norm of what it gives is at most 1. Proof: sum of a_l. Radii are public: typed, or computed from
-released means.
+Guarantees: the 2-norm of the encoded upload is at most 1. Proof: its square is at most the sum of a_l. Radii are
+public: typed, or computed from released means.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 class ClipLayers(Stage):
     """A clip of every layer to a radius of its own. Put it right before the noise.
 
-    adapt: the next round's radius over the norm that the last mean had beneath its noise, between `least` and `most`;
-    None: the radius stays.
+    adapt: factor from the estimated norm of a layer's last mean without its noise to its next radius, kept between
+    `least` and `most`; None: radii stay.
     """
 
     radius: float
@@ -104,8 +103,8 @@ class ClipLayers(Stage):
         return torch.tensor([self._next(leaf, std, *layer) for leaf, layer in layers], dtype=torch.float64)
 
     def _next(self, mean: Tensor, std: float, radius: float, share: float) -> float:
-        """The norm beneath the noise says how far; what the noise hides, or an empty round, says nothing. At most twice
-        or half as far as before.
+        """The next radius, from the estimated norm of the mean without its noise. It stays where the noise hides that
+        norm, as in an empty round, and changes by a factor of at most 2.
         """
         assert self.adapt is not None
         noise = mean.numel() * std**2

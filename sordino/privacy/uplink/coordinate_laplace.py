@@ -7,10 +7,10 @@ Computer Science (China) 51(6A), 2024.
                        the mean: once if any flag is 1 now
                        (aggregate_any), or to each such upload before it is weighed (per_client)
 
-What it is worth: epsilon per coordinate and round is d * epsilon for a whole model of d coordinates, with public
-weights; that is what the claim says. Without a clip nothing is bounded. Flags are independent of the data and protect
-nothing: a round that goes out without noise is an exact sum, so any flag that can leave the noise out makes the promise
-void, however unlikely that is.
+What holds: epsilon per coordinate and round is d * epsilon for a whole model of d coordinates, with public weights;
+that is the claim. Without a clip nothing is bounded. Flags are independent of the data and protect nothing: a round
+released without noise is an exact sum, so any flag that can leave the noise out voids the promise, however unlikely
+that is.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ClipCoordinates(Stage):
 
 @dataclass(frozen=True)
 class Flag(Stage):
-    """One more number in an upload, which is 1 with probability `wants`."""
+    """A flag beside the upload: one more number, which is 1 with probability `wants`."""
 
     wants: float = 0.5
 
@@ -93,7 +93,7 @@ class Flag(Stage):
 
 @dataclass(frozen=True)
 class CoordinateLaplace(Stage):
-    """Laplace noise sized for one coordinate, as published."""
+    """Laplace noise at the server, sized for one coordinate, as published."""
 
     radius: float = 0.1  # that every coordinate was clipped to
     epsilon: float = 10.0  # of one coordinate in one round
@@ -119,7 +119,7 @@ class CoordinateLaplace(Stage):
         return replace(self, _bound=bound, _least=least)
 
     def promise(self) -> tuple[Event, Status, tuple[str, ...]]:
-        """The event, the status and the reasons of one round, for whoever sees the model."""
+        """The event, the status and the reasons of one round's claim against adversaries who see the model."""
         if not math.isfinite(self._bound):
             return NonPrivate(UNBOUNDED), "none", (UNBOUNDED,)
         if self.flagged:
@@ -130,13 +130,13 @@ class CoordinateLaplace(Stage):
         return Laplace(scale / (2 * self._bound)), "conditional", (PER_COORDINATE, PUBLIC_WEIGHTS)
 
     def _scale(self, weights: Sequence[float]) -> float:
-        """Scale of the noise in the sum of clients of these weights."""
+        """Scale of the noise in a sum of uploads with these weights."""
         return 2 * self.radius * max(weights) / self.epsilon if self.beta is None else self.beta * math.fsum(weights)
 
     def release(
         self, total: object, weights: Sequence[float], uploads: Sequence[object], steps: float, source: NoiseSource
     ) -> Tree:
-        """The noisy sum of uploads; `steps` of the fixed point are one unit."""
+        """The noisy sum of uploads; `steps`: fixed-point steps per unit."""
         scale = self._scale(weights) * steps
         if self.target == "per_client":
             for i, (weight, upload) in enumerate(zip(weights, uploads, strict=True)):
@@ -147,7 +147,7 @@ class CoordinateLaplace(Stage):
         return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
 
     def _wanted(self, x: Tree, clients: int, source: NoiseSource) -> bool:
-        """True where one flag is 1 after the server has flipped each by chance."""
+        """True where some flag is 1 after the server has flipped each 0 at random, or where uploads carry no flags."""
         return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
 
 

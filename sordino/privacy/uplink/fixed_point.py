@@ -1,8 +1,8 @@
-"""Uploads as integers: what secure sums can add, and discrete noise can protect.
+"""Uploads as integers, which secure sums can add and discrete noise can protect.
 
-Guarantees: an integer upload has at most `scale` times the norm of what it was made of, plus 1/2 for every coordinate
-(in the 2-norm: plus sqrt(d)/2), whatever it holds. Proof: rounding moves a coordinate by at most 1/2, and cutting to
-the range moves none away from zero. Nothing that is not a number becomes one.
+Guarantees: an integer upload has at most `scale` times the norm of the real upload, plus 1/2 for every coordinate (in
+the 2-norm: plus sqrt(d)/2), whatever it holds. Proof: rounding moves a coordinate by at most 1/2, and cutting to the
+range moves none away from zero. NaN and infinity are refused, not encoded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sordino.types import Bound, Grant
 
 @dataclass(frozen=True)
 class Quantise(Stage):
-    """Real numbers as whole steps of a public grid. `strict`: a run stops where more than one value in a thousand is
+    """Real numbers as whole steps of a public grid; `strict`: a run stops where more than one value in a thousand is
     beyond the range; otherwise such values are cut to it and counted.
     """
 

@@ -1,11 +1,11 @@
-"""Fixed point: real numbers as integers of `bits` bits, in slots that have room for the sum of many.
+"""Fixed point: real numbers as integers of `bits` bits, in slots with room for the sum of many contributions.
 
 A value x in [-reach, reach] becomes Q = rint(x * scale), |Q| <= 2^(bits-1) - 1, and travels as z = Q + 2^(bits-1) >= 1,
-so that slots never borrow. The sum of k contributions fits a slot exactly if k (2^bits - 1) <= 2^(bits+headroom) - 1;
-decoding it takes k offsets away again.
+so that no slot borrows from its neighbour. The sum of k contributions fits a slot exactly if k (2^bits - 1) <=
+2^(bits+headroom) - 1; decoding subtracts k offsets.
 
-Guarantees: a sum of k differs from the sum of the real values by at most k / (2 scale) in each coordinate, where
-nothing was beyond the range.
+Guarantees: a sum of k differs from the sum of the real values by at most k / (2 scale) in each coordinate, where no
+value was beyond the range.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Layout:
             )
 
     def at_the_end(self, values: Ints) -> int:
-        """The number of values at the end of the range, or beyond it."""
+        """The number of integers at the end of the range or beyond it."""
         return int(np.count_nonzero(np.abs(values) >= self.offset - 1))
 
     def check_values(self, values: Ints, code: str, why: str) -> None:
@@ -78,7 +78,7 @@ class Layout:
             )
 
     def encode(self, values: NDArray[np.floating], who: int = -1) -> tuple[Ints, int]:
-        """Signed integers, and how many values were beyond the range."""
+        """Real values as signed integers, and the number of values beyond the range."""
         wide = np.asarray(values, np.float64)
         if not np.isfinite(wide).all():
             raise NonFiniteUpdate(
@@ -93,12 +93,12 @@ class Layout:
         return np.rint(np.clip(wide, -self.reach, self.reach) * self.scale).astype(np.int64), beyond
 
     def decode(self, sums: Ints) -> NDArray[np.float64]:
-        """The real sum of signed integers."""
+        """The real sum that a sum of signed integers stands for."""
         return sums / self.scale
 
 
 def no_sum(what: str, code: str) -> IntegrityError:
-    """The refusal of decrypted numbers that are no sum of contributions."""
+    """The error for decrypted numbers that are not a sum of contributions."""
     return IntegrityError(
         f"what was decrypted is not the sum of these uploads: {what}",
         why="the key is another one, or a message was changed or counted wrongly",

@@ -2,8 +2,8 @@
 noise stage.
 
 Guarantees: epsilon = 1/multiplier for everything a client holds, against everybody, whatever it holds: the length of an
-update is never sent, and one of no length has a random direction. Proof: the density of an answer is one of two,
-e^epsilon apart at most. In expectation it is the clip radius along the update.
+update is never sent, and an update of length 0 has a random direction. Proof: the density of an answer takes two
+values, whose ratio is at most e^epsilon. The expected answer is the clip radius times the direction of the update.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sordino.types import Bound, NoiseSource
 
 @dataclass(frozen=True)
 class PureDirection:
-    """The price of one random direction: any pure mechanism composes like a response of two values, the worst of its
-    epsilon (Kairouz, Oh and Viswanath, ICML 2015).
+    """The price of one random direction: in composition any pure mechanism costs at most as much as a binary randomised
+    response of the same epsilon (Kairouz, Oh and Viswanath, ICML 2015).
     """
 
     calibration: Literal["pure"] = "pure"
@@ -36,7 +36,7 @@ class PureDirection:
 
 @dataclass(frozen=True)
 class OneDirection(Noise):
-    """Random directions that lean towards those of the updates, all of one length. It stands behind a clip."""
+    """Random directions that lean towards those of the updates, all of one length. A clip must come before it."""
 
     mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
 

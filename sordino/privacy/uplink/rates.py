@@ -1,7 +1,7 @@
 """Compression rates of layers, from their norms (Li, Xiao and Chen 2024, algorithm 2).
 
-The published rule is V-shaped in a layer's share of the whole norm: small layers are kept at the largest rate, though
-the text wants to compress them hard. `monotone` does what the text says.
+The published rule is V-shaped in a layer's share of the whole norm: small layers are kept at the largest rate, although
+the text wants to compress them most. The rule `monotone` follows the text.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def check_ends(least: float, most: float) -> None:
 
 
 def rate(share: float, most: float = 0.5, least: float = 0.2, rule: Rule = "published") -> float:
-    """The share of numbers that is kept of a layer with this share of the norm, in tenths. Rounding is Python's,
-    half to even on the binary number, as published.
+    """The compression rate, in tenths, of a layer with this share of the norm: the share of its numbers that is kept.
+    Rounding is Python's, half to even on the binary number, as published.
     """
     check_ends(least, most)
     if rule == "monotone":
@@ -60,18 +60,18 @@ def rates(
     rule: Rule = "published",
     share: Share = "norm_of_whole",
 ) -> list[float]:
-    """The compression rate of every layer; the largest one for all where there is nothing to compare."""
+    """The compression rate of every layer; the largest one for all where all norms are 0."""
     whole = math.fsum(norms) if share == "sum_of_norms" else math.hypot(*norms)
     return [rate(norm / whole, most, least, rule) if whole else most for norm in norms]
 
 
 @dataclass(frozen=True)
 class LayerByLayer(Stage, ABC):
-    """The part that all compressions of layers share: their rates.
+    """Base of all compressions of single layers, with their rates.
 
-    rate: one for every layer and round, or "dynamic": from the layers of the model at first, then of the last update
-    the server rebuilt. These go down with the model, in tenths. The bound holds for `least` to `most`, and others are
-    refused: whoever sends the model sends the rates.
+    rate: one for every layer and round, or "dynamic": from the norms of the model's layers at first, then from those of
+    the last update that the server rebuilt. Dynamic rates go down with the model, in tenths. The bound holds for rates
+    from `least` to `most`, and others are refused, since a server that sends the model could send any rate.
     """
 
     rate: float | Literal["dynamic"] = 0.5
@@ -95,7 +95,7 @@ class LayerByLayer(Stage, ABC):
 
     @abstractmethod
     def kept(self, layer: Tensor, rate: float) -> int:
-        """Count of numbers that are left of a layer."""
+        """Number of coordinates that are kept of a layer."""
 
     @abstractmethod
     def rebuilt(self, y: Tensor, like: Tensor, rate: float) -> Tensor: ...

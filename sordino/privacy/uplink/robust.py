@@ -1,5 +1,5 @@
-"""Robust sums: the server looks at single uploads and takes an estimate of their mean that a few false ones cannot move
-far. Each is made for at most `f` false uploads in a round.
+"""Robust sums: the server uses single uploads to estimate their mean so that a few false ones cannot move the estimate
+far. Each rule is made for at most `f` false uploads in a round.
 
     median        the median of each coordinate (Yin et al., ICML 2018)
     trimmed_mean  the mean of each coordinate without its f largest and f smallest values (same paper)
@@ -9,9 +9,9 @@ far. Each is made for at most `f` false uploads in a round.
                   AISTATS 2023)
     norm_bound    uploads beyond a length are scaled down to it (Sun et al., 2019)
 
-Each turns n uploads into some others, and the last step is always their plain mean. All fields of an upload are one
-vector. An upload that is not finite counts as zeros. They see what the server gets, so after noise of the clients they
-are post-processing, and under central noise or a secure sum they are refused.
+Each rule replaces n uploads by others, whose plain mean is the estimate. All fields of an upload are one vector. An
+upload that is not finite counts as zeros. They work on what the server receives: after noise of the clients they are
+post-processing; with central noise or a secure sum they are refused.
 
 Deviations: Krum takes the upload of the smallest client id where scores are equal; `norm_bound` without a radius takes
 the median of the lengths of the round.
@@ -40,7 +40,7 @@ WHOLE = Range(least=0, whole=True)
 
 @dataclass(frozen=True)
 class RobustStage(Stage, ABC):
-    """One step of a robust sum, made for at most `f` false uploads in a round."""
+    """One stage of a robust sum, made for at most `f` false uploads in a round."""
 
     f: int
 
@@ -54,17 +54,17 @@ class RobustStage(Stage, ABC):
 
     @property
     def needs(self) -> int:
-        """The fewest uploads of a round for which its theory holds."""
+        """The smallest number of uploads in a round for which its theory holds."""
         return 2 * self.f + 1
 
     @property
     def ends(self) -> bool:
-        """True for a rule that makes the estimate, so that nothing can come after it."""
+        """True for a rule that makes the final estimate, so that no stage can come after it."""
         return True
 
     @abstractmethod
     def kept(self, rows: Rows) -> Rows:
-        """The uploads whose plain mean is taken in place of these."""
+        """The uploads whose plain mean replaces that of `rows`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class TrimmedMean(RobustStage):
 
 @dataclass(frozen=True)
 class Krum(RobustStage):
-    """The upload nearest to its nearest others; with keep above 1 the mean of so many (Multi-Krum)."""
+    """The upload nearest to its nearest others; with `keep` above 1 the mean of the `keep` uploads for which these
+    distances are smallest (Multi-Krum).
+    """
 
     keep: int = 1
 
@@ -121,8 +123,8 @@ class NearestMixing(RobustStage):
 
 @dataclass(frozen=True)
 class NormBound(RobustStage):
-    """Every upload is scaled down to a length, before it is weighed: f false ones then move the mean by at most f times
-    their share of the weight and this length.
+    """Every upload is scaled down to a norm of at most `radius`, before it is weighed. f false uploads then move the
+    mean by at most f times this norm times the weight share of one of them.
     """
 
     radius: float | None = None  # None: the median of the lengths of the round
@@ -144,7 +146,7 @@ class NormBound(RobustStage):
 
 
 def distances(rows: Rows) -> Tensor:
-    """Squared distances between all uploads. Differences first: a huge upload must not blur what others are apart."""
+    """Squared distances between all uploads, from differences, so that a huge upload costs the others no precision."""
     return torch.stack(
         [torch.stack([(leaf - one).flatten(1).square().sum(1) for one in leaf]) for leaf in rows if leaf.numel()]
     ).sum(0)
@@ -157,8 +159,8 @@ def _middle(leaf: Tensor, cut: int) -> Tensor:
 def robust_mean(
     stages: Sequence[RobustStage], uploads: Sequence[Tree], weights: Sequence[float], template: Tree
 ) -> Tree:
-    """The estimate of the mean of uploads, each of which its client has multiplied by its weight; zeros where fewer
-    came than the theory needs.
+    """The robust estimate of the mean of uploads that their clients have multiplied by their weights; zeros where there
+    are fewer uploads than the theory needs.
     """
     empty = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), template)
     if len(uploads) < fewest(stages):
@@ -187,12 +189,14 @@ def _along(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def fewest(stages: Sequence[RobustStage]) -> int:
-    """The uploads that all of these need."""
+    """The smallest number of uploads that all of these stages need."""
     return max((stage.needs for stage in stages), default=0)
 
 
 def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool, hidden: bool) -> None:
-    """Refuses, before a run, more attackers than the theory covers, and a method that takes more than a mean."""
+    """Refuses, before a run, more false uploads than the theory covers, a hidden cohort, and a method that needs more
+    than a mean.
+    """
     if not stages:
         return
     if not takes_mean:
@@ -222,7 +226,7 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
 
 
 class Gate(Protocol):
-    """Interface of an uplink, as these rules need it."""
+    """Interface of an uplink, as the rules for robust sums need it."""
 
     @property
     def client(self) -> tuple[Stage, ...]: ...

@@ -1,4 +1,6 @@
-"""The links of gate 2: which of them fit together, and what they promise. `sordino.privacy.uplink` is what they do."""
+"""Stages of gate 2 as a whole: which of them fit together, and what they promise. What they compute is in
+`sordino.privacy.uplink.uplink`.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ NOMINAL = "noise as published, whose size follows from no bound"
 
 @dataclass(frozen=True)
 class Links:
-    """The stages of an uplink in their order, and the rules that they must keep. denominator: `received` divides by
-    the weights that arrived (only without central noise), `expected` by a public constant.
+    """The stages of an uplink in their order, checked by the rules for their combinations. denominator: `received`
+    divides by the weights that arrived (only without central noise), `expected` by a public constant.
     """
 
     client: tuple[Stage, ...] = (Weigh(),)
@@ -61,33 +63,33 @@ class Links:
 
     @property
     def as_published(self) -> AsPublished | None:
-        """The stage with published noise that proves nothing, where there is one."""
+        """The stage with published noise that proves nothing; None where there is none."""
         return next((stage for stage in self.client if isinstance(stage, AsPublished)), None)
 
     @property
     def per_coordinate(self) -> CoordinateLaplace | None:
-        """The server's published noise for single coordinates, where there is one."""
+        """The server's published noise that is sized for single coordinates; None where there is none."""
         return next((stage for stage in self.server if isinstance(stage, CoordinateLaplace)), None)
 
     @property
     def robust(self) -> tuple[RobustStage, ...]:
-        """The steps of a robust sum, where the server takes one."""
+        """The stages of a robust sum at the server; empty where the server takes a plain sum."""
         return tuple(stage for stage in self.server if isinstance(stage, RobustStage))
 
     @property
     def secure(self) -> SecureStage | None:
-        """The last stage, where it adds uploads that nobody can read."""
+        """The secure sum, which is always the last stage of the clients; None where there is none."""
         last = self.client[-1] if self.client else None
         return last if isinstance(last, SecureStage) else None
 
     @property
     def central(self) -> bool:
-        """True where noise protects the sum, not each upload."""
+        """True where the noise protects the sum, not each upload."""
         return self.shared or bool(private(self.server))
 
     @property
     def shared(self) -> bool:
-        """True where clients add shares of one noise."""
+        """True where each client adds a share of one noise."""
         return any(isinstance(stage, NoiseShare) for stage in self.client)
 
     @property
@@ -96,7 +98,7 @@ class Links:
 
     @property
     def personal(self) -> bool:
-        """True where each client is clipped to what its own budget pays for."""
+        """True where each client is clipped to a radius of its own, which its budget pays for."""
         return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
 
     def offer(self, rate: float, hidden: bool) -> Offer | None:
@@ -133,8 +135,8 @@ class Links:
         )
 
     def claims(self, multiplier: float | None, amplify: Callable[[Event, Adversary], Event]) -> list[Claim]:
-        """Claims of one round for a client. `amplify` turns an event into the one that remains against an adversary,
-        by the cohort's sampling.
+        """Claims of one round for a client. `amplify` gives the event after amplification by the cohort's sampling,
+        against an adversary.
         """
         noise = self.noise()
         if (shown := self.as_published) is not None:
@@ -163,8 +165,8 @@ class Links:
         return [self._unread(claim, multiplier) for claim in made]
 
     def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
-        """Claim of noise on a sum, amplified by the cohort's sampling where the cohort is hidden from this
-        adversary.
+        """The claim of noise on a sum, amplified where the cohort's sampling is hidden from this adversary; other
+        claims as they are.
         """
         if not self.central:
             return claim
@@ -174,7 +176,7 @@ class Links:
         return claim.beside(event=event)
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:
-        """Claim as it holds where the server cannot read single uploads."""
+        """The claim as it holds under a secure sum, where the server cannot read single uploads."""
         secure, noise = self.secure, self.noise()
         if secure is None or (noise is not None and not self.central and claim.adversary == "server"):
             return claim
@@ -193,7 +195,9 @@ class Links:
         return _claim(neighbours, "server", event, "conditional", (*more, *because))
 
     def trusted(self, claim: Claim) -> Claim:
-        """The claim of a client that sees neither what the server adds to a sum nor how it draws."""
+        """The claim from the view of a client, which must trust the server where it adds noise to a sum or draws the
+        cohort.
+        """
         if claim.adversary == "server" or isinstance(claim.event, NonPrivate):
             return claim
         noised = bool(private(self.server)) or self.per_coordinate is not None
@@ -211,7 +215,9 @@ class Links:
 
 
 def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """The stages with what goes without saying: fixed point before a secure sum, and the least sum that it opens."""
+    """The stages completed: quantisation before a secure sum, and a threshold that opens no sum with too few shares of
+    noise.
+    """
     secure = next((stage for stage in stages if isinstance(stage, SecureStage)), None)
     shares = [i for i, stage in enumerate(stages) if isinstance(stage, NoiseShare)]
     if secure is not None and not any(isinstance(stage, Quantise) for stage in stages):
@@ -224,13 +230,13 @@ def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
 
 
 def _after(links: Links, first: type[Stage]) -> tuple[Stage, ...]:
-    """The clients' stages behind the first one of a kind."""
+    """The client stages after the first one of this kind."""
     at = next((i for i, stage in enumerate(links.client) if isinstance(stage, first)), len(links.client))
     return links.client[at + 1 :]
 
 
 def _reading(links: Links) -> Stage | None:
-    """The first stage that looks at single uploads."""
+    """The first stage that uses single uploads."""
     stages = (*links.client, *links.server)
     return next((s for s in stages if s.reads_each and (s.learns or s in links.server)), None)
 

@@ -1,13 +1,13 @@
-"""The last link of an uplink: uploads that are added up where nobody can read one of them.
+"""Secure sums, the last stage of an uplink: uploads are added up without anybody being able to read one of them.
 
     Encrypted     Paillier (EUROCRYPT 1999), BFV (Fan and Vercauteren 2012) or CKKS (Cheon et al., ASIACRYPT 2017): the
                   server adds ciphertexts, a key holder opens the sum
     Aggregated    masks that cancel in the sum (Bonawitz et al., CCS 2017): the server opens the sum of those who
                   stayed, and nothing else
 
-They carry integers (`Quantise`) and change no bit of their sum: what they protect is a single upload, from the server,
-by computational assumptions. They give no differential privacy for what is opened. `NoiseShare` does: every client adds
-a part of one noise, and the parts of those who must stay are enough.
+They carry integers (`Quantise`) and change no bit of their sum. They protect single uploads from the server, by
+computational assumptions, and give no differential privacy for the opened sum. `NoiseShare` does: every client adds a
+share of one noise, and the shares of the clients that must stay suffice.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class SecureStage(Stage, ABC):
 
     @property
     def sums(self) -> Any:
-        """The implementation. It `needs` packages, makes the `channel` of a simulation, and has the halves that sites
-        play.
+        """The implementation, from an optional branch. It has `needs` (packages), the `channel` of a simulation, and
+        the halves that sites run.
         """
         return branches.part("secure_sums", self.way)
 
     @property
     def mode(self) -> str:
-        """ "full" where every upload is really protected, "probe" where one of a round is."""
+        """Protection of uploads: "full" where every upload is protected, "probe" where one upload in a round is."""
         return "full"
 
     @property
@@ -79,30 +79,30 @@ class SecureStage(Stage, ABC):
 
     @abstractmethod
     def least(self, cohort: int) -> int:
-        """The number of clients without which a sum is not opened."""
+        """The smallest number of clients whose sum is opened, for a cohort of this size."""
 
     def needs(self) -> None:
-        """Refuses where a package that it uses is missing."""
+        """Refuses the stage where a package that it uses is missing."""
         self.sums.needs(self)
 
     @abstractmethod
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
-        """The event that the server sees, and why. `shared` is what noise in shares promises, `central` says whether
-        the server itself adds noise.
+        """The event of what the server sees, and the reasons. `shared`: the event of noise in shares; `central`: the
+        server itself adds noise.
         """
 
     @abstractmethod
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
-        """Assumptions of claims against others than the server: `shares` for noise in shares, `hidden` where it covers
-        who took part.
+        """Assumptions of claims against adversaries other than the server. `shares`: the noise is in shares; `hidden`:
+        the claim covers who took part.
         """
 
 
 @dataclass(frozen=True)
 class Encrypted(SecureStage):
-    """Sums of encrypted uploads. keys: `shared` by all clients, or with an `authority` that opens sums for the
-    server. mode: `probe` encrypts one client a round and adds the others' integers in clear, to show what encryption
-    costs; it hides nothing.
+    """Sums of encrypted uploads. keys: `shared` by all clients, or with an `authority` that opens sums for the server.
+    mode: `probe` encrypts one client's upload in a round and adds the others' integers in clear, to measure the cost of
+    encryption; it hides nothing.
     """
 
     way = "encrypted"
@@ -187,14 +187,14 @@ class Aggregated(SecureStage):
 
 @dataclass(frozen=True)
 class NoiseShare(Noise):
-    """One discrete Gaussian noise, added in parts by the clients before a secure sum (Kairouz, Liu and Steinke, ICML
-    2021): each has 1/survivors of the variance.
+    """One discrete Gaussian noise, added in shares by the clients before a secure sum (Kairouz, Liu and Steinke, ICML
+    2021): each share has 1/survivors of the variance.
 
-    Guarantees: what is opened holds at least the noise of the multiplier, if at least `survivors` honest clients stay,
-    which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete Gaussians of
-    at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi divergence is that of the
-    continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve is not: at SPREAD steps delta is up to 5.5%
-    above, so it is priced by Renyi divergence.
+    Guarantees: an opened sum has at least the noise of the multiplier in it, if at least `survivors` honest clients
+    stay, which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete
+    Gaussians of at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi divergence is
+    that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve of epsilon and delta is not that
+    of the continuous one: at SPREAD steps delta is up to 5.5% above, so it is priced by Renyi divergence.
     """
 
     survivors: int = 2
@@ -236,12 +236,12 @@ class NoiseShare(Noise):
             )
 
     def room(self, bound: Bound, multiplier: float) -> float:
-        """The steps that one share of the noise may take: twelve of its standard deviations."""
+        """The grid steps that one share of the noise may take: twelve of its standard deviations."""
         return 12 * multiplier / math.sqrt(self.survivors) * self.sensitivity(bound)
 
 
 def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
-    """So many clients, the most that a round can have, can be added and are enough to open a sum."""
+    """Refuses a largest number of clients in a round that overflows a secure sum, or is too small to open one."""
     if isinstance(stage, Encrypted):
         stage.sums.check(stage, layout, clients)
     layout.check(clients)

@@ -1,9 +1,8 @@
 """Random measurements: a layer in blocks of 512 numbers, each multiplied by one shared Gaussian or Bernoulli matrix
 (Candes and Tao 2006; Baraniuk et al. 2008).
 
-Both sides draw the matrix from the seed of the experiment, so nothing of it travels; its rows have variance 1/m. A
-dense matrix for a whole layer would take gigabytes (614,400 weights at a rate of 0.3: 453 GB), which is why there are
-blocks.
+Both sides draw the matrix from the seed of the experiment, so it is never sent; its entries have variance 1/m. A dense
+matrix for a whole layer would take gigabytes (614,400 weights at a rate of 0.3: 453 GB), which is why there are blocks.
 
 Guarantees: the 2-norm grows by at most the largest singular value of the matrices used, which are public. Proof: blocks
 are disjoint.
@@ -35,7 +34,7 @@ STEPS = 80  # of the iterative shrinkage
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """One shared measurement matrix, and what reconstructions compute of it once."""
+    """One shared measurement matrix, with what reconstructions compute from it once."""
 
     phi: Tensor  # [m, b]
 
@@ -46,7 +45,7 @@ class Matrix:
 
     @cached_property
     def seen(self) -> Tensor:
-        """The cosine waves as the matrix measures them."""
+        """The cosine waves after measurement: phi times the DCT basis."""
         return self.phi @ cosines(self.phi.shape[1])
 
     @cached_property
@@ -56,7 +55,7 @@ class Matrix:
 
 
 def matrix(kind: Kind, rows: int, columns: int, seed: int) -> Matrix:
-    """The matrix of these numbers, where this run computes."""
+    """The measurement matrix of this kind, size and seed, on the device of this run."""
     return _matrix(kind, rows, columns, seed, torch.get_default_device())
 
 
@@ -81,7 +80,9 @@ def _cosines(size: int, device: torch.device) -> Tensor:
 
 
 def coherence(measuring: Tensor, basis: Tensor) -> float:
-    """The largest cosine between a row of the one and a column of the other, times sqrt(a): from 1 to sqrt(a)."""
+    """The largest absolute cosine between a row of `measuring` and a column of `basis`, times sqrt(a) for basis vectors
+    of length a: from 1 to sqrt(a).
+    """
     rows = measuring.to(basis.dtype)
     rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     columns = basis / torch.linalg.vector_norm(basis, dim=0, keepdim=True)
@@ -100,7 +101,7 @@ def adjoint(y: Tensor, by: Matrix) -> Tensor:
 
 
 def dct_ista(y: Tensor, by: Matrix) -> Tensor:
-    """The sparsest waves that nearly explain y, by FISTA (Beck and Teboulle 2009) on 1/2 |y - phi psi s|^2 + tau
+    """The sparsest cosine waves that nearly explain y, by FISTA (Beck and Teboulle 2009) on 1/2 |y - phi psi s|^2 + tau
     |s|_1.
     """
     seen, step = by.seen, by.stretch**-2
@@ -116,8 +117,8 @@ def dct_ista(y: Tensor, by: Matrix) -> Tensor:
 
 
 def dct_omp(y: Tensor, by: Matrix) -> Tensor:
-    """Waves chosen one after another, each the one most like what is still unexplained (Tropp and Gilbert 2007): a
-    quarter of m of them, block by block.
+    """Cosine waves by orthogonal matching pursuit (Tropp and Gilbert 2007), block by block: up to m/4 waves (at least
+    one), chosen one after another as the one most similar to the residual.
     """
     return torch.stack([_pursuit(block, by.seen) for block in y]) @ cosines(by.seen.shape[1]).T
 
@@ -145,7 +146,7 @@ RECONSTRUCTIONS: dict[str, Callable[[Tensor, Matrix], Tensor]] = {
 
 @dataclass(frozen=True)
 class Sensing(LayerByLayer):
-    """Compression by a random matrix. Put the clip behind it: the matrix makes vectors longer."""
+    """Compression by a random matrix. Put the clip after it, since the matrix may make vectors longer."""
 
     kind: Kind = "gaussian"
     reconstruct: Reconstruction = "minnorm"
@@ -183,7 +184,7 @@ class Sensing(LayerByLayer):
         return torch.cat(found).view(like.shape).to(y.dtype)
 
     def _parts(self, leaf: Tensor) -> list[Tensor]:
-        """Whole blocks as rows, and what is left over."""
+        """Whole blocks as rows of a matrix, and the shorter rest of the layer."""
         flat = leaf.reshape(-1)
         whole = len(flat) // self.block * self.block
         parts = (flat[:whole].view(-1, self.block), flat[whole:][None])
@@ -195,7 +196,7 @@ class Sensing(LayerByLayer):
 
 @lru_cache(maxsize=64)
 def _longest(kind: Kind, block: int, seed: int, rates: tuple[float, ...]) -> float:
-    """The most that any block is stretched by."""
+    """The largest factor by which any block is lengthened."""
     each = ((_rows(columns, rate), columns) for columns in range(1, block + 1) for rate in rates)
     return max(matrix(kind, rows, columns, seed).stretch for rows, columns in each)
 

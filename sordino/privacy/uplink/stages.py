@@ -1,6 +1,6 @@
-"""The stages of an uplink that bound, weigh and protect a client's upload. Each has a client half and a server half.
+"""Stages of an uplink that bound, weigh and protect a client's upload. Each has a client half and a server half.
 
-A stage states the bound it leaves (`bound`) from public numbers alone, and `encode` keeps it; nobody types a
+A stage computes the bound that it leaves (`bound`) from public numbers alone, and `encode` keeps it; nobody types a
 sensitivity.
 """
 
@@ -30,7 +30,9 @@ SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding canno
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the uplink; by default it passes everything through, adds plainly and decodes to itself."""
+    """One stage of the uplink. By default it passes uploads on unchanged, with weight 1, and decodes sums to
+    themselves.
+    """
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return bound
@@ -45,7 +47,9 @@ class Stage:
         return x
 
     def decode(self, y: Tree, like: Tree) -> Tree:
-        """Turns the sum of what was encoded into the sum of what was given, which looks `like` that."""
+        """The sum of what was given to `encode`, from the sum `y` of what it returned; `like` has the structure of the
+        result.
+        """
         return y
 
     @property
@@ -56,7 +60,7 @@ class Stage:
 
     @property
     def reads_each(self) -> bool:
-        """True where `learn`, or what the server adds, looks at single uploads."""
+        """True where `learn`, or noise that the stage adds at the server, uses single uploads."""
         return False
 
     @property
@@ -64,24 +68,24 @@ class Stage:
         return False
 
     def begin(self, x: Tree, model: Params) -> Tree:
-        """The public numbers that a stage starts from, given the shape of what it encodes and the model of the first
-        round.
+        """The public numbers with which the stage starts, from the structure of what it encodes and the model of the
+        first round.
         """
         return ()
 
     def at(self, t: int, public: Tree) -> Stage:
-        """The stage as it is in round t."""
+        """The stage in round t, with the public numbers of that round."""
         return self
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
-        """The public numbers of the next round, from this round's release: its mean before `decode`, and the
-        deviation of the noise in a coordinate of it.
+        """The public numbers of the next round, from the release of this one: its mean before `decode`, and the
+        deviation of the noise in a coordinate of that mean.
         """
         return ()
 
 
 def check_told(t: int, what: str, told: Sequence[float], least: float, most: float) -> None:
-    """Refuses numbers that come with the model and for which the bound is not made."""
+    """Refuses public numbers sent with the model that lie outside the range for which the bound holds."""
     if not all(least <= number <= most for number in told):
         raise WireError(
             f"round {t + 1} comes with {what} of {', '.join(f'{number:g}' for number in told)}",
@@ -139,8 +143,8 @@ def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Weigh(Stage):
-    """A weight that is public and at most 1, so that the bound stays: n_k / max n, or the inverse variance of a
-    client's own noise.
+    """A public weight of at most 1, so that the bound still holds: n_k / max n, or the precision (inverse variance) of
+    a client's own noise relative to the largest one.
     """
 
     by: Literal["examples", "precision"] = "examples"
@@ -155,8 +159,8 @@ class Weigh(Stage):
 
 @dataclass(frozen=True)
 class Noise(Stage):
-    """Noise in proportion to the proved bound. In `client` it protects from the server, in `server` from everyone who
-    sees only sums.
+    """Noise in proportion to the proved bound. Among the client stages it protects against the server, among the server
+    stages against everyone who sees only sums.
 
     Requires: a finite bound in the mechanism's norm. Guarantees: the mechanism's event at `multiplier` for the stated
     neighbours. Proof: sensitivity of one client's contribution is 2*bound (replace: any two points of the ball) or
@@ -174,7 +178,7 @@ class Noise(Stage):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Assumptions of the stage's promise, which every claim names."""
+        """Assumptions of the noise's promise, part of every claim."""
         return ()
 
     def sensitivity(self, bound: Bound) -> float:

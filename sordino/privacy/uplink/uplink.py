@@ -1,4 +1,5 @@
-"""Gate 2: client -> server. One object owns the bound, the weights, the sum, the noise and the denominator.
+"""Gate 2, between clients and server: one object computes the bound, the weights, the sum, the noise and the
+denominator.
 
 Each client stage has a client half (`encode`) and a server half (`decode`, in reverse order, on the sum). Server stages
 act on the sum. The sum is taken in float64 over clients in the order of their ids, so that arrival order cannot change
@@ -34,7 +35,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Summed:
-    """Uploads that were added up where they were made: their sum in float64, and whose they are."""
+    """Uploads that were already added up: their sum in float64, and the clients that they come from."""
 
     total: Tree
     who: list[int]
@@ -47,12 +48,12 @@ class Summed:
 @dataclass(frozen=True)
 class Uplink(Links):
     """Gate 2, which decides what the server sees of uploads. `client=(Clip(1), Noise())` is local privacy,
-    `client=(Clip(1),), server=(Noise(neighbours="zero_out"),)` is central: one word apart.
+    `client=(Clip(1),), server=(Noise(neighbours="zero_out"),)` is central privacy.
     """
 
     @property
     def reads_each(self) -> bool:
-        """True where a stage looks at single uploads."""
+        """True where a stage uses single uploads."""
         return any(stage.reads_each for stage in (*self.client, *self.server))
 
     # what changes from round to round ---------------------------------------------------------------------------------
@@ -62,11 +63,11 @@ class Uplink(Links):
         return any(stage.learns for stage in self.client)
 
     def begin(self, zero: Tree, model: Params) -> tuple[Tree, ...]:
-        """The public numbers that the stages start from, in their order."""
+        """The public numbers with which the stages start, in the order of the stages."""
         return tuple(stage.begin(x, model) for stage, x in zip(self.client, self._looks(zero), strict=False))
 
     def at(self, t: int, down: Tree) -> Uplink:
-        """The uplink of round t, where stages have learned from what was released before."""
+        """The uplink in round t, with what its stages have learned from earlier releases."""
         public = down.public if self.learns else [()] * len(self.client)
         stages = tuple(stage.at(t, known) for stage, known in zip(self.client, public, strict=True))
         return self if all(map(operator.is_, stages, self.client)) else replace(self, client=stages)
@@ -84,7 +85,9 @@ class Uplink(Links):
         return bound
 
     def fitted(self, coordinates: int, least: float) -> Uplink:
-        """The same uplink, whose stages know the model and the smallest weight that a cohort can have."""
+        """The same uplink, whose per-coordinate noise knows the size of the model and the smallest weight of a
+        cohort.
+        """
         if self.per_coordinate is None:
             return self
         clipped = self.bound(coordinates).l1 / self.scale
@@ -124,11 +127,11 @@ class Uplink(Links):
     ) -> Received[U]:
         """The round's result for the server: the uploads' sum, noised, decoded and divided.
 
-        Uploads may come one by one, in the order of their clients, and are let go once added, unless the algorithm
-        reads `each`; or some of them added up. `zero` is the contribution of nobody: it gives the shape, so that an
-        empty round is legal. `weights` are the public weights of the whole population and `weight` their sum, where it
-        is known; `expected` is the public denominator of the `expected` rule, `reach` the share of a personal clip that
-        a client may use, `std` the deviation of the noise in the mean of those who answered.
+        Uploads may come one by one, in the order of their clients, and are deleted once added, unless the algorithm
+        reads `each`; or already added up (`Summed`). `zero` is an upload of zeros: it gives the structure, so that an
+        empty round is allowed. `weights` are the public weights of the whole population and `weight` their sum, where
+        it is known; `expected` is the public denominator of the `expected` rule, `reach` the share of a personal clip
+        that a client may use, `std` the deviation of the noise in the mean of those who answered.
         """
         bound = self.bound(tree.size(zero))
         kept: list[U] = []
@@ -151,7 +154,7 @@ class Uplink(Links):
             divided = robust_mean(self.robust, admitted, [weights[k] for k in who], divided)
         mean = tree.map(lambda y, leaf: y.to(leaf.dtype), self._decode(divided, zero), zero)
         public = self._learn(divided, zero, std(who), kept) if self.learns else ()
-        # who took part is part of what central noise hides: the server learns the public expectation
+        # central noise hides who took part, too: the server learns the public expectation
         hidden = self.central
         everybody = math.fsum(weights) if weight is None else weight
         participation = expected / everybody if hidden else len(who) / len(weights)
@@ -165,7 +168,7 @@ class Uplink(Links):
         kept: list[U] | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
     ) -> Summed:
-        """The sum of what each client may add, and of what was added up before; single uploads go into `kept`."""
+        """The sum of admitted uploads, and of sums that were added up before; single uploads are appended to `kept`."""
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
         sums = [Total(leaf) for leaf in tree.leaves(total)]
@@ -183,13 +186,13 @@ class Uplink(Links):
         return Summed(tree.like(total, [t.sum() for t in sums]), who, kept=kept or [])
 
     def unbounded(self, coordinates: int) -> bool:
-        """True where one upload can make the sum anything. Where it is clipped, or noised by its client, what is not
-        finite counts as zero.
+        """True where one upload can move the sum without limit. Where it is clipped, or noised by its client, an upload
+        that is not finite counts as zero.
         """
         return not private(self.client) and math.isinf(self.bound(coordinates).l2)
 
     def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
-        """A client's contribution to the sum: zero where it broke the promise of its own stages. Honest uploads pass
+        """A client's contribution to the sum: zero where it exceeds the bound of its own stages. Honest uploads pass
         bit for bit.
         """
         if private(self.client):
@@ -202,7 +205,7 @@ class Uplink(Links):
         return upload if kept else tree.zeros_like(upload)
 
     def _looks(self, zero: Tree) -> list[Tree]:
-        """The shape before every stage, and behind the last one."""
+        """The structure of an upload before every stage, and after the last one."""
         looks = [zero]
         for stage in self.client:
             looks.append(stage.shape(looks[-1]))
@@ -221,7 +224,7 @@ class Uplink(Links):
         return tuple(reversed(found))
 
     def _single(self, uploads: Sequence[U] | None, zero: U, weights: Sequence[float]) -> list[U]:
-        """Single uploads, before they were weighed."""
+        """Single uploads, decoded, as they were before weighing."""
         if self.central or any(stage.aggregate_only for stage in self.client):
             raise single_uploads()
         if uploads is None:
@@ -234,7 +237,7 @@ class Uplink(Links):
         return [self.opened(u, zero, w) for u, w in zip(uploads, weights, strict=True)]
 
     def opened(self, upload: Tree, zero: U, weight: float) -> U:
-        """One upload, decoded, before it was weighed: what a receiver of single uploads can read."""
+        """One upload, decoded, as it was before weighing: what a receiver of single uploads can read."""
         opened: U = self._decode(upload if weight == 1.0 else tree.scale(1 / weight, upload), zero)
         return opened
 
@@ -259,7 +262,7 @@ BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
 class Total:
-    """A sum of leaves in float64. Spans are multiplied out a bunch of clients at a time."""
+    """A sum of leaves in float64. Spans (lazy products) are multiplied out for many clients at a time."""
 
     def __init__(self, zero: Tensor) -> None:
         self._sum, self._rows = zero, 0
