@@ -1,6 +1,5 @@
 """Benchmarks of the few operations that decide how a run should be computed: fp32 or bf16, one library or the other,
-clients alone or together. One thread, random numbers.
-"""
+clients alone or together. They use one thread and random numbers."""
 
 from __future__ import annotations
 
@@ -33,12 +32,14 @@ class BenchResult(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Speed of the second relative to the first."""
+        """Speed of the second choice relative to the first."""
         return self.first[1] / self.second[1]
 
 
 def measure() -> list[BenchResult]:
-    """Measure for about ten seconds. The two sides of a row take turns, so that other programs disturb both alike."""
+    """Run the benchmarks, for about ten seconds. The two sides of a comparison take turns, so that other programs
+    disturb both alike.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -114,7 +115,7 @@ def _pools() -> BenchResult:
 
 
 class _Epoch:
-    """A local epoch of plain SGD: the least that an algorithm does."""
+    """The cheapest algorithm to time: a local epoch of plain SGD."""
 
     read, work = Open(), Work(1, None, 10)
 

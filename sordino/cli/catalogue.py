@@ -1,4 +1,5 @@
-"""Verbs on parts of experiments: algorithms, schema, and check, which tries the laws on a part of your own."""
+"""Verbs on the parts of experiments: algorithms, schema, and check, which tests a user's own part against the library's
+laws."""
 
 from __future__ import annotations
 

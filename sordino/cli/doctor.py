@@ -272,7 +272,7 @@ def _durable_write(place: Path) -> tuple[float | None, str]:
 
 
 def _extras() -> dict[str, list[str]]:
-    """Extras of the installed package, each with the packages that are missing of it."""
+    """Extras of the installed package, each with its missing packages."""
     missing: dict[str, list[str]] = {}
     try:
         lines = importlib.metadata.requires("sordino") or []

@@ -24,7 +24,7 @@ CLOSED_PIPE = 141  # exit code of a program that SIGPIPE ended
 
 
 def ended(do: Callable[[], None]) -> int:
-    """Run a command and return its exit code, once all that it printed is out."""
+    """Run a command and return its exit code, after all that it printed has been written out."""
     status = _status(do)
     try:
         sys.stdout.flush()
@@ -130,7 +130,7 @@ def _missing(package: str) -> BackendUnavailable:
 
 
 def _hush() -> None:
-    """Send later output nowhere: it cannot be printed, and Python must not complain of it as it exits."""
+    """Discard later output: it cannot be printed, and Python would complain of that at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -72,7 +72,7 @@ def whole_run(run: RunFolder) -> dict[str, object]:
 
 
 def prepared(folder: Path) -> RenderableType:
-    """Table of a run's preparation; where its data are gone, the reason."""
+    """Table of a run's preparation; where its data are gone, the reason why there is none."""
     from sordino.errors import SordinoError
     from sordino.receipts.folder import RunFolder
 
@@ -151,7 +151,9 @@ def line(seen: Seen, since: WatchStart) -> str:
 
 
 def connected(seen: Seen) -> str:
-    """Sites that are connected to a run that goes on; the absent ones by name."""
+    """How many sites are connected to a running run, with the absent ones by name; in a site's own folder, its own
+    state.
+    """
     if seen.state != "running" or not seen.sites:
         return ""
     if (own := seen.sites.get("")) is not None:  # of a site's own folder

@@ -1,4 +1,4 @@
-"""Options and arguments that verbs share, and parsers that answer a mistyped one with what to write."""
+"""Options and arguments that verbs share, and parsers that answer a mistyped one with the right form."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Kind(StrEnum):
 
 
 class _Heard(logging.StreamHandler[TextIO]):
-    """Handler that --verbose has added."""
+    """Log handler that --verbose has added."""
 
 
 def _listen(asked: bool) -> None:
-    """Print the library's log messages."""
+    """Print the library's log messages if asked to, else stop printing them."""
     log = logging.getLogger("sordino")
     for old in [handler for handler in log.handlers if isinstance(handler, _Heard)]:
         log.removeHandler(old)
@@ -98,7 +98,7 @@ class AnyVerb(TyperCommand):
         return super().get_short_help_str(max(limit, 1000))
 
     def _unknown(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Options that this verb does not have, each with the value that seems to be meant."""
+        """Options that this verb does not have, each with the value that was probably meant."""
         known = {option for parameter in self.params for option in parameter.opts}
         for i, word in enumerate(args):
             if word == "--":
@@ -108,7 +108,7 @@ class AnyVerb(TyperCommand):
                 yield option, value or next((after for after in args[i + 1 : i + 2] if after[:1] != "-"), "VALUE")
 
     def refuse(self, option: str, value: str) -> None:
-        """Refuse an unknown option that is a key of experiments. The parser refuses all others."""
+        """Refuse an unknown option whose name is a key of experiments; the parser refuses other unknown options."""
         if _is_key(option[2:]):
             raise ConfigError(
                 f"{option} is not an option of this command",
@@ -137,7 +137,7 @@ class Verb(AnyVerb):
 
 
 class Verbs(typer.Typer):
-    """Group of verbs with these parsers."""
+    """Group of verbs that uses these parsers."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any

@@ -27,7 +27,7 @@ WIDE = 105  # columns of a terminal from which every fact gets a column of its o
 
 
 def numbers(console: Console, answers: Sequence[Answer], given: float | None) -> None:
-    """Print a plan without data; `given` is the noise multiplier where that was the question."""
+    """Print a plan without data. `given`: the noise multiplier, where epsilon was computed from it."""
     first = answers[0]
     q, made = first.question, first.promise
     promise = f"epsilon {q.epsilon:.4g} at delta {q.delta:g}"
@@ -52,7 +52,7 @@ def numbers(console: Console, answers: Sequence[Answer], given: float | None) ->
 
 
 def experiment(console: Console, found: Compared) -> None:
-    """Print the plan of an experiment file."""
+    """Print the plan of an experiment: facts, guarantees and alternatives."""
     facts(console, found.rows[0], found.timing, found.simulated)
     console.print(guarantees(found.guarantees, found.simulated))
     if len(found.rows) > 1:
@@ -184,7 +184,7 @@ def _short(value: float) -> str:
 
 
 def verdict(console: Console, ratio: float | None, found: Sequence[Enough], delta: float) -> None:
-    """Print whether noise hides the signal, and in which federation it would not."""
+    """Print whether noise hides the signal, and in what federation it would not."""
     if ratio is None:
         return
     ways = ways_out(list(found), delta)

@@ -1,9 +1,8 @@
-"""The program: its verbs in the order in which one meets them. Each loads what it needs when it runs, so that --help is
-instant.
+"""The program: its verbs, in the order in which a user meets them. Each imports what it needs when it runs, so that
+--help is instant.
 
 Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 ledger, 6 run folder, 7 message, 8
-encrypted and secure sums, 130 interrupted (resumable), 141 the pipe it prints into was closed.
-"""
+encrypted and secure sums, 130 interrupted (resumable), 141 the pipe it prints into was closed."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ def _top(version: Annotated[bool, typer.Option("--version", "-V", help="Print th
 
 
 def main() -> None:
-    """The entry point: a user's mistake is one screen and an exit code, never a traceback."""
+    """The entry point: a user's mistake ends in a short message and an exit code, never in a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):
@@ -102,8 +101,8 @@ def _go() -> None:
 
 @cache
 def only(word: str) -> Verbs:
-    """The verb, or the group of verbs, of this name; all of them where there is none. Building the parsers of all verbs
-    would take a tenth of a second.
+    """The program reduced to the verb, or the group of verbs, of this name; whole where there is none. Building the
+    parsers of all verbs would take a tenth of a second.
     """
     found = copy.copy(app)
     found.registered_commands = [one for one in app.registered_commands if _name(one) == word]

@@ -150,7 +150,7 @@ def before_round_1(step: Step) -> str:
 
 
 class ProgressSoFar:
-    """The newest score: not every round is evaluated."""
+    """The newest score as text: it is shown until the next round that is evaluated."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -161,11 +161,11 @@ class ProgressSoFar:
 
 
 class LiveSpending:
-    """Epsilon while the run goes on: the receipt's own statement about the ledger so far.
+    """Epsilon while a run goes on: the receipt's own statement, composed from the ledger so far.
 
-    Composing a statement takes from milliseconds to seconds, so after each one twenty times as long goes by: at most 5
-    % of a run, and once more after its last round. In between, an older epsilon is shown with its round; before the
-    first, the share of the budget that is spent, which is exact and free.
+    Composing a statement takes from milliseconds to seconds, so the next one waits twenty times as long as the last one
+    took: at most 5 % of a run, and once more after its last round. In between, an older epsilon is shown with its
+    round; before the first, the share of the budget that is spent, which is exact and free.
     """
 
     SHARE = 0.05
@@ -209,7 +209,7 @@ class LiveSpending:
 
 
 def spent_share(step: Step) -> float:
-    """Largest share of its budget that a client has spent, in the currency that adds up."""
+    """Largest share of its budget that a client has spent, in the ledger's currency, which adds up."""
     from sordino.receipts.receipt import share_of
 
     shares = [share_of(step.federation, client) for client in step.federation.spent]

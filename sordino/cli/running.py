@@ -86,7 +86,7 @@ def run(
 def _say_only(
     experiment: Experiment, out: Path | None, prepared: Path | None, words: list[str], as_json: bool, quiet: bool
 ) -> None:
-    """Print the plan of a run that does not begin. A run that would be refused is refused here."""
+    """Print the plan of a dry run, without starting the run; refuse what the run itself would refuse."""
     with loading():
         from sordino.runs.dry_run import choices, would_write
         from sordino.runs.forecast import Forecast
@@ -116,7 +116,9 @@ def _say_only(
 
 
 def _faults(chaos: str | None, overrides: list[str]) -> int | None:
-    """Add rehearsed faults to the settings of [chaos]; return the round in which to kill the process, once."""
+    """Parse --chaos: add its faults to the settings of [chaos], and return the round in which to kill the process, if
+    any.
+    """
     crash = None
     for word in chaos.split(",") if chaos else ():
         name, sign, value = word.strip().partition("@" if "@" in word else "=")
@@ -164,7 +166,9 @@ def _profile() -> Profile:
 
 
 def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str = "", profile: bool = False) -> None:
-    """Play a run and print its result. `again`: the command that continues a stopped run, if not `resume`."""
+    """Play a run and print its result. `again`: the command that continues a stopped run, where that is not
+    `resume`.
+    """
     with loading():
         from sordino.runs.ranks import follow, following
 

@@ -25,8 +25,8 @@ LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 
 
 class Screen(Console):
-    """Console. Tables have lines on a terminal; in a pipe or a file they are plain, one line for each row, as long as
-    it is.
+    """Console whose tables have lines on a terminal; in a pipe or a file they are plain, one line for each row, however
+    long.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -52,7 +52,9 @@ def lines(table: Table) -> Iterator[str]:
 
 
 def _words(cells: list[str]) -> list[str]:
-    """Cells without their markup. Reading it takes most of the time, so a column without its signs is left as it is."""
+    """Cells without their markup. Parsing markup takes most of the time, so a column without markup signs is left as it
+    is.
+    """
     return [Text.from_markup(cell).plain for cell in cells] if MARKS.search("\n".join(cells)) else cells
 
 
@@ -70,7 +72,7 @@ def _plain(shown: Any) -> Any:
 
 
 def titled(title: str, *columns: str, left: int = 1) -> Table:
-    """Table with a title; the columns behind the first `left` ones hold numbers, which stand at the right."""
+    """Table with a title; the columns after the first `left` ones hold numbers and are aligned right."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < left else "right")
@@ -84,7 +86,7 @@ def note(console: Console, remarks: Iterable[str]) -> None:
 
 
 def say(facts: object) -> None:
-    """Print one JSON object, with numbers as they are."""
+    """Print an object as JSON, with unrounded numbers."""
     typer.echo(json.dumps(facts))
 
 
@@ -97,7 +99,7 @@ def write(path: Path, text: str, new: bool = False) -> None:
 
 
 def check_absent(path: Path) -> None:
-    """Refuse to write where a file is."""
+    """Refuse to write to a path where a file exists."""
     if path.exists():
         raise RunError(
             f"{path} already exists",
@@ -109,7 +111,7 @@ def check_absent(path: Path) -> None:
 
 @contextmanager
 def unwritable(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write into an error with a fix."""
+    """Context that turns the system's refusal to write into an error with a fix."""
     try:
         yield
     except OSError as error:

@@ -55,7 +55,7 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
 
 
 def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
-    """Table of the seconds that parts of a run took."""
+    """Table of the seconds that each kind of work in a run took."""
     from sordino.engine.choose_executor import cores
     from sordino.runs.profile import reach
 
@@ -78,7 +78,7 @@ def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
 
 
 def _spent_text(budget: ReceiptBudget) -> str:
-    """Share of their budgets that clients have spent, and in how many of the rounds that they pay for."""
+    """Share of their budgets that clients have spent, and in how many rounds."""
     least, most = (f"{share:.1%}".replace(".0%", "%") for share in (budget.spent_share.min, budget.spent_share.max))
     few, many = budget.exposures_used.min, budget.exposures_used.max
     rounds = f"{few:g} round{'s' * (few != 1)}" if few == many else f"{few:g} to {many:g} rounds"
@@ -93,7 +93,7 @@ def granted_text(budget: ReceiptBudget) -> str:
 
 
 def groups(budget: ReceiptBudget, simulated: bool) -> Table:
-    """Table of personal budgets: clients that grant the same."""
+    """Table of personal budgets, one row for all clients that grant the same epsilon."""
     claimed, of = any(group.claimed is not None for group in budget.groups), budget.subject
     assert of is not None
     who = f"epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta {budget.delta:g}"
@@ -123,7 +123,7 @@ def results(metrics: Sequence[RoundRow]) -> Table:
         if (best := last.headline) is not None and best[0].name != "loss":
             judged, value = best
             table.add_row(f"test {judged.full}, {last.measured}", judged.shown(value))
-            # of a run that stopped early, where not every round is scored, there may be none
+            # empty where a run stopped early and none of its last rounds was scored
             if recent := [score for _, score in scores(metrics[-10:], judged.name)]:
                 mean = sum(recent) / len(recent)
                 table.add_row(f"test {judged.words}, mean of last {len(recent)}", judged.shown(mean))
@@ -180,7 +180,7 @@ def preparation(found: Preparation) -> Group:
 
 
 def mean_of(parts: Sequence[tuple[float | None, int]]) -> float | None:
-    """Mean of shares, weighted by the number that each is of."""
+    """Mean of shares, each weighted by the count beside it; None where no share is known."""
     known = [(share, count) for share, count in parts if share is not None]
     total = sum(count for _, count in known)
     return sum(share * count for share, count in known) / total if total else None
@@ -190,7 +190,7 @@ MODES = {"full": "every client", "probe": "one client a round, the others added 
 
 
 def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
-    """Cost of encrypted or masked sums, as measured: not extrapolated to clients that were not encrypted."""
+    """Measured cost of encrypted or masked sums, not extrapolated to clients that were not encrypted."""
     rows = [row.secure for row in metrics if row.secure is not None]
     if not rows:
         return []
@@ -206,7 +206,7 @@ def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
 
 
 def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPhase] = ()) -> Group:
-    """Table of the guarantees; reasons are numbered and listed below it, once."""
+    """Table of the guarantees; reasons are numbered, and each is listed once below it."""
     reasons: dict[str, int] = {}
     table = titled("Privacy guarantees, by unit and adversary")
     table.show_edge = table.pad_edge = False
@@ -231,8 +231,8 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
 
 
 def _epsilons(row: Guarantee) -> str:
-    """The epsilon that holds; before it the number that the source prints, and the one by its own formula over all
-    rounds, where they differ.
+    """Text of the epsilon that holds; before it, where they differ, the number that the source prints and the one that
+    its own formula gives over all rounds.
     """
     holds, printed, composed = epsilon_text(row.epsilon), row.nominal_epsilon, row.nominal_composed
     if printed is None:

@@ -1,7 +1,6 @@
 """Settings of an experiment: read from TOML and checked.
 
-Its tables and keys, the gates it may name, and what is said of a wrong one.
-"""
+Its tables and keys, the gates that it may name, and the errors for wrong settings."""
 
 from sordino.config.choices import CHOOSERS, build, filled, parameters
 from sordino.config.experiment import load, places, validate

@@ -1,7 +1,6 @@
 """Tables that choose something and take exactly the parameters of what they choose: `[algorithm] name = "fedprox"`.
 
-The signature of the chosen class or function is the schema, so an algorithm file is all there is to write.
-"""
+The signature of the chosen class or function is the schema, so a new algorithm needs nothing beside its file."""
 
 from __future__ import annotations
 
@@ -87,10 +86,10 @@ def _model(made: Callable[..., object]) -> type[BaseModel]:
 
 
 def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
-    """The parameters that a table may set: name -> (type, default). Gates have tables of their own; what begins with
-    `_` is the engine's to set.
+    """The parameters of a class or function that a table may set: name -> (type, default). Left out are gates, which
+    have tables of their own, and names that begin with `_`, which the engine sets.
     """
-    # a class without fields says them in its constructor
+    # a class that is no dataclass has its type hints in the constructor
     written = inspect.isclass(made) and inspect.isfunction(made.__init__) and not dataclasses.is_dataclass(made)
     hints = get_type_hints(made) | (get_type_hints(made.__init__) if written else {})
     found = {}

@@ -77,7 +77,7 @@ def of(source: str) -> DataSource:
 
 
 def keys(source: object) -> set[str]:
-    """The keys of [data] that one source takes; those of all sources where none is named."""
+    """The keys of [data] that this source takes; those of all sources where the source is missing or unknown."""
     if isinstance(source, str) and (source in SOURCES or user_code.is_own(source)):
         known: Collection[DataSource] = [of(source)]
     else:
@@ -86,7 +86,9 @@ def keys(source: object) -> set[str]:
 
 
 def has_natural_clients(data: object) -> bool:
-    """True where [data] says whose each row is: by a column that names the client, or by one file for each."""
+    """True where [data] tells which client each row belongs to: by a column that names the client, or by one file for
+    each client.
+    """
     from sordino.data.table_names import is_one_file
 
     if not isinstance(data, Mapping) or data.get("source") != "tabular":
@@ -98,7 +100,7 @@ def has_natural_clients(data: object) -> bool:
 
 
 def check(given: Mapping[str, object]) -> None:
-    """Refuses keys that the source does not take. `given`: what of [data] is not as it is by default."""
+    """Refuses keys that the source does not take. `given`: the keys of [data] that differ from their defaults."""
     source = str(given.get("source", "digits"))
     if isinstance(given.get("path"), list) and source != "tabular":
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Load an experiment: command line over file over default; an unknown key is an error with the nearest name."""
+"""Load an experiment: the command line overrides the file, and the file the defaults; an unknown key is an error that
+names the nearest known one."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def load(
     overrides: Iterable[str] = (),
     settings: Mapping[str, object] | None = None,
 ) -> Experiment:
-    """The experiment of a TOML file, of a table like one, or the default one; with `key=value` overrides and `{key:
-    value}` settings.
+    """The experiment of a TOML file, of a table of the same form, or the default one; with `key=value` overrides and
+    `{key: value}` settings.
     """
     table: Table = {}
     if source is not None:
@@ -126,7 +127,9 @@ def _set(table: Table, path: str, value: object) -> None:
 
 
 def _owner(table: Table, key: str) -> list[str]:
-    """A bare key that only the chosen algorithm knows belongs to it: lr=0.1 is algorithm.lr=0.1."""
+    """["algorithm"] for a bare key that is a parameter of the chosen algorithm alone: lr=0.1 is algorithm.lr=0.1. A key
+    that other tables have too is refused.
+    """
     from sordino.algorithms import algorithm_named
 
     chosen = table.get("algorithm", Experiment.model_fields["algorithm"].default)
@@ -145,7 +148,7 @@ def _owner(table: Table, key: str) -> list[str]:
 
 
 def _section(table: Table, place: str) -> Iterable[str]:
-    """The keys that a section has, or was given."""
+    """The keys that a section has, or was given; of [data] those that the chosen source takes."""
     given = table.get(place)
     if place == "data":  # of other sources nobody speaks
         return data_sources.keys(given.get("source", "digits") if isinstance(given, dict) else "digits")

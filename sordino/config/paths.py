@@ -1,7 +1,7 @@
-"""Relative paths of an experiment lead from the folder where its run began, whoever looks at the run and from where.
+"""Relative paths of an experiment are read from the folder where its run began, whoever reads the run and from where.
 
-The folder of a run keeps that folder relative to itself: both can be moved together, and neither tells where it lies.
-"""
+The run folder stores the way to that folder relative to itself: both can be moved together, and neither discloses where
+it lies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ PATHS = ("path", "file", "schema", "ledger", "cache")  # keys that name a file o
 
 
 def start_of(folder: Path) -> str:
-    """The folder where a run begins, relative to the run's own."""
+    """The working directory, where a run begins, relative to the run's folder."""
     return os.path.relpath(Path.cwd(), Path(os.path.realpath(folder.parent), folder.name))
 
 
 def resolved(experiment: Experiment, folder: Path, start: str) -> Experiment:
-    """The experiment of a run with paths as they are read from here. Its digest is the same."""
+    """The experiment of a run, with its paths as they are read from the present working directory. Its digest is the
+    same.
+    """
     place = Path(os.path.realpath(Path(os.path.realpath(folder), start)))
     if place == Path.cwd():
         return experiment
@@ -40,7 +42,7 @@ def resolved(experiment: Experiment, folder: Path, start: str) -> Experiment:
 
 
 def resolved_table(experiment: Experiment, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of an experiment, with its paths as they are read from here."""
+    """A table of an experiment, with its paths as they are read from the present working directory."""
     return dict(table) if experiment._start is None else _resolved(table, experiment._start)
 
 

@@ -19,7 +19,9 @@ SWEEP = "one run has one value of everything; a sweep is a comparison of several
 
 
 def read(path: Path, settings: Container[str]) -> dict[str, Any]:
-    """The table of an experiment file. `settings`: words that somebody may have taken for files."""
+    """The table of an experiment file. `settings`: names of settings, to recognise one that was given in place of a
+    file.
+    """
     try:
         if stat.S_ISCHR(path.stat().st_mode) or path.stat().st_size > LARGEST:
             raise OSError(f"it is a device, or larger than {LARGEST:,} bytes")
@@ -57,7 +59,7 @@ def read(path: Path, settings: Container[str]) -> dict[str, Any]:
 
 
 def _table(text: str) -> dict[str, Any]:
-    """The table of a text in TOML, as deep as an experiment can be."""
+    """The table of a text in TOML; refused where it is nested deeper than an experiment can be."""
     try:
         found = tomllib.loads(text)
     except RecursionError:
@@ -89,7 +91,7 @@ def parsed(override: str) -> tuple[str, Any]:
 
 
 def _word(override: str, text: str) -> str:
-    """A bare word is a text; several numbers are a sweep, which one run cannot be."""
+    """The text of a value without quotes. Several values are refused: they are a sweep, which one run cannot be."""
     if text.lstrip().startswith(("{", "[", '"', "'")):
         raise ConfigError(
             f"{override!r} is not valid TOML",

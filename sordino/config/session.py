@@ -1,4 +1,5 @@
-"""Python objects where an experiment expects names: each gets the name under which it can be found again."""
+"""Python objects given where an experiment expects names: each is replaced by a name under which it can be found
+again."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LENT_PATH = user_code.SESSION + DATA
 
 
 class NamedSettings(NamedTuple):
-    """Settings as a file would hold them, and what this session has to lend for them."""
+    """Settings as a file would hold them, and the objects of this session that they name."""
 
     settings: dict[str, object]
     lent: dict[str, object]
@@ -50,7 +51,9 @@ def named(settings: Settings) -> NamedSettings:
 
 
 def objects(given: Settings) -> dict[str, object]:
-    """Objects of this Python session for a run that was begun with them, by the names that the run knows."""
+    """Objects of this Python session that a run was begun with, by the names in its experiment; other settings are
+    refused.
+    """
     lent = named(given).lent
     for place, value in given.items():
         if _has_name(value):
@@ -67,14 +70,16 @@ def objects(given: Settings) -> dict[str, object]:
 
 
 def _source_of(value: object) -> dict[str, object]:
-    """The settings of data in memory; nothing for a table of settings and for a name."""
+    """The settings that name data in memory; {} for a table of settings and for a name."""
     if _is_table(value):
         return {"data.source": "tabular", "data.path": LENT_PATH}
     return {"data.source": LENT_PATH} if _is_rows(value) else {}
 
 
 def _is_table(value: object) -> bool:
-    """True for a data frame of pandas or pyarrow. Their packages are not imported here: who has a frame has done so."""
+    """True for a data frame of pandas or pyarrow. Their packages are not imported here: where there is a frame, they
+    already are.
+    """
     pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
     return (pandas is not None and isinstance(value, pandas.DataFrame)) or (
         arrow is not None and isinstance(value, arrow.Table)
@@ -115,7 +120,9 @@ def _has_name(value: object) -> bool:
 
 
 def _one(value: object, lent: dict[str, object]) -> object:
-    """One of several: a name, a class or a function; of callbacks also an object."""
+    """One entry of a list, by name: of a class or a function its own name, of another object, such as a callback, that
+    of its class.
+    """
     if isinstance(value, str | Mapping):
         return value
     if _has_name(value):
@@ -132,7 +139,7 @@ def _name(made: Any, lent: dict[str, object]) -> str:
 
 
 def _settings(made: Any) -> Iterator[tuple[str, object]]:
-    """The parameters of an algorithm that are not as they are by default."""
+    """The parameters of an algorithm that differ from their defaults."""
     for field in fields(made):
         value = getattr(made, field.name)
         if value == field.default or value is None:
@@ -148,7 +155,7 @@ def _settings(made: Any) -> Iterator[tuple[str, object]]:
 
 
 def remarks(table: object) -> list[str]:
-    """Remarks for a run that needs objects of this session to be resumed."""
+    """Remark that resuming this run needs objects of the Python session again; none where it needs none."""
     names = sorted({name for name in user_code.named(table) if user_code.is_lent(name)})
     if not names:
         return []

@@ -38,7 +38,7 @@ class Section(BaseModel):
 
 
 def _or_own(source: Any, known: ValidatorFunctionWrapHandler) -> Any:
-    """A known word, or `module:Class`."""
+    """Validator that accepts a known word, or a user's own `module:Class`."""
     return source if isinstance(source, str) and user_code.is_own(source) else known(source)
 
 
@@ -135,7 +135,7 @@ class Privacy(Section):
 
     @property
     def real(self) -> bool:
-        """Noise that protects people, not one that a seed can repeat."""
+        """True for noise that protects people, not for seeded noise, which can be repeated."""
         return is_real(self.noise)
 
 
@@ -189,7 +189,7 @@ class Network(Section):
     """seconds after which a round goes on without silent clients"""
 
     def of(self, process: int) -> dict[str, Any]:
-        """Delays and bandwidths of one client process, and its slowness."""
+        """Latency, bandwidths and slowness of one client process."""
         told = self.model_dump(exclude={"timeout_s"})
         return {name: v[process % len(v)] if isinstance(v, list) else v for name, v in told.items()}
 
@@ -219,12 +219,12 @@ class Engine(Section):
 
     @property
     def client_processes(self) -> bool:
-        """Clients live in processes of their own, to which the server sends messages."""
+        """True where clients live in processes of their own, to which the server sends messages."""
         return self.executor == "processes"
 
     @property
     def one_process(self) -> bool:
-        """All clients share the process of the server."""
+        """True where all clients share the process of the server."""
         return self.executor not in ("processes", "ranks")
 
 
@@ -273,7 +273,9 @@ class Experiment(Section):
     _start: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `paths`)
 
     def digest(self) -> str:
-        """Hash of what is played, wherever files lie, however they are written and whoever computes or watches."""
+        """Hash of the settings that decide results, wherever files lie, however they are written and whoever computes
+        or watches.
+        """
         what = self.model_dump(mode="json", exclude={"engine", "callbacks"})
         del what["privacy"]["ledger"]
         for place in ("path", "separator", "decimal", "encoding"):

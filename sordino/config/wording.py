@@ -44,7 +44,7 @@ def check_keys(table: Mapping[str, object], known: Iterable[str], where: str) ->
 
 
 def unknown(key: str, names: Iterable[str], where: str, elsewhere: Iterable[str] = ()) -> ConfigError:
-    """The refusal of a key that is none. `elsewhere`: where it would be one."""
+    """The error for an unknown key. `elsewhere`: full names of settings of other tables that may be meant."""
     meant = " or ".join(f"{place}=..." for place in elsewhere)
     fix = f"write {meant}" if meant else nearest(key, names)
     return ConfigError(f"{where} has no key {key!r}", fix=fix, code="unknown-key")
@@ -59,9 +59,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str]]) -> ConfigError:
-    """The refusal of a table that pydantic cannot read. `keys_of`: the keys of each section that has keys of its
-    own.
-    """
+    """The error for a table that pydantic cannot read. `keys_of`: the keys of each section that has keys of its own."""
     first, *others = error.errors()
     loc, why = first["loc"], [_said(first)]
     if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have
@@ -108,7 +106,9 @@ LIKE = {"int_type": "10", "float_type": "0.5", "bool_type": "true"}
 
 
 def sweep(setting: str) -> str:
-    """The command that runs several values. Two whole numbers may be one with a decimal comma."""
+    """The command that runs several values. Two whole numbers may be meant as one with a decimal comma: then that is
+    offered too.
+    """
     comma = re.fullmatch(r"([\w.]+=-?\d+),(\d+)", setting)
     point = f"; or write {comma[1]}.{comma[2]}, with a decimal point" if comma else ""
     return f"sordino compare EXPERIMENT.toml --set {setting}{point}"

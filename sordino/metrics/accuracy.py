@@ -1,8 +1,7 @@
-"""Evaluation of models on all test examples, and on each client's own. Seen by the evaluator only; nothing here is
-sent.
+"""Evaluation of models on all test examples, and on each client's own. Only the evaluator sees the scores; nothing here
+is sent.
 
-Single clients are listed up to 10,000 of them; beyond, only their spread is given.
-"""
+Scores of single clients are listed up to 10,000 clients; beyond, only their spread is given."""
 
 from __future__ import annotations
 
@@ -32,7 +31,9 @@ PART = 2048  # rows of one thread: whole passes of every task
 
 
 class _Tested(NamedTuple):
-    """The clients that have test examples, and these, client by client."""
+    """The clients that have test examples: their ids, the rows of these examples client by client, and how many each
+    client has.
+    """
 
     clients: Array
     rows: Tensor
@@ -41,7 +42,7 @@ class _Tested(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The scores of models on test examples."""
+    """Evaluator of models on the test examples of all clients."""
 
     task: Task
     test: Examples
@@ -82,7 +83,7 @@ class Evaluator:
         return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
     def _more(self, params: Params) -> dict[str, Any]:
-        """The headline metric of a constant answer, and the scores of all test examples together."""
+        """The headline metric of the best constant answer, and the requested scores of all test examples together."""
         task, x = self.task, self.test.x
         beside = {"majority" if task.metrics[0] == "accuracy" else "baseline": self._constant}
         asked = tuple(dict.fromkeys((*task.always, *self.asked)))
@@ -92,7 +93,7 @@ class Evaluator:
         return beside | scored(asked, found.cpu().numpy(), task.truth(self.test.y).cpu().numpy())
 
     def of_each(self, found: Mapping[int, Sequence[float]]) -> Scores:
-        """Scores of clients' own models, from the means of every client that has test examples."""
+        """Scores where each client has a model of its own, from the means of every client that has test examples."""
         own, names = self._tested, list(self.task.metrics)
         if not len(own.clients):
             raise ConfigError(

@@ -1,6 +1,5 @@
-"""Evaluation after a round: the server's models, each as clients make it their own. The first way of the first model is
-the headline; the others stand beside it.
-"""
+"""Evaluation after a round: of each of the server's models, as every way of personalisation makes it a client's own.
+The first way of the first model is the headline; the others stand beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[f
 
 
 class Modelled(Protocol):
-    """The part of an algorithm that evaluation uses."""
+    """An algorithm, as far as evaluation uses it."""
 
     def models(self, s: Any) -> Mapping[str, Params]: ...
 
@@ -48,7 +47,7 @@ class Evaluation:
 
     @property
     def personal(self) -> tuple[str, ...]:
-        """The ways in which clients make a model their own; none where all use the same."""
+        """The ways in which clients personalise a model; empty where all clients use the same model."""
         return ways(self.algorithm, self.ways)
 
     def _scored(self, t: int, held: Mapping[str, Params], names: Sequence[str], score: Score) -> dict[str, Scores]:
@@ -73,7 +72,9 @@ def check_shared(ways: Sequence[str]) -> None:
 
 
 def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
-    """The way of the headline: a method's own way may be to leave the global model as it is."""
+    """The way of personalisation behind the headline; "plain" where a method's own way is to use the global model as it
+    is.
+    """
     first = next(iter(ways), "global")
     own = (algorithm.own_way or OWN) if isinstance(algorithm, OwnModels) else PLAIN
     effective = own if first == OWN else first
@@ -81,25 +82,27 @@ def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
 
 
 def measured_model(named: Sequence[str]) -> str:
-    """The server's model behind the headline, where another one than the global model is asked for."""
+    """The server's model behind the headline; "" for the global model."""
     return "" if not named or named[0] == "global" else named[0]
 
 
 def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str], models: Sequence[str]) -> str:
-    """The model that was scored last, or will be."""
+    """The model that was scored last in a run or, before the first evaluation, the one that will be."""
     last = last_scored(run)
     return measured(measured_way(algorithm, ways), measured_model(models)) if last is None else last.measured
 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
-    """The first of those ways that takes a client's examples and nothing that it keeps; None where none does."""
+    """The first of the ways of personalisation that needs a client's examples alone and no state of the client; None
+    where none does.
+    """
     own = algorithm.own_way if isinstance(algorithm, OwnModels) else None
     each = (own if way == OWN else way for way in ways(algorithm, asked))
     return next((way for way in each if way not in (None, PLAIN)), None)
 
 
 def _spread(found: Scores) -> Scores:
-    """The scores without the list of clients, which the headline alone keeps."""
+    """The scores without the list of single clients, which only the headline keeps."""
     return found if found.clients is None else found.beside(clients=found.clients.beside(each=None))
 
 

@@ -19,7 +19,9 @@ MEASURED: dict[Way, str] = {  # the models that a score is of
 
 
 def measured(way: Way, model: str = "") -> str:
-    """The models that a score is of. `model`: the name of one of the server's, where it is not the global one."""
+    """Which models a score is of, in words. `model`: the name of one of the server's models, where it is not the global
+    one.
+    """
     words = MEASURED[way]
     if not model:
         return words
@@ -27,7 +29,7 @@ def measured(way: Way, model: str = "") -> str:
 
 
 class Headline(NamedTuple):
-    """One metric; its mean over examples is shown."""
+    """A headline metric: name, words, direction and number format. Its mean over examples is shown."""
 
     name: Metric
     words: str
@@ -41,12 +43,12 @@ class Headline(NamedTuple):
 
     @property
     def full(self) -> str:
-        """The words with the direction, where it is not plain."""
+        """The metric in words, with its direction unless it is accuracy or loss."""
         return self.words if self.name in ("accuracy", "loss") else f"{self.words} ({self.better})"
 
     @property
     def scale(self) -> int:
-        """The factor of a value on a plot."""
+        """The factor of a value on a plot: 100 for a metric in per cent."""
         return 100 if self.percent else 1
 
     @property
@@ -54,11 +56,11 @@ class Headline(NamedTuple):
         return f"test {self.words}" + (" (%)" if self.percent else f" ({self.better})" if self.constant else "")
 
     def bare(self, value: float) -> str:
-        """The number alone: the caption of its table says the rest."""
+        """A value without unit or words, for a table whose caption names the metric."""
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
     def reaches(self, value: float, target: float) -> bool:
-        """True if the value is as good as the target."""
+        """True if the value is at least as good as the target."""
         return value >= target if self.higher else value <= target
 
     def shown(self, value: float) -> str:
@@ -79,7 +81,7 @@ HEADLINES: dict[str, Headline] = {
 }
 
 
-# of the scores that may stand beside it
+# scores that may be shown beside the headline, in words
 SCORED = {
     "auroc": "AUROC",
     "f1": "F1, macro",
@@ -94,7 +96,9 @@ def bytes_text(count: float) -> str:
 
 
 def scaled(value: float, units: Sequence[str]) -> str:
-    """A value in the largest unit, a thousand times the one before, of which it holds at least one."""
+    """A value as text in the largest of `units` of which it holds at least one; each unit is a thousand times the one
+    before.
+    """
     power = 0
     while value >= 1000 and power < len(units) - 1:
         value, power = value / 1000, power + 1

@@ -1,4 +1,4 @@
-"""Measures for tables of runs: from the metrics of one run, and between several. None of them is the best round."""
+"""Measures for tables of runs, from the metrics of one run or of several. None of them takes a run's best round."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Measure = Callable[[Metrics], float | None]
 
 
 def headline(run: Metrics) -> Metric:
-    """The name of the metric that a run is judged by."""
+    """The name of the metric by which a run is judged."""
     return next((found[0].name for row in reversed(run) if (found := row.headline) is not None), "loss")
 
 
 def scores(run: Metrics, metric: Metric | None = None) -> list[tuple[RoundRow, float]]:
-    """The evaluated rounds, each with its score; by default in what the run is judged by."""
+    """The evaluated rounds, each with its score; by default in the metric by which the run is judged."""
     metric = headline(run) if metric is None else metric
     found = [(row, getattr(row, metric)) for row in run]
     return [(row, score) for row, score in found if score is not None]
@@ -68,12 +68,12 @@ def worst_tenth(run: Metrics) -> float | None:
 
 
 def at_round(wanted: int) -> Measure:
-    """The last evaluation at or before a round."""
+    """Measure: the score of the last evaluation at or before a round."""
     return lambda run: next((score for row, score in reversed(scores(run)) if row.round <= wanted), None)
 
 
 def at_bytes(budget: float) -> Measure:
-    """The last evaluation that both directions together had paid for."""
+    """Measure: the score of the last evaluation before downloads and uploads together exceed `budget` bytes."""
 
     def measure(run: Metrics) -> float | None:
         scored, found = {row.round: score for row, score in scores(run)}, None
@@ -99,7 +99,7 @@ def bytes_to(target: float) -> Measure:
 
 
 def _reaching(run: Metrics, target: float) -> Iterator[tuple[RoundRow, float]]:
-    """The evaluated rounds that are as good as the target."""
+    """The evaluated rounds whose score is at least as good as the target."""
     judged = HEADLINES[headline(run)]
     return ((row, score) for row, score in scores(run) if judged.reaches(score, target))
 
@@ -109,7 +109,7 @@ def traffic(run: Metrics) -> float:
 
 
 def running_bytes(run: Metrics) -> list[float]:
-    """Both directions, added up."""
+    """Bytes of downloads and uploads, added up to each round."""
     return [float(spent) for spent in accumulate(row.bytes for row in run)]
 
 
@@ -117,13 +117,13 @@ def running_bytes(run: Metrics) -> list[float]:
 
 
 def mean_std(values: Iterable[float]) -> tuple[float | None, float | None]:
-    """None where there is nothing to tell: no mean of none, no deviation of one."""
+    """Mean and standard deviation; None for the mean of no value, and for the deviation of fewer than two."""
     known = list(values)
     return statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None
 
 
 class Point(Fact):
-    """One evaluated round: mean and deviation over the seeds that got there, and what had been sent until then."""
+    """One evaluated round: mean and deviation over the seeds that reached it, and the bytes sent until then."""
 
     round: int
     n: int

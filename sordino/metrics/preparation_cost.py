@@ -1,6 +1,5 @@
-"""Cost of a preparation: its messages beside the counts of a published formula, in rounds of plain training, and the
-rounds saved on the way to a target.
-"""
+"""Cost of a preparation: the bytes of its messages beside the counts of a published formula, in rounds of plain
+training, and the rounds that it saves on the way to a target."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ SHOWN = 4  # targets that were reached; then the next one, which was not
 
 
 class Plain(NamedTuple):
-    """A message of plain training: the model and a header."""
+    """Size of a message of plain training, which is the model and a header, and the number of clients in a round."""
 
     message: int  # bytes, one way
     chosen: int  # clients of a round
@@ -33,7 +32,7 @@ class Plain(NamedTuple):
 
 
 class Sent(Fact):
-    """All messages of one kind, beside what a formula counts of them."""
+    """Bytes of all messages of one kind, beside the parameters and bytes that a published formula counts for them."""
 
     phase: str
     way: Way
@@ -44,7 +43,7 @@ class Sent(Fact):
 
 
 class Target(Fact):
-    """An accuracy, and the round that reached it; None: no round did."""
+    """An accuracy, and the round that reached it; None where no round did."""
 
     target: float
     rounds: int | None
@@ -59,7 +58,9 @@ class Reached(Target):
 
 
 class Cost(Fact):
-    """A preparation in rounds of plain training, measured and by a formula; and targets, with it and without."""
+    """Cost of a preparation in rounds of plain training, measured and by a formula; and rounds to target accuracies,
+    with it and without.
+    """
 
     bytes: int
     rounds: float
@@ -73,7 +74,9 @@ class Cost(Fact):
 
 
 def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
-    """Traffic and computation before the first round, as a round 0 without scores: sums over rounds begin with it."""
+    """Traffic and computation of a preparation as one round 0 without scores, with which sums over rounds begin; []
+    without a preparation.
+    """
     if not preparation:
         return []
     computed = [row.device_flops for row in preparation if row.phase != HANDED]
@@ -84,12 +87,14 @@ def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
 
 
 def before(run: Metrics) -> float:
-    """Bytes in front of the first round."""
+    """Bytes sent before the first round."""
     return traffic([row for row in run if row.round == 0])
 
 
 def flops_until(runs: Sequence[Metrics]) -> dict[int, float]:
-    """Operations of devices up to the end of each round, mean over runs; {} where a run does not report them."""
+    """Floating-point operations of devices up to the end of each round, mean over runs; {} where a run does not report
+    them.
+    """
     found: dict[int, list[float]] = {}
     for run in runs:
         spent = 0.0
@@ -108,8 +113,8 @@ def messages(
     formula: Formula | None,
     says: Mapping[str, tuple[str, str]],
 ) -> list[Sent]:
-    """Messages of each phase, down and up: the size by the published formula, and the bytes beyond those of plain
-    training. `says`: the words for what goes down and up in each phase.
+    """Bytes of each phase's messages, down and up, beside the published formula; of the training those beyond plain
+    training. `says`: what goes down and up in each phase, in words.
     """
     counted = {} if formula is None else formula.messages
 
@@ -160,7 +165,7 @@ def charged(preparation: Sequence[Played], metrics: Metrics, plain: Plain, formu
 
 
 def targets(metrics: Metrics) -> list[float]:
-    """The last tens of per cent that were reached, and the next one."""
+    """Target accuracies: the highest multiples of 10 % that were reached, and the next one."""
     found = scores(metrics, "accuracy")
     reached = max((score for _, score in found), default=0.0)
     below, beyond = [t for t in TENS if t <= reached], [t for t in TENS if t > reached]

@@ -15,7 +15,7 @@ from sordino.metrics.headlines import HEADLINES, MEASURED, SCORED, Headline, Met
 
 
 class Spread(Fact):
-    """The scores of single clients."""
+    """The scores of single clients: how they spread and, where listed, each of them."""
 
     metric: Metric
     mean: float
@@ -55,7 +55,7 @@ class Scores(Fact):
 
     @property
     def scores(self) -> list[tuple[str, float]]:
-        """Scores beside accuracy and loss, in words, where they were asked for; then a user's own metrics."""
+        """Requested scores beside accuracy and loss, each with its words; then a user's own metrics."""
         known = [(words, value) for name, words in SCORED.items() if (value := getattr(self, name)) is not None]
         return [*known, *self.own.items()]
 
@@ -67,7 +67,7 @@ class Scores(Fact):
 
     @property
     def judged(self) -> Scores:
-        """The headline and the loss alone."""
+        """The same scores, reduced to the headline metrics and the loss."""
         return Scores(**{name: getattr(self, name) for name in HEADLINES})
 
     @property
@@ -85,7 +85,7 @@ class Scores(Fact):
 
     @property
     def measured(self) -> str:
-        """The model that was scored."""
+        """Which models were scored, in words."""
         return measured(self.way, self.model)
 
 
@@ -114,7 +114,7 @@ class Played(Fact):
 
     @property
     def bytes(self) -> int:
-        """Both directions."""
+        """Bytes of downloads and uploads together."""
         return (self.bytes_down or 0) + (self.bytes_up or 0)
 
 
@@ -128,7 +128,7 @@ class PreparedRow(Played):
 
 
 class RoundRow(Scores, Played):
-    """A line of metrics.jsonl; a round 0 is what came before the first one."""
+    """A line of metrics.jsonl; a round 0 stands for what was sent and computed before the first round."""
 
     model_norm: float | None = None
     seconds: float | None = None  # by the clock
@@ -139,7 +139,7 @@ class RoundRow(Scores, Played):
 
 
 class RoundCost(Fact):
-    """A line of costs.jsonl: seconds are no part of the result, no two runs take the same."""
+    """A line of costs.jsonl: seconds, kept apart from results because no two runs take the same time."""
 
     round: int
     seconds: float | None = None

@@ -31,8 +31,10 @@ BINS = 15  # of calibration
 
 
 def auroc(p: Probabilities, y: Labels) -> float | None:
-    """The area under the ROC curve: of two classes that of the second one; of more, each against all others, and their
-    mean over the classes that some examples have and others have not. None where no class is such."""
+    """Area under the ROC curve. Two classes: that of the second one. More classes: each against all others, averaged
+    over the classes that some examples have and others have not; None where there is no such class. Several labels:
+    each label by itself, averaged alike.
+    """
     if y.ndim == 2:  # several labels, each by itself
         found = [area for c in range(p.shape[1]) if (area := _area(p[:, c], y[:, c] == 1)) is not None]
         return float(np.mean(found)) if found else None
@@ -42,7 +44,7 @@ def auroc(p: Probabilities, y: Labels) -> float | None:
 
 
 def _area(score: NDArray[np.floating[Any]], true: NDArray[np.bool_]) -> float | None:
-    """Probability that a true example has a higher score than another one; equal scores count half."""
+    """Probability that an example of the class scores higher than one of another class; equal scores count half."""
     many, others = int(true.sum()), int((~true).sum())
     if not many or not others:
         return None
@@ -59,7 +61,7 @@ def confusion(p: Probabilities, y: Labels) -> tuple[tuple[int, ...], ...]:
 
 
 def f1(p: Probabilities, y: Labels) -> float | None:
-    """The mean over classes of 2 TP / (2 TP + FP + FN); classes that are neither there nor predicted are left out."""
+    """Mean over classes of 2 TP / (2 TP + FP + FN), without classes that no example has and no prediction names."""
     if y.ndim == 2:
         told = p > 0.5
         both = told.sum(0) + y.sum(0)
@@ -72,7 +74,7 @@ def f1(p: Probabilities, y: Labels) -> float | None:
 
 
 def calibration_error(p: Probabilities, y: Labels) -> float | None:
-    """Expected calibration error: distance between the probability of the predicted class and the share of right
+    """Expected calibration error: mean distance between the probability of the predicted class and the share of right
     answers, over 15 bins of equal width.
     """
     if not len(y):
@@ -105,7 +107,7 @@ SCORES: Mapping[str, Callable[[Probabilities, Labels], Any]] = {
 
 
 def scored(asked: Sequence[str], p: Probabilities, y: Labels) -> dict[str, Any]:
-    """The scores of these names."""
+    """Scores by name, for the names asked for."""
     return {name: SCORES[name](p, y) for name in asked}
 
 
@@ -117,15 +119,15 @@ AT_ONCE = 1024  # rows
 
 
 class OwnMetric(ABC):
-    """A metric of a user's own on all test examples. A plain function of the same two arguments will do as well."""
+    """A user's own metric on all test examples. A plain function of the same two arguments will do as well."""
 
     @abstractmethod
     def __call__(self, logits: Tensor, labels: Tensor) -> float:
-        """One number, from logits [n, classes] and labels [n]."""
+        """The metric as one number, from logits [n, classes] and labels [n]."""
 
 
 def metrics_named(names: Sequence[str]) -> dict[str, MetricFunction]:
-    """The metrics that an experiment names, by their own names."""
+    """The user's own metrics that an experiment names, by their function or class names."""
     found: dict[str, MetricFunction] = {}
     for path in names:
         if not user_code.is_own(path):
@@ -148,7 +150,7 @@ def metrics_named(names: Sequence[str]) -> dict[str, MetricFunction]:
 
 
 def measured(metrics: Mapping[str, MetricFunction], task: Task, params: Params, test: Examples) -> dict[str, float]:
-    """A user's own metrics of a model."""
+    """Values of a user's own metrics for a model."""
     if not metrics:
         return {}
     logits = torch.cat([task.predict(params, part) for part in torch.split(test.x, AT_ONCE)])[:, : task.labels]

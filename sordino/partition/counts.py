@@ -1,6 +1,5 @@
-"""Counts [clients, classes]: examples of each class that a client gets. A partition that cannot be made is refused by
-the bound that fails.
-"""
+"""Counts [clients, classes]: how many examples of each class a client gets. A partition that cannot be made is refused,
+and the error names the bound that fails."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ FIXES = {
 
 
 def require(met: bool | np.bool_, bound: str, code: str) -> None:
-    """Refuses a partition that cannot be made, with the bound that fails."""
+    """Refuses a partition that cannot be made; `bound` is the condition that fails, in words."""
     if not met:
         raise PartitionError("this partition cannot be made", why=bound, fix=FIXES[code], code=code)
 
@@ -58,7 +57,7 @@ def choice(field: str, value: str, choices: Mapping[str, T]) -> T:
 
 
 def largest_remainder(total: int, weights: Array, debt: Array | float = 0.0) -> Array:
-    """Whole numbers that add up to total, each the floor or the ceiling of its share; weight 0 gets 0."""
+    """Whole numbers that add up to `total`, each the floor or the ceiling of its share by weight; weight 0 gets 0."""
     quota = total * (weights / weights.sum())
     counts: Array = np.floor(quota).astype(np.int64)
     rank = np.where(weights > 0, quota - counts + debt, -np.inf)
@@ -67,7 +66,9 @@ def largest_remainder(total: int, weights: Array, debt: Array | float = 0.0) -> 
 
 
 def divide(totals: Array, weights: Array) -> Array:
-    """Divides each class by largest remainders. What rounding owes a client is carried on, to even out sizes."""
+    """Divides each class among clients by largest remainders. A client's rounding errors are carried on from class to
+    class, to even out sizes.
+    """
     counts = np.zeros(weights.shape, np.int64)
     debt = np.zeros(len(weights))
     for c in np.flatnonzero((totals > 0) & weights.any(0)):
@@ -85,8 +86,8 @@ def dirichlet(
     rng: Generator,
     balanced: bool = False,
 ) -> Array:
-    """Draws until every client has min_size, at most MAX_DRAWS times (MAX_CELLS cells); then the last draw is
-    repaired.
+    """Counts from Dirichlet proportions, drawn again until every client has `min_size` examples, at most MAX_DRAWS
+    times (MAX_CELLS cells); the last draw is then repaired.
     """
     n = int(totals.sum())
     check_clients(clients, n)
@@ -104,7 +105,8 @@ def dirichlet(
 
 
 def _log_gamma_variates(alpha: float, shape: tuple[int, ...], rng: Generator) -> Array:
-    """Logarithms, since for small alpha all variates of a class would underflow to 0: no proportions left.
+    """Logarithms of gamma variates: for small alpha all variates of a class would underflow to 0 and leave no
+    proportions.
 
     Gamma(a) = Gamma(a + 1) * U^(1/a) (Marsaglia and Tsang, 2000). Below 1e-200 every draw is one-hot already.
     """
@@ -115,7 +117,8 @@ def _log_gamma_variates(alpha: float, shape: tuple[int, ...], rng: Generator) ->
 def _repair(counts: Array, min_size: int, rng: Generator) -> Array:
     """Moves random examples from the largest client to those below min_size.
 
-    It ends: while one is below and the total suffices, the largest is above, so each move lowers the deficit.
+    It ends: while one client is below min_size and the total suffices, the largest client is above it, so each move
+    lowers the deficit.
     """
     sizes = counts.sum(1)
     moved = int(np.maximum(min_size - sizes, 0).sum())
@@ -137,7 +140,7 @@ def _repair(counts: Array, min_size: int, rng: Generator) -> Array:
 
 
 def circulant(totals: Array, clients: int, k: int, rng: Generator) -> Array:
-    """The k classes from a client's own number on, modulo the number of classes."""
+    """Class lists, boolean [clients, classes]: client n holds the classes n, ..., n + k - 1 modulo their number."""
     classes = len(totals)
     holds = (np.arange(classes) - np.arange(clients)[:, None]) % classes < k
     holders = holds.sum(0)
@@ -151,10 +154,11 @@ def circulant(totals: Array, clients: int, k: int, rng: Generator) -> Array:
 
 
 def random(totals: Array, clients: int, k: int, rng: Generator) -> Array:
-    """Any k classes for each client, such that every class has a holder and no more holders than examples.
+    """Class lists, boolean [clients, classes]: any k classes for each client, such that every class has a holder and no
+    more holders than examples.
 
-    A class with room for r more holders can serve min(r, m) of the m clients still to come, which need m * k
-    places (Gale and Ryser, 1957). What is beyond that is slack: so many scarce classes may this client take.
+    A class with room for r more holders can serve min(r, m) of the m clients still to come, which need m * k places
+    (Gale and Ryser, 1957). The places beyond that are the slack: as many scarce classes may this client take.
     """
     places, present = clients * k, int((totals > 0).sum())
     room = np.minimum(totals, clients)

@@ -1,11 +1,12 @@
-"""Filling class lists evenly: Li, Xiao and Chen, Chinese Journal of Computers 2024, active-class induced diversity.
+"""Even division of examples by given class lists: Li, Xiao and Chen, Chinese Journal of Computers 2024, active-class
+induced diversity.
 
-One example after the other: a random client among those with the fewest takes one of the class it holds least of. Where
-none of its classes is left it takes over one of another client's, which replaces it in the same way until one of them
-finds an unused example; the chain is as short as can be, so it ends. A client that no chain can serve is done. If it
-was then one short, no division gives every client its even share: clients that it can reach hold no more than an even
-share, and no client beyond holds more than one of their classes.
-"""
+Examples are given out one by one: a random client among those with the fewest takes one of the class it holds least of.
+Where none of its classes is left, it takes an example over from another client, which replaces it in the same way,
+until one client in the chain finds an unused example; the shortest chain is chosen, so it ends. A client that no chain
+can serve is done. If it was then one short, no division gives every client its even share: the clients that it can
+reach by chains hold no more than an even share, and no client beyond holds more than one example of any of their
+classes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from sordino.partition.row_numbers import Array
 
 
 def fill(totals: Array, holds: Array, rng: Generator) -> Array:
-    """Counts [clients, classes] from class sizes and the classes of each client. A client that has an example of one of
+    """Counts [clients, classes] from class sizes and the class lists `holds`. A client that has an example of one of
     its classes keeps at least one.
     """
     return _Filling(totals, holds, rng).counts()
@@ -80,7 +81,9 @@ class _Filling:
         return counts
 
     def _take(self, client: int) -> bool:
-        """One unused example of the class it holds least of."""
+        """Gives the client an unused example of that one of its classes, among those left, of which it holds least;
+        False where none is left.
+        """
         held = self._held[client]
         left = [c for c in self._lists[client] if self._unused[c]]
         if left:
@@ -91,7 +94,9 @@ class _Filling:
         return bool(left)
 
     def _take_over(self, client: int) -> bool:
-        """One of a random other client that can replace it, or whose giver can, and so on; the nearest first."""
+        """Gives the client an example of another client, random among the nearest, that can replace it or take one over
+        in turn; False where no chain ends in an unused example.
+        """
         giver: dict[int, tuple[int, int]] = {client: (client, -1)}  # who asked it, and for which class
         asked: set[int] = set()
         waiting = deque([client])

@@ -1,6 +1,5 @@
-"""Row numbers by client, as two arrays for all clients together: a million clients cost their starts, not a million
-objects. And a partition in numbers: a table of counts, and a summary.
-"""
+"""Row numbers of all clients together, as two arrays: a million clients cost an array of starts, not a million objects.
+And the partition in numbers: a table of counts, and a summary."""
 
 from __future__ import annotations
 
@@ -16,7 +15,9 @@ Array = NDArray[Any]
 
 
 class RowNumbers(Sequence[Array]):
-    """Row numbers in the order of the clients, and the start of each client's; `rows[k]` is a view."""
+    """Row numbers in the order of the clients, and where each client's begin; `rows[k]` is a view of those of
+    client k.
+    """
 
     def __init__(self, numbers: Array, starts: Array) -> None:
         assert starts[0] == 0
@@ -34,8 +35,8 @@ class RowNumbers(Sequence[Array]):
 
     @classmethod
     def by_owner(cls, owner: Array, clients: int) -> RowNumbers:
-        """The row numbers from the owner of every row; rows with the owner -1 belong to no client. A client's
-        rows are in rising order.
+        """Row numbers from the client that owns each row; rows with the owner -1 belong to no client. A client's rows
+        are in rising order.
         """
         order = np.argsort(owner, kind="stable")
         ends = np.searchsorted(owner[order], np.arange(clients + 1))
@@ -71,7 +72,7 @@ class RowNumbers(Sequence[Array]):
 
     @property
     def owners(self) -> Array:
-        """The client of each of `numbers`."""
+        """The client of each entry of `numbers`."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
     def __len__(self) -> int:
@@ -89,8 +90,8 @@ class RowNumbers(Sequence[Array]):
 
 
 def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
-    """The row numbers that a user's own scheme gives, each among `rows` and of at most one client. A row of two clients
-    would lose twice what one of them promises.
+    """The row numbers that a user's own scheme gives, each one of the `rows` rows and of at most one client: a row of
+    two clients would lose twice what one of them promises.
     """
     try:
         found = RowNumbers.of(parts)

@@ -44,7 +44,7 @@ TAILS: Mapping[str, Callable[[int], Array]] = {  # number of classes -> the powe
 
 
 class Labelled(Protocol):
-    """Labels and groups of examples: all that a scheme sees."""
+    """Labels and groups of examples: all that a scheme reads."""
 
     @property
     def y(self) -> Array: ...
@@ -72,7 +72,9 @@ class Scheme(ABC):
     def relabel(
         self, train_labels: Array, rows: RowNumbers, test_labels: Array, test_rows: RowNumbers, rng: Generator
     ) -> tuple[Array, Array, int]:
-        """The labels of training and test rows as their clients call them, and how many labels there are."""
+        """The labels of training and test rows, as an anonymous scheme renumbers them for each client, and how many
+        labels there are.
+        """
         return train_labels, test_labels, _classes(train_labels, test_labels)
 
 
@@ -165,7 +167,7 @@ class Active(Scheme):
         return _deal(labels, fill(totals, holds, rng), rng)
 
     def match(self, train: Labelled, rows: RowNumbers, test: Labelled, rng: Generator) -> RowNumbers:
-        """Test rows of the same classes, filled as evenly as they can be."""
+        """The test rows of every client, from the same classes and as evenly filled as they can be."""
         classes = _classes(train.y, test.y)
         holds = table(train.y, rows, classes) > 0
         return _deal(test.y, fill(np.bincount(test.y, minlength=classes), holds, rng), rng)
@@ -304,7 +306,9 @@ class Natural(Scheme):
         return RowNumbers.by_owner(owner, len(keys))
 
     def match(self, train: Labelled, rows: RowNumbers, test: Labelled, rng: Generator) -> RowNumbers:
-        """Every client's own test examples; those of groups without training examples belong to no client."""
+        """The test rows of every client, by the same groups; those of groups without training examples belong to no
+        client.
+        """
         if train.group is None or test.group is None:
             return super().match(train, rows, test, rng)
         keys = np.unique(train.group)
@@ -350,7 +354,9 @@ def _lists(totals: Array, clients: int, k: int, holders: str, rng: Generator) ->
 
 
 def _deal(labels: Array, held: Array, rng: Generator) -> RowNumbers:
-    """Random examples of each class by the table; those left over belong to no client."""
+    """Row numbers: as many random examples of each class as the table `held` gives a client; those left over belong to
+    no client.
+    """
     owner = np.full(len(labels), -1)
     for c, column in enumerate(held.T):
         rows = rng.permutation(np.flatnonzero(labels == c))

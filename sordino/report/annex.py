@@ -1,8 +1,7 @@
 """The privacy annex: one page for a data protection assessment, as HTML or printed to a PDF.
 
-It says who is protected, from whom, how far, on which assumptions, and what was checked. No script, no network, nothing
-to unfold. A browser that is already there prints it: no part of this library draws letters.
-"""
+It states who is protected, from whom, how far, on which assumptions, and what was checked. No script, no network,
+nothing to unfold. An installed browser prints the PDF: no part of this library draws letters."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Charts in plain SVG, drawn once for every page: lines, bars, heat maps and points.
+"""Charts in plain SVG, drawn by the same code for every page: lines, bars, heat maps and points.
 
-A chart stretches to the width that it gets without scaling its text: positions across are percentages, heights pixels.
-The numbers of every chart stand in a table below it, and a script only reads them out. Figures for papers draw the same
-`Lines`.
-"""
+A chart stretches to the width that it gets without scaling its text: horizontal positions are percentages, vertical
+ones pixels. The numbers of every chart stand in a table below it, and a script only reads them out. Figures for papers
+draw the same `Lines`."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ def percent(value: float) -> str:
 
 
 class Axis(NamedTuple):
-    """One axis of a chart. `paper` and `unit`: its label in a figure for a paper, and what values are divided by
-    there.
-    """
+    """One axis of a chart. `paper` and `unit`: in a figure for a paper, its label and the divisor of its values."""
 
     label: str
     write: Write = number
@@ -48,7 +45,7 @@ class Axis(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """One point of a line, with half the height of the band around it."""
+    """One point of a line; `spread` is half the height of the band around it."""
 
     x: float
     y: float
@@ -62,7 +59,7 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A line chart. `unproved`: its lines prove nothing, and look so."""
+    """A line chart. `unproved`: the lines prove nothing, and are drawn so."""
 
     title: str
     about: str
@@ -73,7 +70,7 @@ class Lines(NamedTuple):
 
 
 class ScatterPoint(NamedTuple):
-    """A point with a whisker; of a published formula also where it would stand, which proves nothing."""
+    """A point with an error bar. `nominal`: where a published formula would put it, which proves nothing."""
 
     name: str
     colour: int
@@ -84,14 +81,14 @@ class ScatterPoint(NamedTuple):
 
 
 def some(things: Sequence[T], most: int = POINTS) -> Sequence[T]:
-    """So many at even distances, with the last one."""
+    """At most `most` of the things, at even distances, always with the last one."""
     if len(things) <= most:
         return things
     return [things[(i + 1) * len(things) // most - 1] for i in range(most)]
 
 
 def lines(chart: Lines) -> Html:
-    """The picture, its legend, and its numbers; nothing where no number is finite."""
+    """A line chart with its legend and a table of its numbers; empty where no number is finite."""
     kept = [Line(one.label, some([p for p in one.points if math.isfinite(p.y)])) for one in chart.lines]
     spots = [spot for one in kept for spot in one.points]
     if not spots:
@@ -113,7 +110,7 @@ def lines(chart: Lines) -> Html:
 
 
 def _line(one: Line, how: dict[str, str], x: Scale, y: Scale) -> Html:
-    """The band and the line are stretched; points that stand alone are not."""
+    """A line and its band, stretched to the width of the chart; the dots of a line of few points are not stretched."""
     places = [(1000 * x.part(spot.x), y.down(spot.y)) for spot in one.points]
     banded = [spot for spot in one.points if spot.spread is not None]
     upper = [(1000 * x.part(spot.x), y.down(spot.y + (spot.spread or 0.0))) for spot in banded]
@@ -127,7 +124,9 @@ def _line(one: Line, how: dict[str, str], x: Scale, y: Scale) -> Html:
 
 
 def _rows(chart: Lines, kept: Sequence[Line], x: Scale) -> Iterator[tuple[str, ...]]:
-    """One row for each place on the horizontal axis, the place as a percentage in front."""
+    """Rows of the table of numbers, one for each place on the horizontal axis; the first cell is that place as a
+    percentage.
+    """
     cells = [{spot.x: _cell(spot, chart.y.write) for spot in one.points} for one in kept]
     for at in some(sorted({place for one in cells for place in one})):
         yield (f"{x.across(at):.2f}", chart.x.write(at), *(one.get(at, "") for one in cells))
@@ -147,7 +146,9 @@ def bars(
     marked: int = 0,
     limit: str = "",
 ) -> Html:
-    """One bar for each name; the first `marked` stand out. `limit`: the name of a line at 1."""
+    """Bar chart: one bar for each name, the first `marked` in another colour. `limit`: the name of a line drawn at
+    1.
+    """
     shown = some(named)
     high = y.most if math.isfinite(y.most) else max((v for _, v in shown if math.isfinite(v)), default=0.0) or 1.0
     scale, step = Scale(y._replace(zero=True, most=high), [high]), WIDE / max(len(shown), 1)
@@ -174,7 +175,7 @@ def bars(
 
 
 def heat(title: str, about: str, counts: Sequence[Sequence[int]], names: Sequence[str]) -> Html:
-    """Counts by client and class: darker is more. Of many clients each row shows the mean of neighbours."""
+    """Heat map of counts by client and class: darker is more. Of many clients each row shows the mean of neighbours."""
     group = math.ceil(len(counts) / 120)
     parts = [counts[k : k + group] for k in range(0, len(counts), group)]
     rows = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in parts]
@@ -213,7 +214,7 @@ def heat(title: str, about: str, counts: Sequence[Sequence[int]], names: Sequenc
 
 
 def points(title: str, about: str, x: Axis, y: Axis, marks: Sequence[ScatterPoint], numbers: Numbers) -> Html:
-    """Filled where x holds; where a formula only says so, a red cross, tied to what holds."""
+    """Scatter plot: a dot where x holds; where a formula only claims another x, a red cross, with a line to the dot."""
     xs = [value for mark in marks for value in (mark.x, mark.nominal) if value is not None]
     ys = [mark.y + sign * (mark.spread or 0.0) for mark in marks for sign in (-1, 1)]
     across, up = Scale(x._replace(log=max(xs) > 8 * min(xs)), xs, 0.12), Scale(y, ys, 0.18)
@@ -251,8 +252,8 @@ def figure(
     unproved: bool = False,
     height: int = HEIGHT,
 ) -> Html:
-    """A picture with its title and its numbers. `readable`: rows begin with their place in the picture, for a reader
-    that points at it.
+    """A picture with its title and a table of its numbers. `readable`: each row begins with its place in the picture,
+    for a script that points at it.
     """
     badge = [tag("span", "nominal: not a guarantee", class_="badge unproved")] if unproved else []
     said = {"role": "img", "aria_label": f"{title}. {about} The numbers are in the table below."}
@@ -269,7 +270,7 @@ def figure(
 
 
 class Scale:
-    """Values to places along one axis."""
+    """Map from values to places along one axis."""
 
     def __init__(self, axis: Axis, values: Sequence[float], room: float = 0.0) -> None:
         self.axis = axis
@@ -290,15 +291,15 @@ class Scale:
         return (self._of(value) - self.low) / (self.high - self.low)
 
     def across(self, value: float) -> float:
-        """Percent of the width."""
+        """Horizontal place of a value, in per cent of the width."""
         return LEFT + WIDE * self.part(value)
 
     def down(self, value: float) -> float:
-        """Pixels from the upper edge."""
+        """Vertical place of a value, in pixels from the upper edge."""
         return BOTTOM - (BOTTOM - TOP) * min(max(self.part(value), 0.0), 1.0)
 
     def ticks(self) -> list[float]:
-        """Some five round numbers."""
+        """Round values for the ticks of the axis, about five."""
         if self.axis.log:
             found = [m * 10.0**p for p in range(math.floor(self.low), math.ceil(self.high) + 1) for m in (1, 2, 5)]
             kept = [value for value in found if self.low - 1e-9 <= self._of(value) <= self.high + 1e-9]
@@ -310,7 +311,7 @@ class Scale:
 
 
 def _grid(y: Scale) -> list[Html]:
-    """Lines across, with their values in front of them."""
+    """Horizontal grid lines, with their values in front of them."""
     found = []
     for value in y.ticks():
         at = y.down(value)

@@ -44,7 +44,7 @@ UNSAID = ("name", "seed", "engine")  # settings that are no difference between m
 
 
 class Side(NamedTuple):
-    """One method of a comparison."""
+    """One method of a comparison: its runs, guarantees and experiment."""
 
     name: str
     runs: Sequence[Metrics]  # seed by seed; a round 0 is what came before the first one
@@ -58,7 +58,7 @@ class CurvePoint(Point):
 
 
 class MethodFacts(Fact):
-    """Facts of one method."""
+    """One method as the page shows it: curve, guarantees, and its differing settings."""
 
     name: str
     label: str  # of its line: the name, and the models that are scored where methods differ in it
@@ -256,7 +256,7 @@ def _means(facts: ComparisonFacts, read: Callable[[CurvePoint], float | None]) -
 
 
 def _seeds(point: CurvePoint, facts: ComparisonFacts) -> str:
-    """A remark where not all seeds got so far."""
+    """Remark on the number of seeds that reached this point; empty where all did."""
     return "" if point.n == facts.seeds else f" ({_count(point.n, 'seed')})"
 
 
@@ -273,7 +273,7 @@ def _flops(point: CurvePoint) -> float | None:
 
 
 def _far(axis: Axis, ends: Sequence[float | None]) -> Axis:
-    """Logarithmic where methods cost more than ten times what others do."""
+    """The axis, logarithmic where some methods cost more than ten times what others do."""
     known = [end for end in ends if end]
     return axis._replace(log=bool(known) and max(known) > 10 * min(known))
 
@@ -310,7 +310,7 @@ def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
 
 
 def _guarantees(facts: ComparisonFacts) -> list[Html]:
-    """Methods that promise the same say it once."""
+    """Guarantees in words; methods with the same guarantees share one list."""
     alike: dict[tuple[tuple[str, str], ...], list[MethodFacts]] = {}
     for m in facts.methods:
         alike.setdefault(tuple((g.status, g.words) for g in m.guarantees), []).append(m)
@@ -339,7 +339,9 @@ def _curve(runs: Sequence[Metrics], metric: Metric) -> tuple[CurvePoint, ...]:
 
 
 def _points(row: Row, guarantees: Sequence[Described]) -> list[Tradeoff]:
-    """Score and epsilon for each unit with a finite one, against its strongest adversary, which comes first."""
+    """Score against epsilon, one point for each unit with a finite epsilon: of its strongest adversary, which is listed
+    first.
+    """
     if row.measured["last_ten"].mean is None:
         return []
     found: dict[Unit, Tradeoff] = {}

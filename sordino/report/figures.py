@@ -77,7 +77,9 @@ def available() -> None:
 def _save(
     facts: Shown, drawings: Mapping[str, Callable[[Shown, Axes], bool]], out: Path, kind: str, judged: Headline
 ) -> list[Path]:
-    """A figure of the score is named for the measure that it shows: accuracy-bytes, mean-absolute-error-bytes."""
+    """Draw and save figures. A figure of the score is named for its measure: accuracy-bytes,
+    mean-absolute-error-bytes.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -109,7 +111,7 @@ def line(i: int) -> PlotLine:
 
 
 def draw_lines(charts: Sequence[Lines | None], axes: Axes) -> bool:
-    """Lines of charts over the same axes, with their bands; False where there is nothing to draw."""
+    """Draw the lines of several charts, with their bands, on the same axes; False where there is nothing to draw."""
     shown = [chart for chart in charts if chart is not None and any(one.points for one in chart.lines)]
     for chart in shown:
         for i, one in enumerate(chart.lines):

@@ -1,4 +1,4 @@
-"""Sections of a run's page on what an audit and what attackers found, from audit.json and attack.json."""
+"""Sections of a run's page on what an audit and attacks found, from audit.json and attack.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTACKS = (
 
 
 def audited(found: TrainedAudit) -> Html:
-    """Epsilon that the run lost at least, beside what is claimed."""
+    """Section on an audit: lower bounds on epsilon, beside the claims."""
     rows = [(*one.in_figures, one.verdict) for one in found.promises]
     said = [f"{one.unit}, {one.neighbours}: {one.why}. {one.noticed}".rstrip() for one in found.promises]
     bare = [f"Infinity is claimed of: {'; '.join(found.unprotected)}."] if found.unprotected else []
@@ -47,7 +47,7 @@ def audited(found: TrainedAudit) -> Html:
 
 
 def _claimed(one: AuditedPromise) -> Html:
-    """The claim at one delta, and what the run and its last broken twin lost there at least."""
+    """The claim at one delta, with the lower bounds on epsilon there of the run and of its last broken twin."""
     assert one.played is not None
     twin = one.power.twin
     lost = [("claimed", one.played.claimed_there), ("lost at least", one.played.at_least)]
@@ -60,7 +60,7 @@ def _claimed(one: AuditedPromise) -> Html:
 
 
 def attacked(found: Assault) -> Html:
-    """Results of each attack, in figures and pictures."""
+    """Section on attacks: the results of each, in figures and pictures."""
     untried = [f"{one.attack}: {one.why}" for one in found.found if not one.measured]
     return section(
         "What attackers reached",
@@ -97,7 +97,9 @@ def _picture(rows: Sequence[PictureRow]) -> Html:
 
 
 def roc(found: Roc, simulated: bool) -> Lines:
-    """Members found over false alarms, the latter on a logarithmic axis, with the most that the promise allows."""
+    """ROC curve of an attack on membership: members found over false alarms, the latter on a logarithmic axis, with the
+    most that the guarantee allows.
+    """
     alarms, bound = np.geomspace(LEAST, 1, 60).tolist(), found.bound
     # hits at fewer false alarms than the axis shows stand at its beginning
     curves = [("reached", [(max(at, LEAST), hits) for at, hits in found.points])]

@@ -13,7 +13,7 @@ SELF_CONTAINED = "default-src 'none'; script-src 'unsafe-inline'; style-src 'uns
 
 
 def document(title: str, head: Sequence[Html], body: Sequence[str], *scripts: Html, **main: str) -> str:
-    """One whole HTML document. `main`: attributes of its main part."""
+    """One whole HTML document. `main`: attributes of its <main> element."""
     top = (
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -26,7 +26,7 @@ def document(title: str, head: Sequence[Html], body: Sequence[str], *scripts: Ht
 
 
 def self_contained(title: str, *body: str) -> str:
-    """A page that is opened from disk and loads nothing: style and script are inside."""
+    """A page that is opened from disk and loads nothing: style and script are part of it."""
     policy = tag("meta", http_equiv="Content-Security-Policy", content=SELF_CONTAINED)
     head = (policy, tag("meta", name="color-scheme", content="light dark"), tag("style", style()))
     return document(title, head, body, tag("script", source("page.js")))
@@ -37,7 +37,7 @@ def style() -> Html:
 
 
 def source(*names: str) -> Html:
-    """Files of this room, one after another."""
+    """The text of these files of `report/web`, one after another."""
     place = files("sordino.report").joinpath("web")
     return Html("\n".join(place.joinpath(name).read_text(encoding="utf-8") for name in names))
 
@@ -49,7 +49,7 @@ def top(title: str, lead: str, *notices: str) -> Html:
 
 
 def promises(rows: Sequence[Described]) -> Html:
-    """Privacy guarantees, each in a box: its numbers, its words, and what it means for an attacker who is 1% sure."""
+    """Privacy guarantees, each in a box: badges, words, and what an attacker who is 1% sure can come to believe."""
     boxes = (
         tag(
             "li",

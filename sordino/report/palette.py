@@ -19,18 +19,18 @@ DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (10, 3, 2, 3), (14, 4
 
 
 def dashes(i: int) -> tuple[int, ...]:
-    """Dashes of the i-th line: no colour and dash come together twice before all have been used."""
+    """Dash pattern of the i-th line: no pair of colour and dashes is repeated before all pairs have been used."""
     return DASHES[(i + i // len(SERIES)) % len(DASHES)]
 
 
 def look(i: int | None) -> dict[str, str]:
-    """SVG attributes of the i-th line; None: of one that proves nothing."""
+    """SVG attributes of the i-th line; with None, of a line that proves nothing."""
     colour = "warn" if i is None else SERIES[i % len(SERIES)]
     dash = " ".join(map(str, (2, 6) if i is None else dashes(i))) or "none"
     return {"stroke": f"var(--{colour})", "stroke_dasharray": dash, "stroke_width": "2", "fill": "none"}
 
 
 def css() -> str:
-    """Custom properties of both themes, of which the reader's system chooses one."""
+    """CSS custom properties of the light and the dark theme; the reader's system chooses one."""
     light, dark = ("".join(f"--{name}: {value}; " for name, value in theme.items()) for theme in (LIGHT, DARK))
     return f":root {{ color-scheme: light dark; {light}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}"

@@ -1,9 +1,8 @@
 """Picture of a partition: clients across, labels up, as one self-contained SVG file for light and dark screens.
 
-Where there is room, bubbles: their area is the number of examples. Where bubbles would be dust, cells are shaded
-instead; and where a client is thinner than a line, clients stand in the order of their most frequent label, so that
-what they have in common can be seen.
-"""
+Where there is room, bubbles whose area is the number of examples. Where bubbles would be too small, shaded cells; and
+where a client is thinner than a line, clients are ordered by their most frequent label, so that what they have in
+common can be seen."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class Frame:
 
     @property
     def radius(self) -> float:
-        """The radius of the largest bubble. Small bubbles may touch, they are clear."""
+        """The radius of the largest bubble. Neighbouring bubbles may touch, because they are translucent."""
         return min(self.row / 2 - 1, self.column * 0.8)
 
     @property
@@ -154,7 +153,7 @@ def _short(name: str) -> str:
 
 
 def _nice(least: float) -> int:
-    """1, 2 or 5 times a power of ten, at least `least`."""
+    """The least number of the form 1, 2 or 5 times a power of ten that is at least `least`."""
     power = 10 ** math.floor(math.log10(max(least, 1)))
     return next(int(n * power) for n in (1, 2, 5, 10) if n * power >= least)
 
@@ -203,7 +202,7 @@ def _cells(frame: Frame, counts: Array, names: Sequence[str]) -> Iterator[Html]:
 
 
 def _near(value: float) -> int:
-    """A round number to show in a legend."""
+    """A value rounded for a legend: to a whole number below 10, to one digit above."""
     if value < 10:
         return max(1, round(value))
     return int(float(f"{value:.1g}"))

@@ -1,4 +1,5 @@
-"""Section of a run's page on its preparation before round 1: what was asked, kept and sent."""
+"""Section of a run's page on its preparation before round 1: which devices were asked, which images were kept, and what
+was sent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Line charts of one run: its score over rounds, bytes and compute, its traffic, and its epsilon. Pages and figures for
-papers draw the same ones.
-"""
+"""Line charts of one run: its score over rounds, bytes and compute, its traffic, and its epsilon. The page of a run and
+the figures for papers draw the same charts."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ TRAFFIC = Axis("sent", bytes_text, "MB sent", 1e6, zero=True)
 
 
 def judged_by(rows: Sequence[RoundRow]) -> Headline:
-    """The measure of the last evaluated round."""
+    """The metric by which the last evaluated round is judged."""
     last = last_scored(rows)
     return HEADLINES[headline([] if last is None else [last])]
 
 
 def written(judged: Headline) -> Write:
-    """One notation for every score of a page."""
+    """The notation of scores on a page: per cent, or plain numbers."""
     return percent if judged.percent else number
 
 
@@ -70,7 +69,9 @@ def score_over_compute(facts: RunFacts) -> Lines | None:
 
 
 def _over(facts: RunFacts, x: Axis, over: str, about: str, cost: Callable[[RoundRow], float | None]) -> Lines | None:
-    """The score against what was spent, the preparation in front; nothing where a round does not tell its cost."""
+    """The score against a cost added up over rounds, from the cost of the preparation on; None where a round does not
+    report its cost.
+    """
     rows, judged = whole(facts), judged_by(facts.metrics)
     spent = [known for row in rows if (known := cost(row)) is not None]
     if last_scored(facts.metrics) is None or len(spent) < len(rows):
@@ -82,7 +83,7 @@ def _over(facts: RunFacts, x: Axis, over: str, about: str, cost: Callable[[Round
 
 
 def traffic(rows: Sequence[RoundRow]) -> Lines | None:
-    """Bytes added up over rounds; nothing of a hidden cohort, whose size would be told."""
+    """Bytes added up over rounds; None for a hidden cohort, whose size they would disclose."""
     if not rows or any(_sent(row) is None for row in rows):
         return None
     both = (
@@ -102,7 +103,9 @@ def traffic(rows: Sequence[RoundRow]) -> Lines | None:
 
 
 def epsilons(facts: RunFacts) -> list[Lines]:
-    """Epsilon that holds over rounds; in a chart of its own what a published formula gives, which proves nothing."""
+    """Chart of the epsilon that holds, over rounds; and, in a chart of its own, of the one that a published formula
+    gives, which proves nothing.
+    """
     y = Axis("epsilon", number, f"ε at δ = {facts.delta:g}", zero=True)
     holds = Lines(
         "Epsilon that holds, over rounds",
@@ -125,7 +128,7 @@ def epsilons(facts: RunFacts) -> list[Lines]:
 
 
 def whole(facts: RunFacts) -> list[RoundRow]:
-    """All rounds, after a round 0 for what came before them."""
+    """All rounds; the preparation, if any, comes first as a round 0."""
     return [*([] if facts.before is None else [facts.before]), *facts.metrics]
 
 

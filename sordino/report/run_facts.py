@@ -36,7 +36,9 @@ LISTED = 10_000  # clients that a page shows: of more, so many at even distances
 
 
 class DrawnCurve(Curve):
-    """Epsilon over rounds: one line for all adversaries with the same one. `nominal`: as a published formula has it."""
+    """Epsilon over rounds: one line for all adversaries with the same epsilon. `nominal`: the same by a published
+    formula.
+    """
 
     by: str
     nominal: Points | None
@@ -147,7 +149,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         names=public.clients,
         partition=counts,
         heterogeneity=unlike,
-        # as written: it does not tell where this machine keeps files
+        # paths as written in the file: resolved ones would disclose folders of this machine
         experiment=config.load(run.experiment_file).toml(),
         commands=(
             f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
@@ -169,12 +171,14 @@ def _counts(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[s
 
 
 def _passed_on(found: Environment) -> Environment:
-    """The environment without this machine's paths: pages are passed on."""
+    """The environment without this machine's paths, because pages are passed on."""
     return found.beside(prepared=Path(found.prepared).name) if found.prepared else found
 
 
 def _thin(metrics: Sequence[RoundRow]) -> tuple[RoundRow, ...]:
-    """Rounds with the scores of single clients at the end alone: those of every round would not fit in a page."""
+    """The rounds, with the scores of single clients in the last one that has them: those of every round would not fit
+    in a page.
+    """
     last = max((i for i, row in enumerate(metrics) if row.clients is not None), default=-1)
     return tuple(
         row if row.clients is None or i == last else row.beside(clients=row.clients.beside(each=None))
@@ -195,7 +199,9 @@ def _drawn(curves: Sequence[Curve], printed: Points, simulated: bool) -> tuple[D
 
 
 def _printed(entries: Sequence[Entry], budget: ReceiptBudget | None) -> Points:
-    """A publication's own count of epsilon: the budget's, times the share that the busiest client has spent."""
+    """Epsilon over rounds by a publication's own count: the budget's epsilon, times the share that the busiest client
+    has spent.
+    """
     if budget is None:
         return ()
     points, at = [], stops(len(entries))

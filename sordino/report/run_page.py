@@ -28,8 +28,8 @@ MIXED = (
 
 
 def write(folder: Path, out: Path | None = None, facts: RunFacts | None = None, evaluator: bool = False) -> Path:
-    """Write report.html in the run folder, bound to its receipt; or the file `out`, which nothing binds: the run is
-    then only read.
+    """Write the page of a run: report.html in its folder, which becomes one of the files of its receipt; or the file
+    `out`, for which the run is only read.
 
     The page of a run with real noise may be shown. What its `evaluator` sees is another page, in the private folder.
     """
@@ -77,7 +77,7 @@ def _listed(title: str, sentences: tuple[str, ...]) -> Html:
 
 
 def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """Cards: the promise first, scores after it, traffic last."""
+    """Cards with the headline numbers: the guarantee first, then scores, traffic last."""
     finite = [row for row in facts.guarantees if math.isfinite(row.epsilon)]
     best = next((row for row in finite if row.unit == "client"), next(iter(finite), None))
     if best is None:
@@ -210,7 +210,7 @@ def _count(count: int | None) -> str:
 
 
 def _partition(facts: RunFacts) -> Html:
-    """Labels by client, where the reader may know who holds what."""
+    """Section on the partition: labels by client; empty where the reader must not know them."""
     counts = facts.partition
     if counts is None:
         return Html("")

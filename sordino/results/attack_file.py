@@ -35,7 +35,7 @@ UNSEEN = (
 
 
 class BesideGuess(Fact):
-    """One figure that an attack reached, beside the same of a guess and of the run without protection."""
+    """One measure that an attack reached, beside the same measure of a guess and of the run without protection."""
 
     name: str
     unit: str = ""
@@ -56,7 +56,9 @@ class PictureRow(Fact):
 
 
 class Roc(Fact):
-    """Share of members found against the rate of false alarms, and the limit that a guarantee sets."""
+    """ROC curve of an attack on membership: share of members found against the rate of false alarms, and the limit that
+    a guarantee sets.
+    """
 
     points: tuple[tuple[float, float], ...]  # (false alarms, found)
     control: tuple[tuple[float, float], ...] = ()
@@ -95,7 +97,7 @@ class Assault(LeftInRun):
     not_looked_at: tuple[str, ...] = UNSEEN
 
     def to_json(self) -> dict[str, object]:
-        """All fields, defaults too: the file stands by itself."""
+        """All fields, defaults included, so that the file can be read on its own."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @property
@@ -151,7 +153,9 @@ def read_attacks(folder: Path) -> Assault | None:
 
 
 def figures(one: BesideGuess) -> tuple[str, str, str]:
-    """Texts of the value that was reached, of a guess, and of the run without protection."""
+    """One measure as three texts: the value that was reached, that of a guess, and that of the run without
+    protection.
+    """
     unit = f" {one.unit}" if one.unit else ""
     ends = "" if one.low is None or one.high is None else f" ({one.low:.3g} to {one.high:.3g}, {one.level or 0:.0%})"
     control = "unknown" if one.control is None else f"{one.control:.3g}{unit}"
@@ -159,7 +163,7 @@ def figures(one: BesideGuess) -> tuple[str, str, str]:
 
 
 def promised(held: Promised, simulated: bool) -> str:
-    """A guarantee in a line, with everything it depends on."""
+    """A guarantee in a line: epsilon, unit, neighbours, adversary, delta and status."""
     nominal = "" if held.nominal_epsilon is None else f"; {held.nominal_epsilon:.3g} is printed and proves nothing"
     return (
         f"ε {epsilon_text(held.epsilon)} for one {held.unit} ({held.neighbours}) against the {held.adversary}, "

@@ -22,7 +22,7 @@ ANEW = "audit the run again: `sordino audit RUN --trained` writes the file anew"
 
 
 class PlayedCanaries(Fact):
-    """Lower bounds from the replays of one guarantee."""
+    """Lower bounds on the loss under one guarantee, from replays with canaries."""
 
     canaries: int
     right: int  # guesses
@@ -36,7 +36,9 @@ class PlayedCanaries(Fact):
 
 
 class Noticed(Fact):
-    """Broken twins that the same audit caught: their noise was so many times too small."""
+    """Power of an audit: by what factor the noise of broken twins was too small, of the twin that was caught and of
+    those that were missed.
+    """
 
     caught: float | None = None
     missed: tuple[float, ...] = ()
@@ -103,7 +105,7 @@ class TrainedAudit(LeftInRun):
     seed: int
 
     def to_json(self) -> dict[str, object]:
-        """All fields, defaults too: the file stands by itself."""
+        """All fields, defaults included, so that the file can be read on its own."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @property

@@ -40,7 +40,7 @@ from sordino.runs.run import resume, start
 from sordino.runs.simulation import settle
 from sordino.tasks.personalise import ways
 
-# and the share of stragglers: what becomes of them is the method's
+# tables that must be equal; also the share of stragglers, while their treatment is part of the method
 EQUAL = ("data", "partition", "model", "cohort", "rounds", "chaos", "evaluation")
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Comparison:
 
     @cached_property
     def search(self) -> list[Composed]:
-        """Upper bounds on the loss by choosing among these methods on the same data."""
+        """Upper bounds on the privacy loss of choosing among these methods on the same data."""
         delta = min(method.experiment.privacy.delta for method in self.methods)
         return composed(list(zip(*(method.ledgers for method in self.methods), strict=True)), delta)
 
@@ -143,7 +143,7 @@ class Comparison:
         return frame([row.flat() for row in self.table], instead="`.table`")
 
     def report(self, out: Path | None = None) -> Path:
-        """Write the page: comparison.html beside the runs, or elsewhere."""
+        """Write the page to `out`; by default to comparison.html beside the runs."""
         write: Callable[[Comparison, Path], Path] = part("pages", "comparison")
         return write(self, self.folder / "comparison.html" if out is None else out)
 
@@ -173,7 +173,9 @@ def check_words(words: Sequence[object]) -> None:
 
 
 def as_files(experiments: Sequence[str | Path | Mapping[str, object]], out: Path) -> list[Path]:
-    """Paths of experiments: a table is written beside the runs, so that the comparison can be made again."""
+    """Paths of experiments; one that is given as a table is written beside the runs, so that the comparison can be made
+    again.
+    """
     return [
         _written(one, out / "experiments", number) if isinstance(one, Mapping) else Path(one)
         for number, one in enumerate(experiments, 1)
@@ -317,12 +319,12 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
 
 
 def _ways(experiment: Experiment) -> tuple[str, ...]:
-    """Names of the ways in which clients personalise the model: as asked, else as the method does."""
+    """The ways in which clients personalise the model: those asked for, else the method's own."""
     return ways(Methods(experiment).training, experiment.evaluation.personal)
 
 
 def _unasked(experiment: Experiment) -> object:
-    """[evaluation] without the ways of personalising, which are compared as they take effect."""
+    """[evaluation] without the ways of personalisation asked for: methods are compared by the ways that take effect."""
     return experiment.evaluation.model_copy(update={"personal": []})
 
 

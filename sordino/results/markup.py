@@ -1,4 +1,4 @@
-"""HTML elements that pages are made of. Everything is text, and shown as it is, unless these functions made it."""
+"""HTML elements that pages are made of. Text that these functions did not make is escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Html(str):
 
 
 def tag(name: str, /, *inside: str | int, **attributes: str) -> Html:
-    """One element with its attributes; `img` and the like are closed where they stand."""
+    """One HTML element with its attributes; void elements, such as `img`, have no content."""
     said = "".join(f' {key.rstrip("_").replace("_", "-")}="{_quoted(value)}"' for key, value in attributes.items())
     return Html(f"<{name}{said}>" if name in ("img", "meta", "link") else f"<{name}{said}>{joined(inside)}</{name}>")
 
@@ -56,8 +56,8 @@ def table(
     placed: bool = False,
     **attributes: str,
 ) -> Html:
-    """The first cell of a row names it. `words`: columns that hold sentences. `placed`: in front of each row stands its
-    place in a picture, which becomes an attribute.
+    """HTML table; the first cell of a row is its header. `words`: columns that hold sentences. `placed`: each row
+    begins with its place in a picture, which becomes an attribute.
     """
     kind = [{"class_": "words"} if name in words else {} for name in columns]
     top = tag("tr", *(tag("th", name, scope="col", **of) for name, of in zip(columns, kind, strict=True)))
@@ -87,7 +87,7 @@ def scrolled(
 
 
 def folded(title: str, *inside: str) -> Html:
-    """A part that a reader may fold. A script folds it at first; without one nothing is hidden."""
+    """A part of a page that a reader can fold. A script folds it at first; without scripts nothing is hidden."""
     return tag("details", tag("summary", title), *inside, open="")
 
 

@@ -84,7 +84,9 @@ class Result:
 
     @property
     def promise(self) -> str:
-        """The strongest epsilon with its unit, adversary, delta and status; a simulation says so."""
+        """The strongest guarantee in a line: epsilon, unit, adversary, delta and status; one of a simulation is marked
+        so.
+        """
         if not self._run.receipt_file.exists():
             return "no receipt yet: the run is not finished"
         return promised(self.receipt)
@@ -107,8 +109,8 @@ class Result:
         """One row per round: accuracy, loss, mean, deviation and worst tenth over clients, bytes, spent share of the
         budget.
 
-        There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, known after a dozen of the rounds:
-        each of these numbers is a composition of everything released until then, which may take a second.
+        There is one column `epsilon_UNIT_NEIGHBOURS_ADVERSARY` per finite guarantee, with values after a dozen of the
+        rounds only: each of them is a composition of everything released until then, which may take a second.
         """
         rows = frame([numbers(row.to_json()) for row in self.metrics], ["round"], instead="`result.metrics`")
         notes, shares, population, delta = self._spending
@@ -122,7 +124,7 @@ class Result:
 
     @cached_property
     def clients(self) -> pandas.DataFrame:
-        """One row per client: examples, exposures used and planned, spent and granted, and its own accuracy (or
+        """One row per client: examples, exposures used and planned, budget spent and granted, and its accuracy (or
         loss).
         """
         from sordino.receipts.receipt import spending
@@ -205,8 +207,8 @@ class Result:
 
 
 def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) -> Result:
-    """Open a run folder: of a run that is finished, stopped, or still going on in another process. `objects`: those of
-    a Python session that it was begun with, by their names.
+    """Open a run folder: of a run that is finished, stopped, or still going on in another process. `objects`: Python
+    objects that the run was begun with, by the names in its experiment.
     """
     run = RunFolder(Path(folder))
     run.check()
@@ -240,8 +242,8 @@ def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> Html:
 
 
 def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, instead: str) -> pandas.DataFrame:
-    """Make a data frame of rows; with these `columns` where there are none. `instead`: where the same numbers are
-    without pandas.
+    """Make a data frame of rows; `columns` are its columns where there are no rows. `instead`: where the same numbers
+    are found without pandas.
     """
     try:
         import pandas

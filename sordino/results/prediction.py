@@ -51,7 +51,7 @@ TELLS = "what it says tells something of them, and no epsilon covers that"
 
 @dataclass(frozen=True, eq=False)
 class Predicted(ABC):
-    """One row for each example, in their order."""
+    """Predictions of a model: one row for each example, in their order."""
 
     names: tuple[str, ...]  # the number of a row from 1 on, or the file of an image
     notes: tuple[str, ...]
@@ -64,7 +64,7 @@ class Predicted(ABC):
     @property
     @abstractmethod
     def columns(self) -> list[str]:
-        """The names of these."""
+        """Names of the columns of `rows`."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class Predicted(ABC):
         """Scores and columns for other programs."""
 
     def lines(self) -> Iterator[str]:
-        """The score in lines."""
+        """Lines of text that state the scores; none without a score."""
         found = self.scored
         if found is None or found.headline is None:
             return
@@ -119,7 +119,7 @@ class Prediction(Predicted):
 
     @cached_property
     def accuracy(self) -> float | None:
-        """The share of examples whose class was found; None where nobody asked for a score."""
+        """The share of examples whose predicted class is right; None where no score was asked for."""
         if self.truth is None:
             return None
         return sum(a == b for a, b in zip(self.labels, self.truth, strict=True)) / len(self.truth)
@@ -309,7 +309,9 @@ def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding:
 
 
 def _ready(x: NDArray[np.generic], bundle: Bundle) -> tuple[NDArray[np.generic], tuple[str, ...]]:
-    """Check an array of raw values, not scaled."""
+    """An array of raw values, not scaled, as the model takes them, and the number of each row; refused where type or
+    shape does not fit.
+    """
     shape, kind = bundle.inputs.shape, np.uint8 if bundle.inputs.kind == "image" else np.float32
     if x.shape[1:] != shape or not len(x) or (kind is np.uint8 and x.dtype != kind) or x.dtype.kind not in "biuf":
         raise DataError(

@@ -145,7 +145,7 @@ def gather(
 
 
 def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, str]]:
-    """Contents of each phase's messages, in a few words."""
+    """What the messages of each phase contain, down and up, in a few words."""
     last = phases[-1].says if phases else Said()
     return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
 

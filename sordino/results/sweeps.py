@@ -79,7 +79,7 @@ def split(text: str) -> list[str]:
 
 
 class Composed(Subject):
-    """Upper bound on the loss by all configurations together, about one subject."""
+    """Upper bound on the privacy loss by all configurations together, for one unit against one adversary."""
 
     status: Status
     delta: float
@@ -96,7 +96,8 @@ class Notes(NamedTuple):
 
 
 def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
-    """Guarantees of the united ledgers, for the seed that loses most. `seeds` holds one ledger per configuration.
+    """Guarantees of all configurations' ledgers together, for the seed that loses most. `seeds` holds, for each seed,
+    one ledger per configuration.
 
     Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples are
     dealt anew; at delta / n, the epsilons of n seeds add up to one at delta, whichever client held them.
@@ -113,8 +114,8 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
 
 
 def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guarantee]:
-    """Rows of the union, against adversaries for whom every configuration states its claims in the same terms: others
-    would be compared in steps of several kinds.
+    """Guarantees of all configurations together, against those adversaries for whom every configuration states its
+    claims in the same terms; otherwise steps of several kinds would be compared.
     """
     spoken = [keys for notes in configurations if (keys := _spoken(notes))]
     population = max(notes.population for notes in configurations)

@@ -1,8 +1,8 @@
-"""model.json, beside model.safetensors: all that it takes to use the model, without the data and without this library.
+"""model.json, stored beside model.safetensors: all that it takes to use the model, without the data and without this
+library.
 
-What it says is public where the data's schema and the agreement are: columns, levels, classes, numbers to scale by.
-Where rows decided these, in a run with real noise, no epsilon covers the file, and it lies in the private folder.
-"""
+Its content (columns, levels, classes, numbers to scale by) is public where the data's schema and the agreement are.
+Where rows decided it, in a run with real noise, no epsilon covers the file, and it lies in the private folder."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ AGAIN = "`sordino resume` writes it again where the run and its data are"
 
 
 class InputColumn(Fact):
-    """One column, as the model sees it. A number outside its range is moved to the nearer end; each level is an input
-    of its own, 1 or 0."""
+    """One input column of the model. A number outside its range is clipped to the nearer end; each level is an input of
+    its own, 1 or 0.
+    """
 
     name: str
     kind: Literal["number", "levels", "boolean", "text"]
@@ -60,8 +61,9 @@ class InputColumn(Fact):
 
 
 class BundledInputs(Fact):
-    """Scaling of an example to the input of the network: (value - mean) / deviation, of an image after a division by
-    255."""
+    """Shape, columns and scaling of the network's inputs: (value - mean) / deviation, of an image after a division by
+    255.
+    """
 
     kind: Literal["image", "table"]
     shape: tuple[int, ...]  # images: height, width, channels
@@ -86,7 +88,7 @@ class BundledModel(Fact):
 
 
 class Bundle(Fact):
-    """The file."""
+    """Content of model.json."""
 
     format: Format
     task: Literal["classification", "regression", "counts", "multi_label"]
@@ -115,7 +117,7 @@ class Bundle(Fact):
 
 
 def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
-    """The bundle of a run; nothing where nothing is predicted."""
+    """Content of model.json for a run; None where nothing is predicted."""
     experiment, public = setup.experiment, setup.public
     if experiment.data.source == "quadratic":
         return None
@@ -159,7 +161,9 @@ def _feature(name: str, said: Column) -> InputColumn:
 
 
 def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Column]) -> None:
-    """The weights, whole, and what they are used with."""
+    """Write model.safetensors with every tensor of the network and, where the model predicts, model.json: into the
+    private folder where protected rows decided its content.
+    """
     from safetensors.torch import save
 
     mine = RunFolder(folder)
@@ -175,7 +179,9 @@ def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Colum
 
 
 def told_to_nobody(setup: Setup) -> bool:
-    """True where protected rows decided what a bundle would say, so that none is written for others."""
+    """True where protected rows decided the content of model.json, so that it is written to the private folder
+    alone.
+    """
     return bool(setup.public.void)
 
 
@@ -183,8 +189,9 @@ def told_to_nobody(setup: Setup) -> bool:
 
 
 def read(folder: Path) -> Bundle:
-    """The bundle in a run folder, or in a folder that holds these two files and nothing else. Where a receipt lies
-    beside them, they must be the files of the receipt."""
+    """Read model.json of a run folder, or of a folder that holds model.json and model.safetensors alone. Where a
+    receipt lies beside them, they must be the files of the receipt.
+    """
     mine = RunFolder(folder)
     if not mine.model_file.is_file():
         mine.check()
@@ -229,7 +236,7 @@ def _check_sealed(folder: Path) -> None:
 
 
 def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
-    """The network with its weights. A user's own class is a program: it is imported with `code` only."""
+    """The network with its weights. A user's own model class is imported, which runs its file, with `code` only."""
     from safetensors.torch import load_file
 
     built, file = bundle.model.architecture, RunFolder(folder).model_file

@@ -18,13 +18,15 @@ from sordino.runs.metric_files import shown
 
 
 class Callback:
-    """Write a subclass with one of these methods, or both. An exception in it ends the run; what was released stays."""
+    """Base of a callback: write a subclass with `on_round`, `on_end` or both. An exception in it ends the run; what was
+    released stays.
+    """
 
     def on_round(self, row: Json) -> None:
-        """A round has ended: its row, as it stands in metrics.jsonl."""
+        """Called after each round with its row of metrics.jsonl, without lists that hold one value for each client."""
 
     def on_end(self, receipt: Json) -> None:
-        """The run has ended: the receipt, as it stands in privacy.json."""
+        """Called at the end of the run with the receipt, as it stands in privacy.json."""
 
 
 def named(tables: Sequence[str | Mapping[str, Any]]) -> list[Callback]:

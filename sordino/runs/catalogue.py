@@ -1,8 +1,7 @@
 """Catalogue of an experiment's choices and of the meaning of each parameter: for people, editors and other programs.
 
-Asking the code takes seconds, because it loads torch; so the answers lie in catalogue.json, which a test holds against
-the code. `python -m sordino.runs.catalogue` writes it anew.
-"""
+Reading it off the code takes seconds, because that loads torch; so it is stored in catalogue.json, which a test
+compares with the code. `python -m sordino.runs.catalogue` writes it anew."""
 
 from __future__ import annotations
 
@@ -27,14 +26,14 @@ from sordino.errors import ConfigError
 HERE = Path(__file__).parent
 FILE, MEANINGS = HERE / "catalogue.json", HERE / "meanings.toml"
 GIVEN = {"model": ("shape", "classes")}  # what the data decide, and no table
-# where a gate asks before it says what it promises: examples of a client, their shape, their classes
+# example values for gates whose guarantee depends on them: a client's examples, their shape, their classes
 SIZE, SHAPE, CLASSES = 100, (28, 28, 1), 10
 KEYS = {"partition": "scheme", "candidates": "source"}  # how a table names its choice, if not by `name`
 _SCHEMAS: dict[str, Any] = {}  # of each type that was asked for
 
 
 class Choices(NamedTuple):
-    """One table of an experiment that chooses something."""
+    """The choices of one table of an experiment, by name."""
 
     of: Mapping[str, Callable[..., object]]
     always: Callable[..., object] | None = None  # takes the parameters that every choice has
@@ -42,7 +41,7 @@ class Choices(NamedTuple):
 
 @cache
 def catalogue() -> Json:
-    """The kept catalogue: table -> choice -> description and parameters."""
+    """The stored catalogue: table -> choice -> description and parameters."""
     found: Json = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
@@ -53,7 +52,7 @@ def meanings() -> Json:
 
 
 def of_algorithm(name: str) -> Json:
-    """One algorithm: of the catalogue, or of a user's own file."""
+    """Catalogue entry of one algorithm: a listed one, or a user's own (`module:Class`)."""
     listed = catalogue()["algorithm"]
     if ":" in name:
         from sordino.algorithms.algorithm import own_algorithm
@@ -75,7 +74,7 @@ def of_algorithm(name: str) -> Json:
 
 
 def asked() -> Json:
-    """The catalogue as the code says it now."""
+    """The catalogue, read off the code."""
     return {
         table: {name: _entry(table, name, made, chosen.always) for name, made in chosen.of.items()}
         for table, chosen in _choices().items()
@@ -160,7 +159,7 @@ def _of_method(made: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _summary(made: Callable[..., object]) -> str:
-    """The first sentences of its own documentation; of a class without any, of its file."""
+    """First paragraph of the docstring of `made`; where it has none, of its module's."""
     text = (made.__dict__.get("__doc__") if inspect.isclass(made) else made.__doc__) or ""
     if not text or text.startswith(f"{getattr(made, '__name__', '')}("):  # dataclasses and named tuples invent theirs
         module = inspect.getmodule(made)
@@ -186,7 +185,9 @@ def _kinds(kind: Any) -> Iterator[str]:
 
 
 def _schema(kind: Any) -> Any:
-    """JSON Schema of a type. Equal types written in another order have schemas in another order, so each is kept."""
+    """JSON Schema of a type. The cache is by `repr`: equal types whose parts stand in another order have different
+    schemas.
+    """
     if repr(kind) not in _SCHEMAS:
         from pydantic import TypeAdapter
 
@@ -216,7 +217,7 @@ OWN_PARTS = ("algorithm", "model", "partition", "cohort")
 
 
 def schema() -> Json:
-    """Every table and key of an experiment: its type, its default, its meaning."""
+    """JSON Schema of an experiment: type, default and meaning of every table and key."""
     made = _inlined(Experiment.model_json_schema(ref_template="{model}"))
     _describe(made, Experiment)
     properties = made["properties"]
@@ -235,7 +236,7 @@ def schema() -> Json:
 
 
 def _choice(table: str) -> Json:
-    """A table that chooses something, and then takes exactly what that takes."""
+    """JSON Schema of a table that names a choice: one form for each choice, with exactly its parameters."""
     key, choices = KEYS.get(table, "name"), catalogue()[table]
     forms: list[Json] = [
         {
@@ -259,7 +260,7 @@ def _parameter(entry: Json) -> Json:
 
 
 def _inlined(made: Json) -> Json:
-    """Without references: every section stands where it belongs."""
+    """The JSON Schema with each reference replaced by the section that it names."""
     known = made.pop("$defs", {})
 
     def put(value: Any) -> Any:

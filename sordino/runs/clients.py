@@ -1,4 +1,4 @@
-"""The clients of one place as a site of the engine, from the rules of a phase and their own rows."""
+"""The clients of one place as a site of the engine, made from the rules of a phase and the clients' own rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def clients_of(
     handed: Params | None = None,
     shelf: Path | None = None,
 ) -> Site:
-    """`secret`: what clients draw from once in a run, where noise is real; `shelf`: where they keep their states."""
+    """The site of these clients. `secret`: where noise is real, the secret behind what a client draws once in a run;
+    `shelf`: the folder in which they keep their states.
+    """
     noise = setup.experiment.privacy.noise
 
     def once(client: int) -> NoiseSource:
@@ -57,7 +59,7 @@ def clients_of(
 
 
 def threads_of(setup: Setup) -> Threads:
-    """The threads of this process, each with a task of its own."""
+    """Threads of this process that train clients, each with a task of its own."""
     return Threads(setup.task, threads(setup), setup.whole.built_task)
 
 

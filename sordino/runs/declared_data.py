@@ -80,12 +80,12 @@ class DeclaredData:
 
     @property
     def ordered(self) -> bool:
-        """Rows lie in an order that may be a secret: those of a table, or of a user's own source."""
+        """True where the order of the rows may be a secret: those of a table, or of a user's own source."""
         return self.data.source == "tabular" or self.own is not None
 
     @property
     def known_to_all(self) -> bool:
-        """Rows that everyone can look at."""
+        """True for rows that everyone can look at: those that the library ships or generates."""
         return self.data.source in (SHIPPED, *INVENTED)
 
     @cached_property
@@ -120,7 +120,7 @@ class DeclaredData:
 
     @property
     def rows_per_key(self) -> int:
-        """The most rows of one person, as the schema of a table declares it."""
+        """The most rows of one person, as the schema of a table declares it; 1 without a schema."""
         return 1 if self.schema is None else self.schema.rows_per_key(self.data.key)
 
     @cached_property
@@ -201,7 +201,7 @@ def _no_scaling(data: Data, why: str, fix: str) -> ConfigError:
 
 
 def _drafting(data: Data) -> str:
-    """The command that drafts the schema."""
+    """The command that drafts a schema for these data."""
     roles = {role: getattr(data, role) for role in ("label", "group", "key")}
     named = [f"--{role} {shlex.quote(name)}" for role, name in roles.items() if name is not None]
     where = "data.csv" if isinstance(data.path, str) and user_code.is_lent(data.path) else data.path  # once written
@@ -244,7 +244,9 @@ def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
 
 
 def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
-    """Refuses a model that reads words as quantities, or quantities as words."""
+    """Refuses a text model for a table without a text, another built-in model for a text, and a text model whose
+    settings do not fit the schema.
+    """
     model, texts = experiment.model, {name: one for name, one in columns.items() if isinstance(one, TextColumn)}
     name = str(model.get("name"))
     if not columns or user_code.is_own(name) or (not texts and name != "text"):

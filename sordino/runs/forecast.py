@@ -1,8 +1,7 @@
-"""`privacy plan EXPERIMENT.toml`: what a real experiment will promise, send and take, before any of it happens.
+"""`privacy plan EXPERIMENT.toml`: the guarantee, traffic and time of an experiment, before any of it happens.
 
-Promise and noise are the planner's. The bytes are those of the rounds that it reserves, message by message. Minutes are
-an estimate: the work of a few clients and one evaluation are timed here, and scaled.
-"""
+The planner computes guarantee and noise. Bytes are those of the rounds that it reserves, message by message. Minutes
+are an estimate: the work of a few clients and one evaluation are timed on this machine, and scaled."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class Traffic(Fact):
 
 
 class Planned(Traffic, PlanRow):
-    """Plan of an experiment whose rows are here."""
+    """Plan of an experiment whose rows are at hand."""
 
     examples: int
     parameters: int
@@ -71,7 +70,7 @@ class Planned(Traffic, PlanRow):
 
 @dataclass(frozen=True)
 class Compared:
-    """An experiment as it is, and what else would keep its promise."""
+    """Plan of an experiment as it is, and of alternatives that would keep its guarantee."""
 
     rows: list[Planned]
     guarantees: list[Guarantee]
@@ -138,12 +137,12 @@ def _more_clients(setup: Setup) -> Iterator[tuple[str, list[str]]]:
 
 
 def beside(simulation: Simulation, experiment: Experiment) -> Simulation:
-    """A changed experiment; data that are the same are not read again."""
+    """Simulation of a changed experiment; data that are the same are not read again."""
     return Simulation.of(Population.like(simulation.population, settle(experiment)))
 
 
 class Seconds(NamedTuple):
-    """Measured here, on the clients' own examples; nothing of it is kept."""
+    """Times measured on this machine with the clients' own examples; nothing that they computed is kept."""
 
     clients: int
     work: float  # of all their steps
@@ -166,7 +165,7 @@ class Forecast:
 
     @cached_property
     def federation(self) -> Federation:
-        """The server's side, with books of its own: it sizes messages and sets terms."""
+        """The server's side on a ledger in memory: it sizes messages and sets terms."""
         return self.setup.federation(self.simulation.home, "", MEMORY, self.planner.run)
 
     def traffic(self) -> Traffic:
@@ -200,7 +199,7 @@ class Forecast:
         visits = Counter(k for granted in self.planner.rounds for k in granted)
         effort = sum(times * _effort(self.setup, k) for k, times in visits.items())
         engine, evaluation = self.setup.engine, experiment.evaluation
-        # it was timed with one pair of hands where forks will help, with all threads elsewhere
+        # timed in one process where processes or forks will share the work, with all threads otherwise
         hands = min(int(engine.workers), cores()) if engine.client_processes or forks_of(self.setup) else 1
         last = max(0, experiment.rounds - max(1, evaluation.final))
         evaluations = last // evaluation.every + experiment.rounds - last
@@ -238,8 +237,8 @@ def _effort(setup: Setup, client: int) -> int:
 
 
 def _time(simulation: Simulation, run: Federation) -> Seconds:
-    """A few clients of middling size, one epoch of each where it counts in epochs, by the engine and with their noise;
-    then one evaluation.
+    """Time a round of a few clients of middling size, with their noise (one epoch of each where work is counted in
+    epochs), then one evaluation.
     """
     setup = simulation.setup
     server = setup.state("server")
@@ -275,13 +274,15 @@ def _time(simulation: Simulation, run: Federation) -> Seconds:
 
 
 def _played(clients: Site, down: Tree, terms: Mapping[int, Terms]) -> None:
-    """A round of these clients, of which nothing is kept."""
+    """Play a round of these clients and keep nothing of it."""
     for _ in clients(0, down, terms).uploads:
         pass
 
 
 def _second_time(work: Callable[[], object]) -> float:
-    """Seconds; the first time may pay for what is done once."""
+    """Seconds of a second call of `work`, since the first may pay for what is done once; of the first where it takes
+    too long to repeat.
+    """
     taken = math.inf
     for _ in range(2):
         started = time.perf_counter()

@@ -54,7 +54,7 @@ def lifetime(place: Path) -> Lifetime:
             fix="give a run folder, or a ledger that a private run of sordino created",
             code="ledger-without-delta",
         )
-    # what a run drew once it drew once: another run's answers are other ones
+    # answers drawn once are drawn once per run; another run's are other ones, so each carries its run's name
     notes = [of_a_run(entry.note, Op.of(entry.op).run) for entry in entries]
     people = max((k + 1 for note in notes for k in named(note)), default=1)
     people = max(people, len(by_client), 1)

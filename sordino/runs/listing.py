@@ -19,7 +19,7 @@ from sordino.receipts.run_files import Receipt
 
 
 class Listed(NamedTuple):
-    """One run, in numbers."""
+    """Summary of one run: state, rounds, score and strongest guarantee."""
 
     folder: str
     algorithm: str = ""
@@ -117,7 +117,7 @@ def promised(receipt: Receipt) -> str:
 
 
 def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
-    """The strongest epsilon with its subject, in a line."""
+    """The strongest guarantee as one line: epsilon, unit, adversary, delta and status."""
     row = strongest(rows)
     if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)

@@ -18,14 +18,14 @@ from sordino.metrics.rows import Played
 from sordino.receipts.private import FOLDER
 
 ALWAYS = ("phase", "round", "lost", "model_norm")
-# public where the cohort is
+# public unless the cohort is hidden
 SEEN = ("active", "answered", "bytes_down", "bytes_up", "payload", "device_flops", "secure")
 INSIDE = ("saturated", "cpu_seconds")  # of a secure sum: the size of single values, and the time of single clients
 
 
 def shown(row: Played, hidden: bool) -> Json:
-    """The public part of a row: what was released anyway. For a hidden cohort it leaves out its size, and all that
-    grows with it.
+    """The public fields of a row: what was released anyway; of a hidden cohort neither its size nor anything that grows
+    with it.
     """
     told = row.to_json()
     kept = {name: told[name] for name in (*ALWAYS, *(() if hidden else SEEN)) if name in told}
@@ -35,7 +35,7 @@ def shown(row: Played, hidden: bool) -> Json:
 
 
 class Rows:
-    """The rows of a run, or of its preparation, as they are written."""
+    """Writer of the rows of a run, or of its preparation: public fields and, with real noise, private ones."""
 
     def __init__(self, public: _Kept, private: _Kept | None, hidden: bool) -> None:
         self._public, self._private, self._hidden = public, private, hidden
@@ -61,7 +61,7 @@ def _line(told: Json) -> bytes:
 
 
 class _Kept:
-    """An append-only file, and the digest of its content."""
+    """An append-only file, and the running SHA-256 of its content."""
 
     def __init__(self, file: IO[bytes], digest: hashlib._Hash) -> None:
         self._file, self._digest = file, digest

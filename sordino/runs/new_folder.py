@@ -36,8 +36,8 @@ def found(
     story: Json | None = None,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the folder beside its place, then rename it. `story`: how the server's own images were made; `more`:
-    further files, by name.
+    """Create a run folder: written under another name beside its place, then renamed. `story`: how the server's own
+    images were made; `more`: further files, by name.
     """
     experiment, young = setup.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -73,8 +73,8 @@ def found(
 
 
 def environment_of(experiment: Experiment, prepared: Path | None = None, run: str = "") -> Environment:
-    """Versions, machine, time and name of a new run. `prepared`: the run whose preparation is reused; `run`: the name,
-    where another party chose it.
+    """The environment of a new run: versions, machine, time and the run's name. `prepared`: the run whose preparation
+    is reused; `run`: the name, where another party chose it.
     """
     digest = experiment.digest()
     # a seeded run is the same release whenever it is repeated; noise from the system never is

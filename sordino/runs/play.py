@@ -1,6 +1,5 @@
-"""A run from its first round to its receipt, in a folder that was founded for it: rounds, metrics, checkpoints. Only
-the server's half is known here, so simulations and real sites are played alike.
-"""
+"""Play a run from its first round to its receipt, in a folder that was created for it: rounds, metrics, checkpoints.
+Only the server's side is used, so simulations and runs between real sites are played alike."""
 
 from __future__ import annotations
 
@@ -158,7 +157,7 @@ def _ended(
     made, remarks = write_receipt(folder, setup, federation), federation.inbox.remarks
     mine, real = RunFolder(folder), setup.policy.real
     own = RunFolder(mine.private) if real else mine
-    # a remark names a client that was asked, which a hidden cohort does not tell
+    # a remark names a client that was asked, which must not be disclosed of a hidden cohort
     asked = own if setup.policy.hidden else mine
     for place, told in ((asked, remarks), (own, half.remarks), (mine, notes)):
         if place is own is not mine and not told:
@@ -169,7 +168,7 @@ def _ended(
 
 
 def _moved(setup: Setup, before: Tree, now: Tree) -> str:
-    """Words for the model after a round without clients: a server with a momentum goes on."""
+    """What happened to the model in a round without clients, in words: a server with a momentum moves it on."""
     was, is_ = (tree.leaves(next(iter(setup.algorithm.models(server).values()))) for server in (before, now))
     if all(map(torch.equal, was, is_)):
         return "the model stays as it was"
@@ -177,7 +176,9 @@ def _moved(setup: Setup, before: Tree, now: Tree) -> str:
 
 
 def _note_costs(half: ServersHalf, folder: Path, phase: PlayedPhase, outcome: Outcome) -> None:
-    """Seconds tell how many uploads there were to add, so that they lie where nobody else reads them."""
+    """Append a round's times to costs.jsonl. With real noise it lies in the private folder: times tell how many uploads
+    there were to add.
+    """
     t, mine = phase.at.t, RunFolder(folder)
     costs = []
     if outcome.secure:

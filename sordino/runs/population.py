@@ -1,9 +1,8 @@
 """The rows of all clients in a simulation: declared, loaded, reduced by what the server keeps, divided among clients.
 
-Between real sites nobody has this: a site has its own rows, the server has its own, and both know the public numbers
-alone. So rules and plans (`runs.setup`) are made of `Population.public`, and see nothing else. Deterministic: a client
-process finds exactly the rows that the server's process found.
-"""
+A federation of real sites has no such object: a site has its own rows, the server has its own, and both know the public
+numbers alone. So rules and plans (`runs.setup`) are made from `Population.public`, and see nothing else. Deterministic:
+a client process derives exactly the rows that the server's process derives."""
 
 from __future__ import annotations
 
@@ -34,7 +33,9 @@ LISTED = 8  # names in a sentence
 
 @dataclass(frozen=True)
 class Population:
-    """The rows of all clients, and those of the server. Members come in the order in which rows pass through them."""
+    """The rows of all clients, and those of the server. Members are listed in the order in which rows pass through
+    them.
+    """
 
     experiment: Experiment
     data_key: bytes = field(default=b"", repr=False)  # of the digest that stands for the data
@@ -42,7 +43,7 @@ class Population:
 
     @classmethod
     def like(cls, known: Population, experiment: Experiment, data_key: bytes | None = None) -> Population:
-        """The rows of a changed experiment, or under another key. What is the same in both is not read again."""
+        """The population of a changed experiment, or under another key. What is the same in both is not read again."""
         other, same = cls(experiment, known.data_key if data_key is None else data_key), known.experiment
         read = (experiment.data, experiment.candidates, experiment.seed, experiment.privacy.noise, experiment.task)
         if read == (same.data, same.candidates, same.seed, same.privacy.noise, same.task):
@@ -63,13 +64,13 @@ class Population:
         return self.source.load()
 
     def check(self) -> None:
-        """Refuses to begin with rows that are written in another way than was declared."""
+        """Refuses rows that are not written as they were declared."""
         if self.loaded.misfit is not None:
             raise self.loaded.misfit
 
     @cached_property
     def reserved(self) -> Reserved:
-        """Resized, and without what the server keeps for itself."""
+        """The data, divided into the clients' part and what the server reserves, after images are resized."""
         data, found, seed = self.experiment.data, self.loaded, self.source.seed("reserve")
         if data.side is not None:
             found = resized(found, data.side)
@@ -91,7 +92,7 @@ class Population:
 
     @property
     def kept(self) -> ServerRows:
-        """Examples that the server keeps for itself."""
+        """The server's own examples: for tests, to rank models, and to choose candidates from."""
         return ServerRows(self.dataset.test, self.reserved.probe, self.reserved.pool)
 
     # clients ----------------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class Population:
 
     @cached_property
     def named(self) -> Dataset:
-        """The data with the labels as the clients call them: what is learned and tested."""
+        """The data as they are learned and tested: an anonymous partition numbers the labels anew for each client."""
         data, scheme = self.dataset, self.source.scheme
         if not scheme.anonymous:
             return data
@@ -159,8 +160,8 @@ class Population:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Clients without a row to train on, which take no part. For the owner of the data: it tells how many rows
-        they have.
+        """Remark on clients without a row to train on, which take no part. For the owner of the data: it tells how many
+        rows they have.
         """
         held, tested = self.dataset.train.group, self.dataset.test.group
         if held is None or tested is None or not isinstance(self.source.scheme, Natural):
@@ -187,7 +188,7 @@ class Population:
 
     @cached_property
     def public(self) -> PublicNumbers:
-        """Public numbers of these data."""
+        """The public numbers of these data, on which rules and plans are based."""
         data, sizes, said = self.dataset, self.sizes, self.disclosures
         check_words(self.experiment, data.columns)
         check_everybody_has_data(sizes, self.clients)
@@ -215,7 +216,7 @@ class Population:
         """
         digest = hmac.new(self.data_key, self.dataset.fingerprint(self.data_key).encode(), hashlib.sha256)
         trained, tested = self.shares
-        # merged data are cut into training and test within a client: whichever of both, it is this client's
+        # merged data are divided into training and test within each client, so both belong to the same client
         for held in [(trained, tested)] if self.experiment.data.merge else [(trained,), (tested,)]:
             rows, owners = (np.concatenate([getattr(each, of) for each in held]) for of in ("numbers", "owners"))
             order = np.lexsort((owners, rows))

@@ -1,9 +1,8 @@
-"""The phases before the training: each from its own checkpoint to its end, and what the last of them hands over.
+"""Play the phases before the training, each from its own checkpoint to its end, and hand over what the last one found.
 
-They lie in the run folder: preparation/NAME/checkpoints, and beside it what the server found, a table in each file;
+Files in the run folder: preparation/NAME/checkpoints, and beside it the server's findings, a table in each file;
 preparation.jsonl with one object per round; and handed.safetensors, which every client has been given before the first
-round of the training.
-"""
+round of the training."""
 
 from __future__ import annotations
 
@@ -89,7 +88,9 @@ def _write_tables(mine: ServersHalf, place: Path, server: Tree) -> None:
 
 
 def _hand(half: ServersHalf, folder: Path, handed: Params, begun: Begun | None) -> None:
-    """A file that clients in other processes read, and its bytes in the books: one message to everybody."""
+    """Write what every client is given to a file, which clients in other processes read, and record its bytes: one
+    message to each client.
+    """
     from safetensors.torch import save
 
     atomic_write(RunFolder(folder).handed_file, save({k: v.cpu().contiguous() for k, v in handed.items()}))

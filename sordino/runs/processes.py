@@ -1,8 +1,7 @@
 """Clients in processes of this machine, which the server starts: client k lives in process k mod workers.
 
-With a timeout a process that is silent costs its clients the round, and others are asked in their place until it has
-answered.
-"""
+With a timeout, the clients of a silent process miss the round, and others are asked in their place until the process
+has answered."""
 
 from __future__ import annotations
 
@@ -37,6 +36,6 @@ def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
         lambda t: header(t, -1),
         algorithm.per_client_message if isinstance(algorithm, PerClientMessages) else None,
         Patience(network.timeout_s or math.inf, 0, engine.deadline_s or math.inf),
-        # a slow network is one of each client alone
+        # with a simulated slow network each message carries one client, since each client has a network of its own
         1 if network != Network() else max(1, min(MANY, ROOM // max(1, upload))),
     )

@@ -1,9 +1,8 @@
-"""Sampling profiler: every few milliseconds it looks at the stacks of a run's threads, and sums time by kind of work.
+"""Sampling profiler: every few milliseconds it reads the stacks of a run's threads, and adds up time by kind of work.
 
-The run itself is not changed, so it costs next to nothing. The innermost part of the library on a stack decides the
-kind; some parts, such as the ledger, count for all that they call. Threads that work at the same time share it. Other
-processes are not looked into.
-"""
+The run itself is not changed, so it costs next to nothing. The innermost module of the library on a stack decides the
+kind; some modules, such as the ledger, count for all that they call. Time is divided equally among the threads that
+work at the same time. Other processes are not sampled."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from sordino.fast.products import linear
 EVERY = 0.004  # seconds between two looks
 PACKAGE = PurePath(__file__).parents[1]
 
-# parts that count for all that they call
+# modules that count for all that they call
 CALLERS = {
     "evaluation": ("metrics/",),
     "ledger and prices": ("accounting/", "ledger/", "budget/", "planning/prices.py"),
@@ -31,7 +30,7 @@ CALLERS = {
     "secure sums": ("secagg/", "engine/secure_sum.py"),
     "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/clip_layers.py"),
 }
-# parts that count for themselves, and for other libraries that they call
+# modules that count for themselves, and for other libraries that they call
 OWN = {
     "forward and backward": ("tasks/", "synthesis/generators/"),
     "steps of the method": ("algorithms/", "synthesis/"),
@@ -53,7 +52,7 @@ WAITING = "waiting"
 
 
 class TimeShare(NamedTuple):
-    """One kind of work."""
+    """Seconds spent on one kind of work."""
 
     kind: str
     seconds: float
@@ -113,7 +112,7 @@ def kind_of(frame: FrameType | None) -> str | None:
 
 
 def reach(threads: int) -> float:
-    """Operations per second that matrix products reach on this machine with so many threads."""
+    """Throughput of matrix products on this machine with so many threads, in floating-point operations per second."""
     size, before = 768, torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,4 +1,4 @@
-"""Disclosures of inputs before any noise: decisions that rows made, which a receipt must say, and announcements."""
+"""Disclosures before any noise: choices that depend on rows, which a receipt must state, and announcements of sites."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ TRUSTED = "{} is a program of the user's own, trusted not to keep or send what i
 
 @dataclass(frozen=True)
 class Disclosures:
-    """Decisions that rows made before any noise, in sentences. Neighbours must agree on them, or nothing holds."""
+    """Choices that rows decided before any noise, as sentences. Guarantees hold only between neighbouring data sets
+    that agree on these choices.
+    """
 
     source: DeclaredData
     loaded: Dataset
@@ -75,7 +77,9 @@ class Disclosures:
 
     @property
     def void(self) -> tuple[str, ...]:
-        """Reasons why no claim about a row holds: with real noise, all that secret rows decide without any."""
+        """Reasons why no claim about a row holds: with real noise, every choice that secret rows decide without
+        noise.
+        """
         if not self.source.experiment.privacy.real:
             return ()
         chosen = () if self.source.known_to_all else (said for said in self.drawn_from_labels if said in CHOSEN)
@@ -120,7 +124,7 @@ def declared_scale(
 
 def check_announced(data: Data, learned: tuple[str, ...] = ()) -> None:
     """Refuses, before anything leaves a site, an announcement that would tell more of its rows than their number.
-    `learned`: what was read off rows, where that is known; without it the settings may say so.
+    `learned`: what was read off rows, where that is known; the settings are checked in any case.
     """
     said = list(learned)
     if data.standardise in ("channel", "pixel"):

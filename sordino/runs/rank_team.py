@@ -1,9 +1,8 @@
 """Communication between ranks of torch.distributed: texts, client messages and sums.
 
-Only lengths, JSON and wire messages cross: no object that would have to be unpickled. They travel by gloo, from the
-processor. Sums travel by nccl, from one accelerator to the other, where every rank has one of its own; and by gloo
-where there are none, or where ranks share one.
-"""
+Only lengths, JSON and wire messages cross: no object that would have to be unpickled. They travel by gloo, from CPU
+memory. Sums travel by nccl, from one accelerator to the other, where every rank has one of its own; and by gloo where
+there are none, or where ranks share one."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from sordino.tree import Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
-# one rank may be at work for hours while others wait; who dies closes its connections, and that is seen at once
+# a rank may compute for hours while others wait; one that dies closes its connections, which is noticed at once
 PATIENCE = timedelta(days=1)
 AHEAD = 1 << 26  # bytes of messages that a rank has sent, and rank 0 has not taken yet
 
@@ -140,7 +139,7 @@ def local_rank() -> int:
 
 
 def _name_of(device: torch.device, rank: int) -> str:
-    """A name unique to this accelerator on all machines; on the processor, to this rank."""
+    """Name of an accelerator, unique over all machines; on the CPU, of this rank."""
     if device.type != "cuda":
         return f"rank {rank}"
     return str(torch.cuda.get_device_properties(device).uuid)

@@ -1,13 +1,13 @@
 """Clients spread over the ranks of torch.distributed: `torchrun --nproc-per-node 2 -m sordino run EXPERIMENT.toml
 engine.executor=ranks`.
 
-Every rank trains its share of the cohort and adds its uploads up; one all-reduce a round adds the sums. Where single
-uploads are looked at (robust sums, late clients, phases that rank models), or a secure sum is played, every rank sends
-them one by one instead. Rank 0 is the server: it alone draws cohorts, keeps the ledger and writes the run folder; the
-others do what it says, phase after phase, until the run ends. Each computes where `engine.device` says.
+Every rank trains its share of the cohort and adds up its uploads; one all-reduce per round adds up these sums. Where
+the server reads single uploads (robust sums, late clients, phases that rank models), or a secure sum is played, every
+rank sends its uploads one by one instead. Rank 0 is the server: it alone draws cohorts, keeps the ledger and writes the
+run folder, and it commands the other ranks, phase after phase, until the run ends. Each rank computes on the device
+that `engine.device` names.
 
-Sums are in float64, so that the number of ranks moves a result by the rounding of such additions and no more.
-"""
+Sums are in float64, so that the number of ranks moves a result by the rounding of such additions and no more."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToldPhase:
-    """Head of a phase, which rank 0 sends before the experiment and what clients are handed."""
+    """Header with which rank 0 starts a phase; the experiment and the tensors that clients are handed follow it."""
 
     run: str
     folder: str
@@ -63,7 +63,7 @@ def following() -> bool:
 
 
 def follow() -> None:
-    """Follow rank 0 until it says that the run is over: also after a first signal, which rank 0 has got as well."""
+    """Obey rank 0 until it says that the run is over: also after a first stop signal, which rank 0 has got as well."""
     team = joined()
     told, experiment, handed = _phase_head(team)
     given = config.validate(tomllib.loads(experiment.decode()))
@@ -93,7 +93,9 @@ def _unpacked(handed: bytes) -> Params | None:
 
 
 class Share:
-    """One rank's clients in one phase, every world-th from its own number on. It is a site that answers with others."""
+    """One rank's clients in one phase: every world-th id from the rank's number on. It answers commands like a site,
+    together with the other ranks.
+    """
 
     def __init__(self, team: Team, simulation: Simulation, told: ToldPhase, handed: Params | None) -> None:
         torch.set_num_threads(simulation.setup.experiment.engine.threads)
@@ -133,7 +135,7 @@ class Share:
         self._team.wait()
 
     def summed(self, command: Round, message: bytes) -> Summed:
-        """The sum of all ranks."""
+        """The sum of the uploads of all ranks."""
         site, t, everyone = self.site, command.t, sorted(command.terms)
         mine, down, a = self._mine(command), self._broadcast(t, message), self.site.algorithm
         uploads = site(t, down, mine).uploads
@@ -141,7 +143,7 @@ class Share:
         return Summed(self._team.sum(total), everyone)
 
     def uploads(self, command: Round, message: bytes) -> Iterator[tuple[int, bytes]]:
-        """The answer of each client of this rank, as it goes over the wire."""
+        """The upload of each client of this rank, as it goes over the wire."""
         t, mine = command.t, self._mine(command)
         for k, upload in self.site.each(t, self._broadcast(t, message), mine):
             yield k, wire.encode(self.site.header(t, k), tree.formed(upload))
@@ -150,13 +152,17 @@ class Share:
         return {k: command.terms[k] for k in sorted(command.terms) if k in self.site.shards}
 
     def _broadcast(self, t: int, message: bytes) -> Tree:
-        """All of it, also where each client is told a part: every rank has everybody's data anyway."""
+        """The decoded broadcast, whole even where each client is sent only a part: every rank has everybody's data
+        anyway.
+        """
         a, site = self.site.algorithm, self.site
         _, down = wire.decode(message, site.header(t, -1), a.broadcast(a.init(site.task, 0)))
         return down
 
     def scores(self, command: Score, message: bytes) -> Tensor:
-        """A row for every client of the federation; sums, since each client's own rank alone has numbers for it."""
+        """Scores with one row for every client of the federation, added up over ranks: a client's own rank alone fills
+        its row.
+        """
         width = command.models * len(command.ways) * len(self.site.task.metrics)
         found = self.site.scores(command, message)
         with on(CPU):
@@ -198,7 +204,7 @@ class Ranks(Executor):
             return Answers([self._share.summed(command, message)])
 
     def _gathered(self, command: Round, message: bytes) -> Iterator[tuple[int, bytes]]:
-        """Everybody's answers in the order of their ids. Nobody begins before the first one is wanted."""
+        """Uploads of all ranks in the order of client ids. No rank begins before the first one is asked for."""
         own, world = self._share.uploads(command, message), self._team.world
         with self._whole():
             self._tell(command, message)
@@ -237,7 +243,9 @@ class Ranks(Executor):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Context of work that all ranks do together, or not at all."""
+        """Context of work that all ranks begin and end together; where it broke off, `__exit__` does not wait for the
+        others.
+        """
         self._begun += 1
         yield
         self._begun -= 1

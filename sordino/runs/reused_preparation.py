@@ -1,8 +1,8 @@
 """Reuse the preparation of another run (`--prepared`), to try training in many ways after one preparation.
 
-It is the same release: its ledger entries are copied with their charges, and the receipt of the new run accounts for
-both phases. Runs that share a preparation but not a ledger do not see each other's training, as always.
-"""
+Its releases are not made again: their ledger entries are copied with their charges, and the receipt of the new run
+accounts for both preparation and training. Runs that share a preparation but not a ledger do not account for each
+other's training, as always."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Rounds, one after another, from where a checkpoint stands. The training, and the phases before it that are paid from
-the same ledger, are played alike.
-"""
+"""Play rounds one after another, from a checkpoint on. The training, and the phases before it that are paid from the
+same ledger, are played alike."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ Evaluate = Callable[[int, Tree, Score], Scores]
 
 
 class Standing(NamedTuple):
-    """Position of a phase after a round."""
+    """Position of a phase between two rounds: the server's state, the rounds played, and whether it has stalled."""
 
     server: Tree
     t: int
@@ -43,7 +42,7 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class RunInPlay:
-    """A run as all of its phases share it: one folder, one ledger, one record of releases."""
+    """What all phases of a run share: one folder, one ledger, one record of releases."""
 
     folder: Path
     name: str
@@ -67,7 +66,9 @@ class RunInPlay:
         handed: Params | None = None,
         evaluate: Evaluate | None = None,
     ) -> Iterator[PlayedPhase]:
-        """A phase of it, from the server's state `first` or from its checkpoint on; `begun` are its clients' states."""
+        """Open a phase of the run, from the server's state `first` or from its checkpoint on; `begun` holds its
+        clients' states.
+        """
         setup, mine = half.setup, RunFolder(self.folder)
         with ExitStack() as stack:
             federation = self.federation(half)
@@ -151,7 +152,7 @@ class PlayedPhase:
         return row.with_more(self.evaluate(t, outcome.server, self.execute.score)).beside(model_norm=norm)
 
     def _save(self, t: int, server: Tree, now: Mapping[str, checkpoint.JSON]) -> None:
-        """Client states first, then the server's: a run stands where its server stands."""
+        """Save a checkpoint: client states first, then the server's, from whose round a resumed run goes on."""
         rows = self.metrics.sync()
         trees = {"server": server, **self.execute.keep(t)}
         checkpoint.save(self.place / "checkpoints", t, trees, {**now, **rows})
@@ -173,7 +174,7 @@ def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
 
 
 def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> Standing:
-    """Position of a phase by its checkpoint, once the ledger agrees."""
+    """Position of a phase by its checkpoint, once the ledger agrees; a release that a crash cut short is completed."""
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
         raise LedgerError(
             f"the ledger of {folder} does not know what this run has spent",
@@ -199,7 +200,7 @@ def _lost(phase: str) -> RunError:
 
 
 class PowerCut(Clients):
-    """Clients on a machine that loses power."""
+    """Executor of a rehearsed crash: it kills this process."""
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         os.kill(os.getpid(), signal.SIGKILL)

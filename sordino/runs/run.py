@@ -69,8 +69,8 @@ def _started(
 
 
 def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, dry: bool = False) -> Simulation:
-    """A run that may begin in this folder: every refusal happens here, before anything exists but, last of all, a new
-    ledger that it shares. `dry`: not even that.
+    """A simulation that may begin in this folder. Every refusal happens here, before any file exists; a new shared
+    ledger is created last of all, with `dry` not even that.
     """
     if len(folder.parts) > DEEPEST:
         raise RunError(
@@ -164,7 +164,9 @@ def resume(
 
 
 def _check_agreement(simulation: Simulation, folder: Path) -> None:
-    """The receipt is sealed with the agreement beside it; the data themselves are checked against the ledger."""
+    """Refuse an agreement.json that this run's data and experiment do not give: the receipt is sealed with it. The data
+    themselves are checked against the ledger.
+    """
     if not Agreement.read(folder).says(simulation.agreement()):
         raise RunError(
             f"agreement.json of {folder} is not what this run's data and experiment give",

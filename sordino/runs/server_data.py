@@ -88,7 +88,7 @@ class ServerData:
 
     @cached_property
     def drawn(self) -> Candidates | None:
-        """Candidates with their manifest."""
+        """Candidates with their manifest; None where the experiment asks for none."""
         experiment, public = self.whole.experiment, self.whole.public
         if (asked := asked_for(experiment)) is None or (source := source_of(experiment)) is None:
             return None

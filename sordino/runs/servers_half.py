@@ -1,6 +1,5 @@
-"""The server's half of one phase of a run: rules, its own data, its books and how it reaches the clients. In a
-simulation everybody's rows lie beside it; between sites there is nothing else.
-"""
+"""The server's side of one phase of a run: rules, its own data, its ledger and how it reaches the clients. A simulation
+has the rows of all clients beside it; between sites there is nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from sordino.types import Params
 
 
 class Begun(NamedTuple):
-    """Start of a phase for its clients: their states in a checkpoint of this phase or of the one before."""
+    """Clients' states at the start of a phase: in a checkpoint of this phase or of the one before."""
 
     place: Path
     loaded: Loaded
@@ -34,7 +33,7 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class ServersHalf(ABC):
-    """The server's half of a phase, beside the run's folder."""
+    """The server's side of a phase, apart from the run's folder."""
 
     setup: Setup
     home: ServerData
@@ -42,7 +41,7 @@ class ServersHalf(ABC):
     @property
     @abstractmethod
     def dataset(self) -> str:
-        """The digest that stands for the data."""
+        """The digest that identifies the data."""
 
     @property
     @abstractmethod
@@ -51,24 +50,24 @@ class ServersHalf(ABC):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for whoever holds the data, and for nobody else: they are read off the rows. Between sites each
-        is told its own.
+        """Remarks for the holder of the data alone: they are read off the rows. Between sites each site gets its
+        own.
         """
         return ()
 
     @abstractmethod
     def at(self, stage: int) -> Self:
-        """Another phase of the same run."""
+        """The server's side of phase number `stage` of the same run."""
 
     @abstractmethod
     def evaluation(self) -> Callable[[int, Tree, Score], Scores]:
-        """The evaluation after a round, on the test examples that there are."""
+        """The function that evaluates models after a round, on the test examples at hand."""
 
     @abstractmethod
     def executor(
         self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
     ) -> Executor:
-        """The clients of this phase, standing where they stopped; the stack ends them."""
+        """Executor of this phase's clients, from the states in which they stopped; closing `stack` ends it."""
 
     @cached_property
     def preparation(self) -> tuple[Self, ...]:
@@ -76,7 +75,7 @@ class ServersHalf(ABC):
         return tuple(self.at(i) for i in range(len(self.setup.preparation)))
 
     def agreement(self) -> Agreement:
-        """The public part: what server and sites agree on."""
+        """The public agreement between server and sites."""
         return self.setup.whole.agreement(self.dataset)
 
     def federation(self, ledger: Path | str, run: str) -> Federation:

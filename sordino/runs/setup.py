@@ -1,6 +1,5 @@
-"""Phases of a run as they are played: the plan, with the model, what clients keep and the server's side. No row is
-needed.
-"""
+"""Phases of a run as they are played: the plan, with the model, the states of clients and the server's side. No row is
+needed."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Whole(PlannedRun):
         return self.built_task()
 
     def built_task(self) -> Task:
-        """The same task in memory of its own, for another thread."""
+        """The task, built anew in memory of its own, for another thread."""
         from sordino.tasks.network import InputSettings
         from sordino.tasks.quadratic import Quadratic
 
@@ -136,7 +135,7 @@ class Setup(PlannedPhase):
         return tree.size(self.task.init(0))
 
     def over(self, server: Tree) -> bool:
-        """True where a phase of the preparation has found what it prepares."""
+        """True for a phase of the preparation that has reached its result."""
         return isinstance(self.algorithm, Phase) and self.algorithm.over(server)
 
     def result(self, server: Tree) -> Tree:
@@ -144,7 +143,7 @@ class Setup(PlannedPhase):
         return self.algorithm.result(server) if isinstance(self.algorithm, Phase) else server
 
     def header(self, run: str) -> Callable[[int, int], Header]:
-        """Header of this phase's messages, by round and sender (-1: the server)."""
+        """Function from round and sender (-1: the server) to the header of a message of this phase."""
         phase, config = self.run_of(run), self.experiment.digest()
         return lambda t, sender: Header(phase, config, t, sender, "down" if sender < 0 else "up")
 
@@ -172,11 +171,13 @@ class Setup(PlannedPhase):
             check_network(self.method, self.task, bool(self.offers))
 
     def states(self, folder: Path | None = None, trees: Mapping[str, Tree] | None = None) -> States:
-        """States of the clients from a checkpoint; they lie in the folder where memory should not hold them."""
+        """States of the clients, restored from a checkpoint's `trees`; they lie in the folder where memory should not
+        hold them.
+        """
         return States(self.algorithm.init_client(self.task), folder).restore(trees or {})
 
     def state(self, name: str) -> Tree:
-        """The shape of a tree in a checkpoint, by name."""
+        """A tree of the shape that a checkpoint stores under this name."""
         if name.partition("/")[0] == "server":
             return self.algorithm.init(self.task, self.key)
         return shape_of(name, self.algorithm.init_client(self.task))

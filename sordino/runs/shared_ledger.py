@@ -1,9 +1,8 @@
 """A ledger that several runs share (`privacy.ledger`), and the key of their data beside it, as private as the ledger.
 
-Runs on one ledger name their data alike, so they need one key. While a ledger is being founded its key is a draft,
-locked by the founding process; it gets its name when the ledger stands. So a key without a ledger says that one is
-lost.
-"""
+Runs on one ledger identify their data by digests under one key. While a ledger is being created its key is a draft,
+locked by the creating process, and renamed once the ledger exists. So a key without a ledger says that the ledger is
+lost."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ FIX = (
 
 
 def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
-    """A run on a ledger that it shares, founded where it is new; refused where the ledger is of other data or other
-    clients. `dry`: nothing is touched.
+    """The simulation under the key of its shared ledger, which is created where it is new, and refused where it is of
+    other data or other clients. `dry`: nothing is touched.
     """
     if dry and not place.exists():
         storage.check_never_there(place)
@@ -42,7 +41,9 @@ def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
 
 @contextmanager
 def key_of(ledger: Path) -> Iterator[bytes]:
-    """The key of the data on a shared ledger. Where there is no ledger yet, the holder of the key founds it alone."""
+    """Context with the key of the data on a shared ledger. Where there is no ledger yet, the key is locked, so that one
+    process alone creates the ledger.
+    """
     key, draft = Path(f"{ledger}.key"), Path(f"{ledger}.key-new")
     if ledger.exists() and key.exists():
         yield private.kept(key, private.KEY, FIX)
@@ -69,7 +70,9 @@ def key_of(ledger: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _held(draft: Path) -> Iterator[int]:
-    """The draft of a key, locked for this process; a draft no more once another process has given it its name."""
+    """The draft of a key, locked for this process; opened again where another process has renamed or removed it
+    meanwhile.
+    """
     while True:
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

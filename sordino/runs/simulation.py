@@ -1,6 +1,5 @@
-"""A federation in one place: the rules of a run beside everybody's rows. The server's half sees the public numbers and
-its own data, the clients' half its own rows; nothing else passes between the two than between machines.
-"""
+"""A federation in one place: the rules of a run and the rows of all clients. The server's side sees the public numbers
+and its own data, the clients' side its own rows; only what would pass between machines passes between the two."""
 
 from __future__ import annotations
 
@@ -41,7 +40,9 @@ def simulated(experiment: Experiment, data_key: bytes = b"") -> Simulation:
 
 
 def settle(experiment: Experiment) -> Experiment:
-    """The default budget belongs to private algorithms: `sordino run algorithm=fedavg` is not asked to drop it."""
+    """The experiment, without the default budget where no part of it adds noise: so `sordino run algorithm=fedavg` is
+    not asked to drop it.
+    """
     if "privacy" in experiment.model_fields_set:
         return experiment
     gates = Methods(experiment).phases
@@ -51,7 +52,7 @@ def settle(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Simulation(ServersHalf):
-    """One phase of a run, with everybody's rows."""
+    """One phase of a run, with the rows of all clients."""
 
     population: Population
 
@@ -84,7 +85,7 @@ class Simulation(ServersHalf):
         handed: Params | None = None,
         shelf: Path | None = None,
     ) -> Site:
-        """The clients' side: all of them, or those of one process."""
+        """The clients' side: all clients, or `which` of them, for one process."""
         (rows, tested), named = self.population.shares, self.population.named
         which = range(len(rows)) if which is None else which
         trained, tests = Shards(named.train, rows, which), Shards(named.test, tested, which)
@@ -116,7 +117,7 @@ class Simulation(ServersHalf):
         return clients
 
     def evaluation(self) -> Evaluation:
-        """The evaluator, who has everybody's test examples."""
+        """Evaluation on the test examples of all clients."""
         setup, test, given = self.setup, self.population.named.test, self.setup.experiment.evaluation
         examples = Examples(here(torch.from_numpy(np.asarray(test.x))), here(torch.from_numpy(np.asarray(test.y))))
         own = metrics_named(given.metrics)
@@ -131,7 +132,7 @@ class Simulation(ServersHalf):
 
 
 def adds(setup: Setup) -> bool:
-    """True where a run in one process sums clients where they are computed in one go."""
+    """True where a run in one process adds up the uploads of clients that it computes together."""
     engine = setup.experiment.engine
     return engine.executor != "loop" and engine.one_process and not reads_single_uploads(setup)
 

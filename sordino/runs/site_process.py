@@ -1,8 +1,7 @@
 """A client process: `python -m sordino.runs.site_process FOLDER PLACE RUN STAGE FIRST STEP`.
 
-It holds clients FIRST, FIRST+STEP, ... with their data and states; what leaves it are letters. It draws its own noise:
-from the experiment's key in simulation, from the operating system otherwise.
-"""
+It holds clients FIRST, FIRST+STEP, ... with their data and states, and sends nothing but messages. It draws its own
+noise: from the experiment's key in simulation, from the operating system otherwise."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ from sordino.transport.pipes import serve, write
 
 @dataclass(frozen=True)
 class SlowNetwork:
-    """A slower device on a slower network than this machine's: waits in place of them. Nothing that is computed or sent
+    """A rehearsed slow device on a slow network: it waits as long as these would take. Nothing that is computed or sent
     changes.
     """
 
@@ -50,7 +49,9 @@ class SlowNetwork:
     compute: float = 1.0  # times slower
 
     def behind(self, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-        """Answers as late as from a device that is `compute` times as slow, behind such a network."""
+        """Wrap `answer` so that it replies as late as a device that is `compute` times as slow, behind such a
+        network.
+        """
         if self == SlowNetwork():
             return answer
 
@@ -65,7 +66,7 @@ class SlowNetwork:
         return late
 
     def receive(self, size: int) -> None:
-        """Waits for the tensors that every client is given once: they come on the same way."""
+        """Wait as long as the network takes for the tensors that every client is given once."""
         self._wait(size, self.down_mbit)
 
     def _wait(self, size: int, mbit: float | None) -> None:
@@ -118,8 +119,9 @@ def _of_a_round(letter: bytes) -> bool:
 
 
 def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The standard streams carry frames. What client code, in whatever language, reads or prints is none of them: it
-    reads nothing, and prints to the standard error."""
+    """Reserve standard input and output for messages. Client code, in whatever language, then reads nothing, and prints
+    to the standard error.
+    """
     letters, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -129,8 +131,7 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _end_with_server(letters: int) -> None:
-    """A server that is gone leaves the pipe hung up, which a client that is at work, perhaps for ever, would not
-    see."""
+    """Exit once the server has closed the pipe, which a client that is at work, perhaps for ever, would not see."""
     hung_up = select.poll()
     hung_up.register(letters, 0)
     while not hung_up.poll():

@@ -16,8 +16,8 @@ _PATIENT: list[Callable[[], bool]] = []  # the outermost, which holds the signal
 def patience() -> Iterator[Callable[[], bool]]:
     """Delay a first Ctrl-C to the end of the round; a second one stops at once.
 
-    SIGTERM does the same, and SIGHUP too unless `nohup` had it ignored. SIGQUIT ends at once. A patience inside another
-    one is the outer one.
+    SIGTERM does the same, and SIGHUP too unless `nohup` had it ignored. SIGQUIT ends at once. Nested calls share the
+    outermost one.
     """
     pressed = 0
     if _PATIENT:

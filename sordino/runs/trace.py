@@ -49,5 +49,5 @@ def trace(folder: Path) -> Trace:
 
 
 def differences(a: Trace, b: Trace) -> list[str]:
-    """Names of the fields that differ; the law is []."""
+    """Names of the fields that differ; [] where the runs agree, as they must."""
     return [name for name in Trace._fields if getattr(a, name) != getattr(b, name)]

@@ -1,12 +1,11 @@
-"""TensorBoard, MLflow, wandb and trackio behind one small protocol, for whoever asks: `sordino run --track
+"""TensorBoard, MLflow, wandb and trackio behind one small protocol, for users who ask for them: `sordino run --track
 tensorboard`.
 
-Nothing is sent and no package is imported unless it is named, and who follows a run is not part of its experiment. Out
-go only numbers that metrics.jsonl and the receipt hold: never a list with one value per client, which is the
-evaluator's alone. Even the averages are computed from the test data and are covered by no epsilon, so everything stays
-on this machine by default: TensorBoard, MLflow and trackio write local files, wandb runs offline until your own
-WANDB_MODE says otherwise, and what these packages would report of themselves is off.
-"""
+Nothing is sent and no package is imported unless it is named, and trackers are not part of an experiment. They get only
+numbers that metrics.jsonl and the receipt hold: never a list with one value per client, which is the evaluator's alone.
+Even the averages are computed from the test data and are covered by no epsilon, so everything stays on this machine by
+default: TensorBoard, MLflow and trackio write local files, wandb runs offline until your own WANDB_MODE says otherwise,
+and what these packages would report of themselves is off."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from sordino.runs.metric_files import shown
 if TYPE_CHECKING:
     from sordino.runs.play import Ended, Progress
 
-# how many were drawn is what a hidden cohort hides
+# fields that disclose the size of a cohort, which stays secret where the cohort is hidden
 CROWD = {"active", "answered", "bytes_down", "bytes_up", "device_flops"}
 Watch = Callable[["Progress"], None]
 
@@ -96,7 +95,7 @@ class MLflow:
 
 
 class Board:
-    """wandb and trackio, which speak the same words: `wandb sync RUN/wandb/*`, `trackio show --project sordino`."""
+    """wandb and trackio, which have the same interface: `wandb sync RUN/wandb/*`, `trackio show --project sordino`."""
 
     def __init__(self, needs: str, quiet: Mapping[str, str], choices: Callable[[Path], Json]) -> None:
         self.needs, self.quiet, self._choices = needs, quiet, choices
@@ -117,7 +116,7 @@ class Board:
 
 
 def _wandb() -> Board:
-    """Weights & Biases, told the run's numbers alone: not the machine, its load, the repository or what is printed."""
+    """Weights & Biases, sent the run's numbers alone: not the machine, its load, the repository or what is printed."""
     nothing_else = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True}
     nothing_else |= {"disable_git": True, "disable_code": True, "x_save_requirements": False}
 
@@ -146,7 +145,7 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 
 
 def tracked(go: Callable[[Watch], Ended], to: Sequence[str], watch: Watch | None = None) -> Ended:
-    """Runs `go` and tells its rounds to the trackers named. What breaks in one of them becomes a note."""
+    """Run `go` and report its rounds to the trackers named. An error in one of them becomes a note."""
     followers = [_Follower(name, _open(name)) for name in to]
 
     def tell(step: Progress) -> None:

@@ -15,7 +15,7 @@ from sordino.transport.run_events import RunEvent
 
 
 class SiteNow(NamedTuple):
-    """State of a site, after the last events."""
+    """State of a site after the events so far."""
 
     connected: bool = False
     since: str = ""  # UTC; nothing: it has not come yet
@@ -43,7 +43,9 @@ class Seen(NamedTuple):
 
 
 class WatchStart(NamedTuple):
-    """Start of counting rounds: the start of the run, or of watching it where the run was resumed."""
+    """Time and round from which rounds per second are counted: the start of the run, or of watching it where the run
+    was resumed.
+    """
 
     at: float
     round: int
@@ -124,7 +126,9 @@ def sites(events: Sequence[RunEvent], alive: bool) -> dict[str, SiteNow]:
 
 
 def beginning(run: RunFolder) -> WatchStart | None:
-    """Start time of a run that was never resumed: every start touches the lock, so the lock is as old as the run."""
+    """Start of a run that was never resumed, else None: every start touches the lock, so here the lock is as old as the
+    run.
+    """
     started = run.environment.started
     try:
         begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime

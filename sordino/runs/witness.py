@@ -1,14 +1,14 @@
-"""A record of all that has left a run, outside of its folder: an older ledger that is put back is noticed.
+"""A record, outside of its folder, of all that has left a run: it shows when an older copy of the ledger is put back.
 
 No ledger can see from inside that it is an older copy, and a folder that is restored in place (by a snapshot, by
-`rsync`, by `cp -a`) looks as it did. So whatever drew noise is noted in the user's state folder, too
-($XDG_STATE_HOME/sordino, else ~/.local/state/sordino), after the ledger has it and before anything leaves: a kill
-between the two loses a round, and never hides one. Where the ledger is behind, the run stops. With `moved`, what is
-missing is written into the ledger again, as spent, and its rounds count as lost.
+`rsync`, by `cp -a`) looks as it did. So every operation that drew noise is noted in the user's state folder, too
+($XDG_STATE_HOME/sordino, else ~/.local/state/sordino), after it is in the ledger and before anything leaves: a kill
+between the two loses a round, and never hides one. Where the ledger is behind the record, the run stops. With `moved`,
+the missing operations are written into the ledger again, as spent, and their rounds count as lost.
 
-Each run has a file of lines there from its founding on, in a folder for its ledger. A snapshot of a whole machine puts
-both back: that is noticed nowhere on that machine. Noise from a seed needs no witness, since it comes again as it was.
-"""
+Each run has a file there from its beginning on, one line per operation, in a folder for its ledger. A snapshot of a
+whole machine puts both ledger and record back, which nothing on that machine can notice. Noise from a seed needs no
+witness, since the same noise is drawn again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNWRITABLE = (
 
 
 class Departure(Fact):
-    """One operation as it was when it left: what a ledger that does not know it any more is told."""
+    """One ledger operation as it was when its release left: enough to write it into an older ledger again."""
 
     op: str
     state: State
@@ -58,7 +58,7 @@ class Departure(Fact):
         return cls(op=op, state=entry.state, charges=charges, plan=entry.plan, note=entry.note, place=ledger.place())
 
     def spend(self, ledger: Ledger) -> bool:
-        """Writes it into a ledger again; False where it does not take all of the charges."""
+        """Write the operation into a ledger again; False where the ledger does not grant all of its charges."""
         charges = {name: charge for charge, names in self.charges for name in names}
         granted = ledger.reserve(self.op, charges, bytes.fromhex(self.plan), self.note)
         if self.state is not State.RESERVED:
@@ -98,8 +98,8 @@ class Witness:
             )
 
     def check(self, ledger: Ledger, moved: bool) -> set[str]:
-        """The operations that have left and that the ledger knew nothing of: it is an older copy. They are refused or,
-        where the folder has taken the place of the newest one, spent.
+        """Operations that have left and are missing in the ledger, which is then an older copy. They are refused or,
+        where the folder has taken the place of the newest one (`moved`), spent.
         """
         behind = {op for op in self.noted if not self.knows(ledger, op)}
         if behind and not moved:
@@ -110,13 +110,14 @@ class Witness:
         return behind
 
     def found(self) -> None:
-        """Begins the record of a new run, so that a run without one has lost it or has come from elsewhere."""
+        """Create the record of a new run, so that a run without a record has lost it or has come from elsewhere."""
         if not os.path.exists(self.place):
             self._note([])
 
     def begin(self, ledger: Ledger) -> None:
-        """Notes what left before there was a witness here. Whether that is all, nobody can tell: a folder that was
-        backed up before its first release knows of none."""
+        """Create a missing record from the operations in the ledger. Whether these are all, nobody can tell: a folder
+        that was backed up before its first release holds none.
+        """
         if not os.path.exists(self.place):
             before = of_run(ledger, RunFolder(self.folder).environment.run)
             _tell(self.folder, MISSING)
@@ -124,7 +125,7 @@ class Witness:
 
     @property
     def newest(self) -> Place | None:
-        """The place of the ledger when something left last."""
+        """The place of the ledger at the last departure; None without one."""
         return next(reversed(self.noted.values()), None)
 
     def has_seen(self, head: str) -> bool:
@@ -165,27 +166,27 @@ class Witness:
 
 
 def _whole(file: Path) -> int:
-    """The bytes of its whole lines."""
+    """Length of the file up to its last complete line, in bytes."""
     with contextlib.suppress(OSError):
         return file.read_bytes().rfind(b"\n") + 1
     return 0
 
 
 def place_of(folder: Path) -> Path:
-    """The file of this run's record, beside those of the other runs on its ledger."""
+    """Path of this run's record, beside those of the other runs on its ledger."""
     mine = RunFolder(folder)
     shared = Agreement.read(folder).dataset if mine.experiment.privacy.ledger else ""
     return place_for(mine.environment.run, mine.environment.site, shared)
 
 
 def place_for(run: str, site: str, shared: str = "") -> Path:
-    """File of a run's record, by run and site; or by `shared`, the name of the data on a ledger of several runs."""
+    """Path of a run's record, by run and site; or by `shared`, the name of the data on a ledger of several runs."""
     name = f"{run} {site}"
     return state() / "ledgers" / _digest(f"shared {shared}" if shared else name) / f"{_digest(name)}.jsonl"
 
 
 def needed(setup: Setup) -> bool:
-    """True where noise is drawn once only, so that a run needs a witness."""
+    """True for a run with real noise, which cannot be drawn again: it needs a witness."""
     return setup.policy.real and setup.promising.offer is not None
 
 

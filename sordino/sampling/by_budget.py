@@ -1,5 +1,5 @@
-"""Client sampling by personal budgets. The plan says how often each client takes part (`Plan.rates`); coins are tossed
-here.
+"""Client sampling by personal budgets. The plan decides at which rate each client takes part (`Plan.rates`); the
+cohorts below draw by these rates.
 
     by_budget            one hidden coin each, all rounds alike, at the rate a client's budget affords (Boenisch et al.,
                          NeurIPS 2023)
@@ -7,8 +7,7 @@ here.
                          Jorgensen, Yu and Cormode, ICDE 2015)
     threshold_published  as printed in "Consideration of FedProx in Privacy Protection" (Electronics 12(20), 2023):
                          thresholds from what is left of the budgets, participation visible, only drawn clients pay. It
-                         does not keep the budgets it names; the receipt says what holds.
-"""
+                         does not keep the budgets it names; the receipt says what holds."""
 
 from __future__ import annotations
 

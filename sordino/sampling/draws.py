@@ -1,4 +1,5 @@
-"""Subsets and coins out of counter keys, at a cost in proportion to what is drawn, not to what it is drawn from."""
+"""Random subsets and independent coins from counter-based keys, at a cost in proportion to the number drawn, not to the
+population."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ Words = NDArray[np.uint64]
 
 
 class Coins(Protocol):
-    """The source of a round's coins."""
+    """A source of random words for the coins of a round."""
 
     def words(self, count: int, *part: int | str) -> Words: ...
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """Coins from a key, the same for all who know the seed."""
+    """Coins from a key: the same for all who know the seed."""
 
     key: keys.Key
 
@@ -34,7 +35,7 @@ class Seeded:
 
 
 class Unseen:
-    """Coins from the operating system, which cannot be tossed again."""
+    """Coins from the operating system, which cannot be drawn again."""
 
     def __init__(self) -> None:
         self._source = System()
@@ -49,8 +50,9 @@ LONGEST = 1 << 16  # coins that one word may settle
 def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
     """`size` different numbers below `population`, in rising order; all such sets are equally likely.
 
-    The first different ones of a sequence of fair numbers: no set is preferred, since any two clients could change
-    names. Fair are words cut to whole bits; what is too large is passed over, never folded back.
+    They are the first different values of a sequence of independent uniform numbers. No set is preferred, because the
+    sequence treats all numbers below `population` alike. A number is a random word cut to whole bits; values beyond the
+    population are rejected, never folded back.
     """
     if 2 * size > population:  # cheaper to say who stays at home
         return np.setdiff1d(np.arange(population), subset(key, population - size, population), assume_unique=True)
@@ -65,11 +67,11 @@ def subset(key: int, size: int, population: int) -> NDArray[np.int64]:
 
 
 def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
-    """The places of the heads among many independent coins, at a cost in proportion to the heads (and to 1/65536 of
-    the coins).
+    """The indices of the heads among `coins` independent coins, at a cost in proportion to the number of heads (and to
+    1/65536 of the coins).
 
-    One word says where the first head among the next few coins is, or that there is none. The coins behind a head
-    are as fresh as those behind a block without one, so the next word starts there.
+    One random word decides where the first head among the next few coins is, or that there is none. Coins behind a head
+    are still undrawn, like those behind a block without a head, so the next word starts there.
     """
     if rate == 1:
         return np.arange(coins)
@@ -90,11 +92,11 @@ def heads(tossed: Coins, rate: float, coins: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=8)
 def first_head(rate: float) -> NDArray[np.uint64]:
-    """The probability that the first head is one of the first j + 1 coins, 1 - (1 - rate)^(j + 1), in units of
-    2^-64, for about 1 / rate coins.
+    """Probabilities that the first head is one of the first j + 1 coins, 1 - (1 - rate)^(j + 1), in units of 2^-64, for
+    about 1 / rate coins.
 
-    In whole numbers with 128 bits to spare, so each is off by less than one unit: a round over N clients is then
-    within 2 N 2^-64 of independent coins in total variation.
+    Computed in whole numbers with 128 bits to spare, so each is off by less than one unit: a round over N clients is
+    then within 2 N 2^-64 of independent coins in total variation.
     """
     numerator, denominator = rate.as_integer_ratio()
     none, thresholds = 1 << 192, []

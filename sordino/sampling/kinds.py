@@ -29,7 +29,7 @@ Rates = NDArray[np.float64]
 
 
 class Cohort(ABC):
-    """A rule for the clients of each round. The defaults are those of a visible cohort."""
+    """A rule that draws the clients of each round. The defaults are those of a visible cohort."""
 
     hidden: ClassVar[bool] = False
     personal: ClassVar[bool] = False  # drawn by personal budgets: at rates that the plan says
@@ -44,10 +44,10 @@ class Cohort(ABC):
 
     @abstractmethod
     def expected(self, population: int) -> float:
-        """The public expected size, which divides every mean, however many clients take part."""
+        """The public expected size of a cohort, by which every mean is divided, however many clients take part."""
 
     def amplify(self, event: Event, adversary: str) -> Event:
-        """The event of one round, as this adversary sees it."""
+        """The privacy event of one round, as this adversary sees it."""
         return event
 
     def warnings(self, rounds: int, population: int) -> list[str]:
@@ -114,7 +114,7 @@ class RoundRobinPeer(Cohort):
         return alike(max(1, round(rounds * self.fraction)), population)
 
     def actual(self, rounds: int, population: int) -> Sequence[int]:
-        """Rounds in which each client's block really comes."""
+        """The number of rounds in which each client really takes part."""
         blocks, size = self._blocks(population), self._size(population)
         turns = np.array([len(range(block, rounds, blocks)) for block in range(blocks)])
         return np.pad(np.repeat(turns, size), (0, population - blocks * size)).data
@@ -184,13 +184,13 @@ class Random(Cohort):
 
 
 class Tossed(Cohort):
-    """A cohort by one coin per client and round. Who knows the coins sees who takes part: a hidden cohort of a real
-    run has them from the operating system, not from a seed.
+    """A cohort by one coin per client and round. Whoever knows the coins sees who takes part: in a run with real noise
+    a hidden cohort draws them from the operating system, not from a seed.
     """
 
     @abstractmethod
     def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
-        """The clients of a round; `rates` are the plan's, where budgets are personal."""
+        """The clients of a round; `rates`: each client's rate by the plan, where budgets are personal."""
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         return self.toss(population, Seeded(_coins(key, round_index)))
@@ -227,8 +227,8 @@ BY_THE_LIBRARY = ("draw", "toss", "exposures", "expected", "amplify")  # of a hi
 
 
 def check_promises(own: Cohort) -> None:
-    """Refuses a user's own cohort that claims more than is known of it: amplification is for coins that the library
-    tosses, at the rate that the cohort says.
+    """Refuses a user's own cohort that claims an amplification which is not proved: it is for coins that the library
+    tosses, at the rate that the cohort gives.
     """
     made = type(own)
     if own.hidden:
@@ -276,7 +276,7 @@ def _coins(key: keys.Key, round_index: int) -> keys.Key:
 
 
 def alike(value: int, population: int) -> memoryview[Any]:
-    """One number for every client, stored once."""
+    """The same number for every client, stored once."""
     return np.broadcast_to(np.int64(value), _people(population)).data
 
 

@@ -2,13 +2,12 @@
 (seed, round) decides.
 
 drop   a slow client is left out: nothing computed, nothing spent
-keep   it does between 1 and E-1 of its E epochs, of one epoch or of a number of steps any part of its batches, and that
-       counts
+keep   it does between 1 and E-1 of its E epochs; of one epoch, or of a number of steps, any part of the batches; its
+       upload counts
 late   it computes and uploads after the deadline: spent, but not used
 
-A fault strikes after the round was reserved: what was granted is spent. `lost` clients never answer, `late` ones too
-late.
-"""
+A fault strikes after the budget of the round was reserved: what was granted is spent. `lost` clients never answer,
+`late` ones too late."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Crew(NamedTuple):
-    """The clients of a round that compute, and those that are late or lost."""
+    """The clients of a round that compute, those that are late or lost, and how much of their work slow ones do."""
 
     active: list[int]
     late: frozenset[int]
@@ -36,7 +35,7 @@ class Crew(NamedTuple):
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The share of slow clients, what becomes of them, and rehearsed faults."""
+    """The share of slow clients, what they do (drop, keep, late), and rehearsed faults."""
 
     share: float = 0.0
     policy: Literal["drop", "keep", "late"] = "drop"
@@ -65,7 +64,7 @@ class Stragglers:
 
     @property
     def leaves_out(self) -> bool:
-        """True if a client that was asked may be left out of the sum."""
+        """True if the sum may leave out a client that was asked to compute."""
         return any(self.faults) or (self.policy == "late" and self.share > 0)
 
     def split(self, cohort: Sequence[int], t: int, key: int) -> Crew:
@@ -104,5 +103,5 @@ class Stragglers:
 
 
 def _fates(key: Key, clients: Sequence[int]) -> Tensor:
-    """A number in (0, 1) for each client, whichever others were drawn."""
+    """A random number in (0, 1) for each client, independent of which others were drawn."""
     return keys.uniform(keys.at(key, clients), 1).reshape(-1)

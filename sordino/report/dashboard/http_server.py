@@ -1,8 +1,7 @@
 """HTTP server of the dashboard: read-only, for this machine alone unless it has a certificate and a token.
 
-A request must name the right host (a foreign page that points its own name here is refused), carry the token where
-there is one, and ask for one of four paths by GET.
-"""
+A request must name the right host (else a foreign page whose name resolves to this machine could read the run), carry
+the token where there is one, and ask for one of four paths by GET."""
 
 from __future__ import annotations
 
@@ -123,7 +122,7 @@ class Dashboard(ThreadingHTTPServer):
             return False
 
     def admits(self, shown: Sequence[str]) -> bool:
-        """True where one of these is the token, compared in constant time."""
+        """True where no token is asked for, or one of those shown is right; compared in constant time."""
         if self.token is None:
             return True
         right = self.token.encode()
@@ -131,7 +130,7 @@ class Dashboard(ThreadingHTTPServer):
 
 
 class _Caller(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one connection's requests."""
 
     server: Dashboard
     server_version, sys_version = "sordino", ""
@@ -189,7 +188,7 @@ class _Caller(BaseHTTPRequestHandler):
         return f"sordino-{self.server.port}"  # a browser sends a cookie to all ports of a host
 
     def _enter(self) -> None:
-        """Move the token from the address into a cookie."""
+        """Move the token from the address into a cookie, and redirect."""
         secure = "; Secure" if self.server.tls is not None else ""
         cookie = f"{self._cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
         self._say(HTTPStatus.SEE_OTHER, "", Location="/", **{"Set-Cookie": cookie})

@@ -1,6 +1,5 @@
-"""The dashboard's page: a run as it stands, complete without any script. The parts that change have names, and the
-stream brings them anew.
-"""
+"""The dashboard's page: a run as it stands, complete without any script. The changing parts have names, by which the
+event stream replaces them."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ def script() -> str:
 
 
 def regions(run: Watched, now: Now) -> dict[str, Html]:
-    """The HTML inside of each part, by its name."""
+    """The HTML of each changing part, by its name."""
     return {
         "status": _status(run, now),
         "cards": _cards(run, now),
@@ -130,7 +129,7 @@ def _charts(run: Watched, rows: Sequence[RoundRow]) -> Html:
 
 
 def _by(row: Guarantee, spending: Spending) -> str:
-    """Adversaries of the strongest guarantee, as the report names them."""
+    """The adversaries of this guarantee, as the report names them."""
     return next(subject(by) for one, by in merged(spending.guarantees) if one.subject == row.subject)
 
 
@@ -204,7 +203,7 @@ def _granted(one: OfClient) -> str:
 
 
 def of_event(event: RunEvent) -> dict[str, str]:
-    """The HTML of an event, and the list that it belongs to."""
+    """The HTML of an event, and the name of the list that it belongs to."""
     return {"list": "rounds" if event.event in OF_ROUNDS else "events", "line": happened(event)}
 
 
@@ -214,7 +213,9 @@ def happened(event: RunEvent) -> Html:
 
 
 def _events(events: Sequence[RunEvent]) -> Html:
-    """Events, rounds in a list of their own: they are many and would hide what happens once."""
+    """Events of a run; those of rounds in a list of their own, because they are many and would hide what happens
+    once.
+    """
 
     def listed(name: str, label: str, some: Sequence[RunEvent]) -> Html:
         lines = [happened(event) for event in reversed(some[-TOLD:])]

@@ -42,7 +42,7 @@ class SiteClient(Protocol):
 
 
 class Now(NamedTuple):
-    """A run at one moment."""
+    """State of a run at one moment, as far as its reader may see it."""
 
     state: str
     rows: Sequence[RoundRow] = ()
@@ -98,7 +98,7 @@ class Spent:
 
 @dataclass
 class Watched:
-    """A run folder, read again where its files have changed. `evaluator`: with its private folder."""
+    """A run folder, read again whenever its files have changed. `evaluator`: include its private folder."""
 
     folder: Path
     evaluator: bool = False
@@ -137,7 +137,7 @@ class Watched:
 
     @cached_property
     def clients(self) -> Sequence[SiteClient]:
-        """Clients that sites have agreed on; none in a simulation."""
+        """Clients that sites have agreed on; empty in a simulation."""
         found: Sequence[SiteClient] = part("sites", "agreed_clients")(self.folder) if self.run.environment.site else ()
         return found
 
@@ -164,7 +164,7 @@ class Watched:
         return (*public, own.metrics_file, own.events_file) if self.sees_all else public
 
     def _read(self, alive: bool, spending: Spending | None) -> Now:
-        """The state; where a file cannot be read the last one, with the reason."""
+        """The present state; where a file cannot be read, the last one with the reason."""
         try:
             return self._seen(alive, spending)
         except SordinoError as error:

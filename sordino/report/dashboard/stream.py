@@ -1,6 +1,5 @@
-"""Server-sent events for an open dashboard page. Every event of a run comes once and in order; after a break the
-browser says how far it was, and gets the rest.
-"""
+"""Server-sent events for an open dashboard page. Every event of a run is sent once and in order; after a break the
+browser reports the last event that it has, and gets the rest."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ class Cursor(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        """The cursor in a text; the beginning, where there is none."""
+        """The cursor that a text holds; the beginning where it holds none."""
         found = re.fullmatch(r"([0-9]{1,9})\.([0-9a-f]{8})", text)
         return cls() if found is None else cls(int(found[1]), int(found[2], 16))
 
 
 def cursor(now: Now, events: int | None = None) -> Cursor:
-    """The cursor after so many events, by default after all."""
+    """The cursor after so many events; by default after all of them."""
     events = len(now.events) if events is None else events
     last = now.events[:events][-1:]
     return Cursor(events, zlib.crc32(json.dumps(last[0].to_json()).encode()) if last else 0)
@@ -48,7 +47,9 @@ class Listener:
         self._seen: Now | None = None
 
     def more(self, run: Watched, now: Now) -> Iterator[str]:
-        """The messages that this reader lacks. Where its events are not those of the run, it begins anew."""
+        """The messages that this reader lacks. Where the events that it has are not those of the run, it starts from
+        the beginning.
+        """
         if now is self._seen:
             return
         self._seen = now
