@@ -1,7 +1,7 @@
 """Federated learning algorithms: one paper per file.
 
 A file gives its algorithm the name on the command line: a class says `name="fedavg"`, a preset has that of its
-function. The callable's parameters are the paper's hyper-parameters. Nothing else lists them.
+function. The callable's parameters are the paper's hyper-parameters. There is no other list of algorithms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Method: TypeAlias = Callable[..., AnyAlgorithm | Phased]
 
 @cache
 def all_algorithms() -> dict[str, Method]:
-    """Algorithms by name: each file of this room, and those that branches add."""
+    """Algorithms by name: those of this package, and those that branches add."""
     found: dict[str, Method] = {}
     files = [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
     for file in (*files, *parts("algorithms").values()):
@@ -39,8 +39,8 @@ def all_algorithms() -> dict[str, Method]:
 
 
 def algorithm_named(name: str) -> Method | None:
-    """The algorithm of this name. Only its own file is loaded: a branch lists its algorithms, and in this room the file
-    says the name.
+    """The algorithm of this name, or None. Imports only the file that defines it: a branch lists the files of its
+    algorithms, those of this package are searched for the name as text.
     """
     holding = [parts("algorithms")[name]] if name in parts("algorithms") else _holding(name)
     with when_used("torch"):  # what it declares needs no tensor
@@ -50,7 +50,9 @@ def algorithm_named(name: str) -> Method | None:
 
 @cache
 def _holding(name: str) -> list[str]:
-    """Files of this room that say the name. One run asks often, and a search through all of them takes 10 ms."""
+    """Modules of this package whose text defines the algorithm `name`. Called often in a run; a search through all
+    files takes 10 ms.
+    """
     said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
     return [
         f"{__name__}.{file.name.removesuffix('.py')}"
@@ -60,7 +62,9 @@ def _holding(name: str) -> list[str]:
 
 
 def _name(made: object, file: str) -> str:
-    """The name that this file gives to an object; "" for an object that it only imports."""
+    """The name under which this file registers an object; "" for an object that it only imports, or that is no
+    algorithm.
+    """
     if isinstance(made, Preset):
         return made.__name__ if made.__module__ == file else ""
     if isinstance(made, type) and issubclass(made, Algorithm):

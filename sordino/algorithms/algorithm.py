@@ -1,7 +1,8 @@
-"""The interface of an algorithm: what is computed where in a round, behind which gates.
+"""The interface of an algorithm: what clients and server compute in a round, and the gates (reader and uplink) between
+them and the data.
 
-A method with local SGD writes six halves: `init`, `init_client`, `broadcast`, `zero`, `local` and `update`; `LocalSgd`
-has the rest. What only some methods need, such as messages for each client, is in `optional`.
+A method with local SGD writes six methods: `init`, `init_client`, `broadcast`, `zero`, `local` and `update`; `LocalSgd`
+has the rest. Optional features, such as a message for each client, are in `optional`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ NAMES: dict[type[object], str] = {}  # that classes give themselves
 
 @dataclass(frozen=True)
 class Algorithm(ABC, Generic[S, C, D, U]):
-    """One training method, cut where the network is: `local` runs at a client, `update` at the server.
+    """One training method, split into a client's part, `local`, and the server's part, `update`.
 
     A subclass is a frozen dataclass. Its fields are the method's hyper-parameters; its methods change nothing. A file
     of this package gives its class the name that experiments call it by: `class FedAvg(..., name="fedavg")`.
 
     `takes_mean` and `carries_statistics` are promises about what the class does with uploads, so no subclass inherits
-    them: it says them again, `class Mine(FedAvg, takes_mean=True)`, or goes without. `sordino check` tries them.
+    them: it repeats them, `class Mine(FedAvg, takes_mean=True)`, or they do not hold for it. `sordino check` tests
+    them.
     """
 
     # `update` takes nothing of uploads but their mean, and they are changes of the model, of which zeros are none: a
@@ -65,12 +67,12 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     @property
     @abstractmethod
     def read(self) -> Reader:
-        """Gate 1: it decides how `local` may look at examples."""
+        """Gate 1: the reader, which decides how `local` may use examples."""
 
     @property
     @abstractmethod
     def uplink(self) -> Uplink:
-        """Gate 2: it decides what `update` may see of uploads."""
+        """Gate 2: the uplink, which decides what `update` may see of uploads."""
 
     @property
     @abstractmethod
@@ -79,11 +81,11 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     @abstractmethod
     def init(self, task: Task, key: Key) -> S:
-        """The server's first state."""
+        """The server's initial state."""
 
     @abstractmethod
     def init_client(self, task: Task) -> C:
-        """A client's first state."""
+        """A client's initial state."""
 
     @abstractmethod
     def broadcast(self, s: S) -> D:
@@ -91,15 +93,15 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     @abstractmethod
     def zero(self, task: Task, down: D) -> U:
-        """An upload of zeros: it says which shapes come back."""
+        """An upload of zeros, which gives the names and shapes of an upload's tensors."""
 
     @abstractmethod
     def local(self, task: Task, down: D, c: C, shard: Shard, key: Key) -> tuple[U, C]:
-        """A client's half of a round: its upload and its new state."""
+        """A client's part of a round: returns its upload and its new state."""
 
     @abstractmethod
     def update(self, s: S, r: Received[U], home: Home) -> S:
-        """The server's half of a round: its new state."""
+        """The server's part of a round: returns its new state."""
 
     @abstractmethod
     def models(self, s: S) -> Mapping[str, Params]:
@@ -109,11 +111,11 @@ class Algorithm(ABC, Generic[S, C, D, U]):
 
     @property
     def reads_each(self) -> bool:
-        """True if `update` looks at single uploads."""
+        """True if `update` reads single uploads, not only their mean."""
         return False
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
-        """This method behind other gates."""
+        """A copy of this method with another reader or uplink; None keeps the present one."""
         gates = {"read": read, "uplink": uplink}
         return replace(self, **{name: gate for name, gate in gates.items() if gate is not None})
 
@@ -122,7 +124,7 @@ AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 
 
 def own_algorithm(path: str) -> type[AnyAlgorithm]:
-    """A user's own algorithm, named as `module:Class`; it passes the same gates as the library's."""
+    """A user's own algorithm, given as `module:Class`; it passes the same gates as the library's."""
     made = user_code.load(path, "algorithm")
     fix = "write a subclass of an algorithm that exists, as FedProx does with FedAvg, or write all of its methods"
     if not (isinstance(made, type) and issubclass(made, Algorithm)):

@@ -97,10 +97,11 @@ def convex_stable(base: FedAvg, radius: float = 4.0, multiplier: float | None = 
 
 
 def one_step(base: FedAvg) -> FedAvg:
-    """Refuses all but one full-batch step from the received model: the bound 2C/n holds for no other.
+    """Refuses every schedule but one full-batch step from the received model: the sensitivity bound 2C/n holds for no
+    other.
 
-    A decay of the weights and a bound on the step act on the noised gradient, at the weights that were received: they
-    cost nothing.
+    Weight decay and a bound on the step are applied to the noised gradient, at the received weights, so they cost no
+    privacy.
     """
     times, what = (base.work.epochs, "epochs") if base.work.steps is None else (base.work.steps, "steps")
     if times != 1:

@@ -1,8 +1,8 @@
 """CUAG-PFL: PFLDyn + block sums + noise. Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithms 1 to 4.
 
-Deviations: the published noise follows the data and proves nothing, which every result made with it says;
-`local_client`, `central_client` and `local_sample` have the same structure and keep their promise. Rates come from the
-last update the server rebuilt; reconstruction is the least-norm one; g as in `pfl_dyn`.
+Deviations: the scale of the published noise depends on the data and proves nothing, which every result made with it
+says; `local_client`, `central_client` and `local_sample` have the same structure and keep their promise. Rates come
+from the last update the server rebuilt; reconstruction is the least-norm one; g as in `pfl_dyn`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def cuag_pfl(
 ) -> PFLDyn:
     """PFLDyn + compression + noise.
 
-    `mu`, `sigma`, `cohort_rate` and `variance_as_std` are of `published`; `cells` of `local_sample`. `clip` None is 1
-    where a bound is needed, else no clip.
+    Only variant `published` uses `mu`, `sigma`, `cohort_rate` and `variance_as_std`; only `local_sample` uses `cells`.
+    `clip` None means 1 where a bound is needed, else no clip.
     """
     rates = (rate, most, least, rule, share)
     fewer: Stage = BlockSum(*rates) if matrix == "block_sum" else Sensing(*rates, kind=matrix, reconstruct=reconstruct)

@@ -1,12 +1,12 @@
 """Ditto. Li, Hu, Beirami and Smith, "Ditto: Fair and robust federated learning through personalization", ICML 2021,
 Algorithm 1, with FedAvg as the global method.
 
-Beside its part in FedAvg every client keeps a model of its own, which is pulled towards the global one and never leaves
-it. Clients are judged by these models.
+Beside taking part in FedAvg, every client trains a personal model, which is pulled towards the global one and never
+leaves the client. Clients are evaluated on these models.
 
 Deviations: v_k starts as the first model that the client receives; it takes as many steps as the global model, with
-`personal_lr` constant. The client reads its examples twice in a round, so a reader that is paid for each pass is
-refused: noise belongs on the uplink, which v_k does not pass.
+`personal_lr` constant. The client reads its examples twice in a round, so a reader that charges for each pass is
+refused: noise belongs on the uplink, through which v_k never goes.
 """
 
 from __future__ import annotations

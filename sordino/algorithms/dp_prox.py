@@ -2,8 +2,8 @@
 Electronics 12(20), 2023, Algorithms 1 and 2.
 
 FedProx, its updates clipped as whole vectors and summed, one Gaussian vector per round on the sum (McMahan et al., ICLR
-2018; Geyer et al., 2017). A device is the unit. The proximal term and partial work read no data of others and cost
-nothing; DP-FedAvg is DP-Prox with mu = 0, its stragglers are dropped by [stragglers] policy = "drop".
+2018; Geyer et al., 2017). A device is the unit. The proximal term and partial work use no data of other clients and
+cost no privacy; DP-FedAvg is DP-Prox with mu = 0, its stragglers are dropped by [stragglers] policy = "drop".
 
 Deviations: `rigorous` (default) draws a hidden Poisson cohort and divides by its expected size; `published` divides by
 those who answered and accounts for a cohort of fixed size as if it were a Poisson sample. That proves nothing, and an
@@ -72,9 +72,11 @@ def dp_sgd(base: FedAvg, clip: float = 1.0, rate: float = 0.01, multiplier: floa
 def central(
     clip: float, variant: Variant, placement: Placement, neighbours: Neighbours, multiplier: float | None
 ) -> Uplink:
-    """Clipped updates under one noise for their sum, or with a draw for each upload.
+    """Uplink that clips updates and adds one noise to their sum, or (placement "per_client") a draw of noise to each
+    upload.
 
-    In the second case the deviation of the sum grows with the square root of the cohort.
+    With a draw for each upload the standard deviation of the summed noise grows with the square root of the cohort's
+    size.
     """
     noise = Noise(GaussianNoise(), neighbours, multiplier)
     if placement == "per_client":

@@ -36,7 +36,7 @@ class Up(NamedTuple):
 
 
 class FedAvgClients(LocalSgd[S, Client, Server, Up], ABC):
-    """The clients' half of FedAvg, for servers with a state of their own (S)."""
+    """The client's part of FedAvg, for servers with a state of their own (S)."""
 
     def init_client(self, task: Task) -> Client:
         return Client(torch.tensor(0))

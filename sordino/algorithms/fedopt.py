@@ -2,7 +2,7 @@
 Algorithm 2: FedAdagrad, FedAdam and FedYogi. `momentum` is FedAvgM (Hsu, Qi and Brown 2019, arXiv 1909.06335), and with
 `beta1 = 0` FedAvg.
 
-The optimiser takes the mean update for its gradient, and sees nothing else: it costs no privacy. `server_lr` is eta,
+The optimiser treats the mean update as its gradient and uses nothing else, so it costs no privacy. `server_lr` is eta,
 `tau` the paper's degree of adaptivity: v starts at tau^2. There is no bias correction, as printed.
 
 Deviations: none; the paper runs FedAdagrad with `beta1 = 0`.

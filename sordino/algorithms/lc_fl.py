@@ -5,9 +5,10 @@ FedAvg on images with randomised pixels (local), with Laplace noise on the avera
 uploads. `published` keeps the constants of the paper and says what they are worth; `rigorous` keeps the structure: one
 client-level budget for the sum of clipped updates of a hidden cohort.
 
-Deviations: the paper prints weights of n / n_i, with which the model grows n times a round, for n_i / n; it has no
-clip, without which noise sized for one coordinate is sized for nothing: 0.1 here. Local work is 10 steps of 64, a
-client answers once in a run, and a part of the flags decides for the whole sum.
+Deviations: weights are n_i / n, where the paper prints n / n_i, with which the model would grow n times a round;
+coordinates are clipped to 0.1, where the paper has no clip, without which noise sized for one coordinate bounds
+nothing. Local work is 10 steps of 64, a client answers once in a run, and by default one raised flag puts noise on the
+whole sum.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def lc_fl(
     local_delta: float = 0.0,
     multiplier: float | None = None,
 ) -> FedAvg:
-    """Randomised response against the server, noise against all others. Variant `rigorous` takes `local_epsilon` and
-    `per` (an image, labels included), and [privacy] epsilon protects whole clients.
+    """FedAvg with randomised response of images against the server, and noise on the average against all others.
+    Variant `rigorous` takes `local_epsilon` and `per` (an image, labels included), and [privacy] epsilon protects whole
+    clients.
     """
     answers = base.behind(Responses(local_epsilon, per, label_epsilon, local_delta))
     if variant == "rigorous":
@@ -90,7 +92,7 @@ def cdp_fl(
 
 @preset(TEN_STEPS)
 def paillier_fl(base: FedAvg, keys: Keys = "shared", mode: Mode = "full", key_bits: int = 3072) -> FedAvg:
-    """FedAvg under Paillier's scheme: the server adds what it cannot read."""
+    """FedAvg under Paillier encryption: the server adds ciphertexts that it cannot read."""
     return base.behind(uplink=Uplink((Weigh(), Encrypted("paillier", key_bits, keys, mode=mode))))
 
 
@@ -109,13 +111,15 @@ def secagg_fl(base: FedAvg, threshold: int | None = None) -> FedAvg:
 
 
 def central(clip: float, law: Law, multiplier: float | None) -> Uplink:
-    """Clipped updates of a hidden cohort, and noise on their sum for whole clients."""
+    """Uplink of clipped updates with noise on their sum, which protects whole clients; for a hidden cohort."""
     if law == "laplace":
         return Uplink((Clip(clip, 1),), (Noise(LaplaceNoise(), "zero_out", multiplier),))
     return Uplink((Clip(clip),), (Noise(GaussianNoise(), "zero_out", multiplier),))
 
 
 def published(noise: CoordinateLaplace, max_abs: float | None, *flag: Flag) -> Uplink:
-    """The weighed average under Laplace noise, its coordinates clipped where there is a clip."""
+    """Uplink of the paper: the weighted average under Laplace noise; coordinates are clipped to `max_abs` unless it is
+    None.
+    """
     clip = () if max_abs is None else (ClipCoordinates(max_abs),)
     return Uplink((*clip, Weigh(), *flag), (noise,))

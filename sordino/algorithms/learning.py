@@ -1,8 +1,8 @@
-"""An algorithm whose uplink learns from round to round: rates or radii that are public, computed from what was
-released.
+"""Algorithms with an adaptive uplink: its rates or radii change from round to round, and are public, because they are
+computed from releases.
 
-They go down with the model, and travel beside the algorithm's own state into checkpoints and messages; the algorithm
-does not see them.
+These values are broadcast with the model and stored in checkpoints beside the algorithm's own state; the algorithm does
+not see them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Down(NamedTuple):
 
 
 class Adapting:
-    """Wrapper of an algorithm whose uplink learns. The server's state is a pair, the algorithm's and the uplink's;
-    methods that take or give a state or a broadcast pass the first half to `own`, and all others are inherited.
+    """Wrapper of an algorithm with an adaptive uplink. The server's state is a pair, the algorithm's state and the
+    uplink's; methods that take or return a state or a broadcast call those of `own` with its part, all others are
+    inherited.
     """
 
     own: AnyAlgorithm
@@ -95,7 +96,7 @@ class Adapting:
 
 
 def adapting(own: AnyAlgorithm) -> AnyAlgorithm:
-    """The algorithm, wrapped where its uplink learns."""
+    """The algorithm itself, or an `Adapting` wrapper of it if its uplink is adaptive."""
     return _around(own) if own.uplink.learns else own
 
 
@@ -107,6 +108,6 @@ def _around(own: AnyAlgorithm) -> AnyAlgorithm:
 
 @cache
 def _class(own: type[AnyAlgorithm]) -> type[AnyAlgorithm]:
-    """The class of the algorithm behind `Adapting`, so that it has the optional sides that the algorithm has."""
+    """A subclass of `Adapting` and the algorithm's class, so that it has the algorithm's optional mixins."""
     words = {"takes_mean": own.takes_mean, "carries_statistics": own.carries_statistics}
     return cast("type[AnyAlgorithm]", new_class(f"Adapting{own.__name__}", (Adapting, own), words))

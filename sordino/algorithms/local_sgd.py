@@ -1,4 +1,6 @@
-"""Local SGD: the hyper-parameters that its methods share, and the walk of a client. Not an algorithm by itself."""
+"""Local SGD: the hyper-parameters that its methods share, and a client's loop of steps (`Walk`). Not an algorithm by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 
 
 class Walk:
-    """The current parameters of a client, step after step.
+    """The parameters of a client during local SGD, updated step by step.
 
     y <- y - eta (direction, cut to the norm `most_grad`, + weight decay), with momentum where there is one. BatchNorm's
     running statistics change in forward passes, not in steps.
@@ -46,7 +48,9 @@ class Walk:
         self.steps: int | Tensor = 0
 
     def __call__(self, direction: Params, live: Tensor | None = None) -> None:
-        """Takes one step. `live`: 1 where the step is one of this client's; None: always."""
+        """Takes one step. `live`: 1 where the step belongs to this client, 0 where it only fills a stack of clients;
+        None: always a step.
+        """
         rule = self._rule
         self.steps = self.steps + (1 if live is None else live)
         direction = self._of_weights(direction)
@@ -64,14 +68,14 @@ class Walk:
         self.y = tree.descend(self.y, self._eta, direction, self._start)
 
     def _of_weights(self, direction: Params) -> Params:
-        """The direction, zero for running statistics."""
+        """The direction with zeros for running statistics, which no step moves."""
         if not self._statistics:
             return direction
         return {**direction, **{name: torch.zeros_like(self.y[name]) for name in self._statistics}}
 
 
 def own_statistics(params: Params, statistics: Sequence[str]) -> Params:
-    """Copies of running statistics, to train with."""
+    """Copies of the running statistics in `params`, which training may change."""
     return {name: params[name].clone() for name in statistics}
 
 
@@ -113,7 +117,9 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
                 check_range(name, value, COUNT, "not-positive")
 
     def having(self, **settings: Any) -> Self:
-        """This method with other settings. Setting steps or epochs clears the other one; None sets neither."""
+        """A copy of this method with other settings. Setting steps or epochs clears the other one; a None for either is
+        ignored.
+        """
         given = {name: value for name, value in settings.items() if value is not None or name not in WORK}
         return replace(self, **(dict.fromkeys(WORK) | given if given.keys() & WORK else given))
 
@@ -124,7 +130,9 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
         return Work(epochs, self.local_steps, batch)
 
     def walk(self, start: Params, eta: float, velocity: Params | None = None, statistics: Sequence[str] = ()) -> Walk:
-        """`statistics`: the task's, where the method carries them."""
+        """A `Walk` from `start` with step size `eta`. `statistics`: names of the task's running statistics, where the
+        method carries them.
+        """
         return Walk(self, start, eta, velocity, statistics)
 
     def models(self, s: Any) -> Mapping[str, Params]:

@@ -3,8 +3,7 @@
 An example's features should lie near those of the shared model and far from those of the client's own last one. `head`
 puts the paper's projection before the classifier; without it the features themselves are contrasted.
 
-Deviations: a client without a last model has nothing to be far from, and trains plainly; one last model is kept, as in
-the paper.
+Deviations: a client without a last model trains without the contrastive loss; one last model is kept, as in the paper.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Moon(LocalSgd[Server, Client, Server, Up], OwnLoss, name="moon", takes_mea
 
     @property
     def projection(self) -> int:
-        """Width of the projection that is put into the network; 0 for none."""
+        """Width of the projection that is inserted before the classifier; 0 for none."""
         return 256 if self.head else 0
 
     def init(self, task: Task, key: Key) -> Server:

@@ -1,7 +1,6 @@
-"""Optional sides of an algorithm, one mixin for each concern: `class Mine(FedAvg, PerClientMessages)`. A method that
-needs none of them never meets them.
+"""Optional features of an algorithm, one mixin each: `class Mine(FedAvg, PerClientMessages)`.
 
-The engine asks a side `of(algorithm)`, which answers for every algorithm: by default with the side's own methods.
+The engine calls `Mixin.of(algorithm)`, which works for every algorithm: one without the mixin gets its default methods.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Asked: TypeAlias = Literal["batches", "episodes", "sums"]
 
 
 class Known(NamedTuple):
-    """Public facts before a run begins, known to the clients too."""
+    """Public facts before a run begins, which clients know too."""
 
     shape: tuple[int, ...]  # of one example
     classes: int
@@ -33,7 +32,7 @@ class Known(NamedTuple):
 
 
 class Home(Protocol):
-    """The server's own data, beside its state. Client processes never get them."""
+    """The server's own data, beside its state. Client processes never receive them."""
 
     @property
     def task(self) -> Task:
@@ -45,11 +44,11 @@ class Home(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Examples that each client has announced."""
+        """The number of examples that each client has announced."""
 
     @property
     def probe(self) -> Examples | None:
-        """Labelled examples to rank models with, where the server keeps some."""
+        """Labelled examples on which the server ranks models; None where it keeps none."""
 
     @property
     def tested(self) -> Examples:
@@ -57,44 +56,44 @@ class Home(Protocol):
 
     @property
     def candidates(self) -> Examples | None:
-        """Public images that the server may choose from, where it has some."""
+        """Public images from which the server may choose; None where it has none."""
 
     @property
     def story(self) -> Json | None:
-        """Manifest of the candidates, where this process made them."""
+        """Manifest of the candidates; None unless this process made them."""
 
 
 class OptionalSide:
     @classmethod
     def of(cls, algorithm: object) -> Self:
-        """This side of an algorithm; the plain answers where it has none of its own."""
+        """The algorithm itself if it has this mixin, else an instance with the mixin's defaults."""
         return algorithm if isinstance(algorithm, cls) else cls()
 
 
 class FitsData(OptionalSide):
-    """A method that depends on the data, or refuses some."""
+    """A method that adapts to the data, or refuses some data."""
 
     def fitted(self, known: Known) -> Self:
-        """This method for these data."""
+        """A copy of this method, adapted to data with these public facts."""
         return self
 
 
 class OwnLoss(OptionalSide):
-    """A method that computes a loss from labels by itself, beside the task's or in its place."""
+    """A method that computes a loss from labels itself, beside the task's loss or instead of it."""
 
     @property
     def heads(self) -> int:
-        """Outputs of the network for each class."""
+        """Number of network outputs for each class."""
         return 1
 
     @property
     def projection(self) -> int:
-        """The width of a projection that is put into the network; 0 for none."""
+        """Width of the projection inserted before the classifier; 0 for none."""
         return 0
 
 
 class OtherReads(OptionalSide):
-    """A method whose `local` asks its shard for episodes or sums instead of batches."""
+    """A method whose `local` requests episodes or sums from its shard instead of batches."""
 
     wants: Asked = "batches"
 
@@ -108,7 +107,7 @@ class PerClientMessages(OptionalSide):
 
 
 class RequestsClients(OptionalSide, metaclass=ABCMeta):
-    """A method that chooses the clients of a round by itself."""
+    """A method that chooses the clients of a round itself."""
 
     @abstractmethod
     def requested_clients(self, s: Any) -> Sequence[int]:
@@ -119,27 +118,27 @@ class PublicTensors(OptionalSide):
     """A method that sends the same tensors to all clients once, before the first round."""
 
     def public_tensors(self, before: Any, home: Home) -> Params | None:
-        """The tensors, from the last state of a preparation; None for nothing."""
+        """The tensors, made from the final state of a preparation; None for nothing."""
         return None
 
     def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples | None:
-        """Examples that a client of this size makes of the tensors, once; None for none."""
+        """Examples that a client with `size` examples makes from the tensors, once; None for none."""
         return None
 
 
 class FollowsPhase(OptionalSide, metaclass=ABCMeta):
-    """A method that starts from what the phase before it has left."""
+    """A method whose initial state depends on the final state of the phase before it."""
 
     @abstractmethod
     def begin(self, task: Task, key: Key, before: Any, home: Home) -> Any:
-        """The server's first state, from the last state of the phase before."""
+        """The server's initial state, given the final state of the phase before."""
 
 
 class ChecksServer(OptionalSide):
-    """A method that needs something of the server's own data."""
+    """A method with requirements on the server's own data."""
 
     def check(self, home: Home) -> None:
-        """Refuses, before anything starts, data that cannot work."""
+        """Refuses unsuitable server data before anything starts."""
 
     def warnings(self, home: Home) -> list[str]:
         """Warnings for the user, before anything starts."""
@@ -147,7 +146,7 @@ class ChecksServer(OptionalSide):
 
 
 class Estimates(OptionalSide):
-    """Public figures of a method, for forecasts and for attacks. By default nothing is known."""
+    """Public figures of a method, for forecasts and for attacks; by default all unknown."""
 
     @property
     def step_size(self) -> float | None:
@@ -166,7 +165,7 @@ class Estimates(OptionalSide):
 
 
 def first_state(algorithm: Algorithm[S, Any, Any, Any], task: Task, key: Key, before: Any, home: Home) -> S:
-    """The server's first state, after a preparation or without one."""
+    """The server's initial state, with or without a preparation before the training."""
     began: S = (
         algorithm.begin(task, key, before, home) if isinstance(algorithm, FollowsPhase) else algorithm.init(task, key)
     )

@@ -1,8 +1,8 @@
 """PDP-Prox and PDP-SGD: FedProx under a budget for every client. "Consideration of FedProx in Privacy Protection",
 Electronics 12(20), 2023, Algorithm 3.
 
-The mechanism is a choice of gates; the cohort that fits it is in the comment, budgets are in [privacy] epsilon =
-{groups = ...}.
+The mechanism chooses the gates (comments in `_gates` name the cohorts that fit each one); budgets are set in [privacy]
+epsilon = {groups = ...}.
 
 Deviations: as printed, Algorithm 3 uploads the update without its noise and clips to 1 instead of C: there is nothing
 to reproduce. `published` is Algorithm 3 with these slips repaired, under [cohort] name = "threshold_published", whose
@@ -36,7 +36,9 @@ def pdp_prox(
     weights: Weights = "precision",
     literal: bool = False,
 ) -> FedProx:
-    """FedProx + what a client's own budget buys. `weights` are those of `local`; `literal` belongs to `published`."""
+    """FedProx + clip and noise that fit each client's own budget. Only mechanism `local` uses `weights`, only
+    `published` uses `literal`.
+    """
     if literal and mechanism != "published":
         raise UnsoundGuarantee(
             f'literal = true with mechanism = "{mechanism}"',
@@ -48,7 +50,7 @@ def pdp_prox(
 
 
 def _gates(mechanism: Mechanism, clip: float, neighbours: Neighbours | None, weights: Weights, literal: bool) -> Uplink:
-    """The gates of a mechanism; the comments name the cohorts that fit it."""
+    """The uplink of a mechanism; comments name the cohorts that fit each one."""
 
     def noise(usual: Neighbours, louder: float = 1.0) -> Noise:
         return Noise(GaussianNoise(), neighbours or usual, louder=louder)

@@ -1,8 +1,8 @@
 """PFLDyn with prototypes. Acar et al., "Debiasing model updates for improving personalized federated training", ICML
 2021, as run by Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithm 1 without compression and noise.
 
-What is learned is features; a client's model is the nearest mean of its own classes. g_n takes the bias of its local
-objective away and never leaves it.
+Training learns a feature extractor; a client classifies by the nearest mean of its own classes. Client n's state g_n
+removes the bias of its local objective and never leaves the client.
 
 Deviations: `scaled`, the default, changes g by -alpha (|Q|/N) times the mean update, as the objective wants, so that g
 is the mean of all g_n; `literal` is the line as printed, N/|Q| times too much; `leaky` forgets a part of g per round,
@@ -59,7 +59,7 @@ class Up(NamedTuple):
 
 
 class OracleUp(NamedTuple):
-    """The upload with `server_state = "oracle"`: the change of g_n goes beside the update."""
+    """The upload with `server_state = "oracle"`: the update and the change of g_n."""
 
     delta: Params
     g: Params
@@ -143,5 +143,5 @@ class PFLDyn(
         return Server(tree.axpy(-1 / self.alpha, g, tree.add(s.x, delta)), g, s.round + 1)
 
     def models(self, s: Server) -> Mapping[str, Params]:
-        """`aggregate`: before the shift by g."""
+        """The models "global" and "aggregate"; "aggregate" is the model before the shift by g."""
         return {"global": s.x, "aggregate": tree.axpy(1 / self.alpha, s.g, s.x)}

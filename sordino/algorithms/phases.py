@@ -1,7 +1,8 @@
-"""Phases: a run may prepare before it trains, in a sequence of algorithms that hand over server state.
+"""Phases: a preparation before the training, as a sequence of algorithms of which each passes its server state to the
+next.
 
-Phases before the last one prepare. They share client state, so that one can ask for what another has left behind; the
-training begins with fresh clients. A phase has rounds of its own, messages and ledger entries.
+The last phase is the training. The phases before it share client state, so that one can use what an earlier one stored;
+the training begins with fresh clients. A phase has rounds, messages and ledger entries of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DeviceSkill(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A device that was asked for a class."""
+    """A request to one device for a class, and whether it answered."""
 
     device: int
     answered: bool
@@ -61,7 +62,7 @@ class RunNumbers(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The messages of a phase in a few words."""
+    """Short descriptions of the messages of a phase."""
 
     down: str = ""
     up: str = ""
@@ -70,7 +71,7 @@ class Said(NamedTuple):
 
 
 class FeatureMean(Protocol):
-    """A mean of the features of one client's images of a class, as the server knows it."""
+    """The mean of the features of one client's images of one class, as the server received it."""
 
     @property
     def client(self) -> int: ...
@@ -82,50 +83,50 @@ class FeatureMean(Protocol):
 
 
 class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
-    """An algorithm that prepares a training: it has a name of its own, and an end."""
+    """An algorithm that prepares a training; it has a name and an end."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name in the ledger, in tables and in folders."""
+        """The phase's name in the ledger, in tables and in folders."""
 
     @property
     @abstractmethod
     def rounds(self) -> int:
-        """The largest number of its rounds."""
+        """The maximal number of rounds of the phase."""
 
     @abstractmethod
     def over(self, s: S) -> bool:
-        """True once the phase has found what it prepares."""
+        """True once the phase has its result and needs no more rounds."""
 
     def begin(self, task: Task, key: Key, before: Any, home: Home) -> S:
         return self.init(task, key)
 
     def result(self, s: S) -> Any:
-        """The start of the next phase, or of the training."""
+        """The state from which the next phase, or the training, starts."""
         return s
 
     def means(self, s: S, task: Task) -> Sequence[FeatureMean]:
-        """Means of features of single clients that the server received."""
+        """Means of single clients' features that the server received."""
         return []
 
     def tables(self, s: S) -> Mapping[str, Table]:
-        """Tables of the server's findings, by name, for people to read."""
+        """Tables of the server's results, by name, for reports."""
         return {}
 
     # what a report says of it -----------------------------------------------------------------------------------------
 
     @property
     def says(self) -> Said:
-        """The messages of the phase in words."""
+        """Short descriptions of the phase's messages."""
         return Said()
 
     def facts(self, s: S, before: Facts) -> Facts:
-        """Results of this phase, added to those of the phases before it."""
+        """Facts of the earlier phases, extended by the results of this one."""
         return before
 
     def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Formula | None:
-        """Messages of this preparation as its publication counts them; None where it gives no formula."""
+        """The formula by which the publication counts the messages of this preparation; None where it gives none."""
         return None
 
 
@@ -134,7 +135,7 @@ AnyPhase: TypeAlias = Phase[Any, Any, Any, Any]
 
 @dataclass(frozen=True)
 class Phased:
-    """A training and the phases in front of it."""
+    """A training and the phases before it."""
 
     preparation: tuple[AnyPhase, ...]
     training: AnyAlgorithm
@@ -153,10 +154,10 @@ class Phased:
 
     @property
     def read(self) -> Reader:
-        """Gate 1 of the training."""
+        """Gate 1 of the training: its reader."""
         return self.training.read
 
     @property
     def uplink(self) -> Uplink:
-        """Gate 2 of the training."""
+        """Gate 2 of the training: its uplink."""
         return self.training.uplink

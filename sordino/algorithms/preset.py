@@ -1,12 +1,12 @@
-"""Presets: a method that is another one behind gates of its own, with other defaults.
+"""Presets: methods defined as another method with other gates and other defaults.
 
     @preset(FedAvg(lr=0.5))
     def noisy(base: FedAvg, clip: float = 1.0) -> FedAvg:
         return base.behind(NoisyGradient(clip, GaussianNoise()))
 
-The function gets the base with what a user has set, so it sees every value that could break its promise. What may be
-set is what the function takes, and every field of the base but its gates and what is `fixed`. A parameter that has the
-name of a field is that field, narrowed to a type of the function's own.
+The function receives the base with the user's settings, so it can check every value that could break its guarantee. A
+user may set the function's parameters, and every field of the base except its gates and the `fixed` ones. A parameter
+with the name of a field replaces that field, with a narrower type.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHOICE = "preset"  # the setting that chooses between sets of defaults, where th
 
 
 class Preset(Generic[M]):
-    """The callable that `preset` makes: its signature lists all that may be set."""
+    """The callable that `preset` makes: its signature lists all settings."""
 
     __name__: str
     __signature__: inspect.Signature
@@ -67,11 +67,11 @@ class Preset(Generic[M]):
 
     @property
     def base(self) -> str:
-        """The name of the method that it is, behind other gates."""
+        """The name of the method that the preset is based on."""
         return NAMES.get(type(self._bases["default"]), type(self._bases["default"]).__name__)
 
     def refuse_fixed(self, names: Iterable[str]) -> None:
-        """Refuses a setting of the base that the preset fixes."""
+        """Raises an error if one of these settings is fixed by the preset."""
         for name in names:
             if name in self._fixed:
                 raise ConfigError(
@@ -83,15 +83,17 @@ class Preset(Generic[M]):
 
 
 def preset(base: B, fixed: tuple[str, ...] = (), **others: B) -> Callable[[Callable[Concatenate[B, P], M]], Preset[M]]:
-    """Turns a function of a base into a method: the base gives the defaults, `fixed` the fields that cannot be set.
+    """Decorator that turns a function of a base into a method: the base gives the defaults, `fixed` names the fields
+    that cannot be set.
 
-    `others` are more sets of defaults, by name; a setting `preset` chooses one. A user's setting always wins.
+    `others`: further bases with other defaults, by name, one of which the setting `preset` chooses. A user's setting
+    overrides every default.
     """
     return lambda made: Preset(made, base, fixed, others)
 
 
 def recast(kind: type[K], given: AnyAlgorithm) -> K:
-    """An algorithm of this kind, with the settings that it shares with another."""
+    """An algorithm of class `kind` with the settings of `given`, which must have all its fields."""
     return kind(**{f.name: getattr(given, f.name) for f in fields(kind) if not f.name.startswith("_")})
 
 

@@ -2,8 +2,8 @@
 Xiao and Chen 2024.
 
 `update_level` noises the whole update once per round, layer by layer, and proves nothing. `step_level` is closest to
-the original: every step clips the gradients of a few small episodes and noises their sum; that is a mechanism, whose
-price for an example is given without amplification.
+the original: every step clips the gradients of a few small episodes and noises their sum; this is a private mechanism,
+whose cost for an example is computed without amplification.
 """
 
 from __future__ import annotations

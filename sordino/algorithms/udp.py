@@ -2,7 +2,7 @@
 2024: FedAvg + clip to a median norm + noise.
 
 Deviations: the median is that of the round before; by default the update is clipped, where the original clips the
-model. As published it proves nothing, and says so.
+model. As published it proves nothing, and its results say so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UpWithLoss(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeModel(FedAvg):
-    """Uploads the model, not its change; a clip of norm 1, as published, then shrinks the model itself."""
+    """FedAvg that uploads the model, not its change; a clip to norm 1, as published, then shrinks the model itself."""
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         up, c = super().local(task, down, c, shard, key)
@@ -45,7 +45,7 @@ class WholeModel(FedAvg):
 
 @dataclass(frozen=True)
 class TellingLoss(FedAvg):
-    """Sends its training loss along, for rounds discounting."""
+    """FedAvg that uploads the training loss too, for rounds discounting."""
 
     def zero(self, task: Task, down: Server) -> Any:
         return UpWithLoss(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))
@@ -70,8 +70,8 @@ def udp(
     *,
     batch_size: int,
 ) -> FedAvg:
-    """FedAvg + clip + noise. `epsilon` is what the paper states, no budget; `horizon` the rounds for which one constant
-    noise is computed, `discount` shrinks it.
+    """FedAvg + clip + noise. `epsilon` is the paper's number, not a budget; `horizon` is the number of rounds for which
+    a constant noise is computed, which `discount` lowers after each round without a fall of the training loss.
     """
     stage = Discounted if discount else UserLevel
     noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)

@@ -32,7 +32,7 @@ def assault(
     by: Adversary | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Assault:
-    """Attack an experiment, or the run in a folder, which is replayed."""
+    """Attack an experiment, or a finished run in a folder, which is replayed."""
     asked, attacks = asked or AttackSettings(), registered(names)
     check_allowed(experiment, folder)
     played = experiment.rounds if folder is None else len(RunFolder(folder).public_metrics())
@@ -61,7 +61,7 @@ def assault(
 
 
 def _replayed(run: AttackedRun, folder: Path | None) -> str:
-    """A sentence on how far the attacked round is known to be the one that was played."""
+    """A sentence on how far it is verified that the replayed round equals that of the run."""
     if folder is None:
         return "It is the round that the experiment would play."
     whole = run.rounds(bare=False).round()

@@ -1,9 +1,10 @@
 """Interface of an attack on a run, and the registry of attacks by name.
 
-An attack is a class in `methods/`, which has a file for each family; nothing else lists it. It gets a view that holds
-what the attacker sees and nothing more. Only the judge of its kind (`reconstruction`, `membership`, `poisoning`) gets
-the truth, so an attack cannot cheat. Every attack stands beside two controls: the best guess without any observation,
-and itself on the same run without protection, on which it must succeed. An attack that fails there shows nothing.
+An attack is a class in `methods/`, which has a file for each family; there is no other list of attacks. An attack gets
+a view that holds only what the attacker sees. Only the judge of its kind (`reconstruction`, `member_inference`,
+`poisoning`) gets the ground truth, so an attack cannot cheat. Every attack is compared with two controls: the best
+guess without any observation, and the same attack on the same run without protection, where it must succeed. An attack
+that fails there shows nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BLIND = "it fails on the same run without protection, too: so it shows nothing h
 
 @dataclass(frozen=True)
 class Attack(ABC):
-    """One attack. The first sentence of its docstring describes it to users."""
+    """Base class of attacks. The first sentence of an attack's docstring describes it to users."""
 
     sees: ClassVar[Adversary]  # the weakest adversary that can run it
     costly: ClassVar[bool] = False  # it trains whole runs, or a round many times: run only where it is named
@@ -41,15 +42,15 @@ class Attack(ABC):
 
     @classmethod
     def what(cls) -> str:
-        """Description in one sentence."""
+        """The attack's description in one sentence."""
         return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
     @abstractmethod
     def unfit(self, run: AttackedRun) -> str:
-        """Reason why this run cannot be attacked so; empty where it can."""
+        """Reason why the attack does not fit this run; empty if it does."""
 
     def untried(self, run: AttackedRun, why: str) -> AttackFinding:
-        """The finding before the attack is tried."""
+        """The finding of an attack that is not tried, for the reason `why`."""
         by = run.by or type(self).sees
         return AttackFinding(
             attack=self.called(),
@@ -75,8 +76,8 @@ MEANT = {  # usual names of kinds of attacks, and the attacks of that kind
 
 
 def judged(value: float, baseline: float, control: float | None, margin: float) -> tuple[Verdict, str]:
-    """The verdict on a figure of which more is worse for the attacked clients. A value counts as reached where it
-    exceeds the guess by `margin`.
+    """The verdict on a figure of which larger values are worse for the attacked clients: reached if it exceeds the
+    guess by `margin`.
     """
     if control is not None and control < baseline + margin:
         return "no power", BLIND
@@ -88,7 +89,7 @@ def judged(value: float, baseline: float, control: float | None, margin: float) 
 
 
 def registered(known: Sequence[str] | None = None) -> dict[str, type[Attack]]:
-    """Attacks by name: the named ones, or all that are not costly."""
+    """Attacks by name: the named ones, or all except costly ones."""
     from sordino.attacks.methods import ATTACKS
     from sordino.errors import ConfigError
 

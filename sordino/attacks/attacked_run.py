@@ -1,9 +1,9 @@
 """Views of a run for its attackers: the observations of one round, with the run's own gates and without them; and the
-truth, for judges alone.
+ground truth, for judges alone.
 
-The attacked clients hold a few of their own images in the attacked round: the fewer there are, the less hides each one.
-Beside the messages an attacker knows public things only: the network, the method with its settings, the number of
-images of each client, and images of the same kind from elsewhere (the test images, which no client trains on).
+In the attacked round the attacked clients train on a few of their images only: the fewer there are, the less they hide
+each other. Beside the messages an attacker knows public facts only: the network, the method with its settings, the
+number of images of each client, and other images of the same kind (the test images, on which no client trains).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MEMBERS = 1000  # examples that were trained on, of those asked about
 
 
 class MemberView(NamedTuple):
-    """View of membership inference: a model and examples, of which the attacker does not know which were trained on.
+    """View of membership inference: a model, and examples of which the attacker must tell whether they were trained on.
 
     `shadow` trains the same run on a random half of all rows, with noise of its own; it returns the model, and which of
-    the examples asked about were in it.
+    the view's examples it was trained on.
     """
 
     task: Task
@@ -53,7 +53,7 @@ class MemberView(NamedTuple):
 
 
 class UpdateView(NamedTuple):
-    """View of one client's update, or of a sum with it. It holds no rows of clients."""
+    """View of one client's update, or of a sum that includes it. It holds no rows of clients."""
 
     task: Task
     before: Params  # the model that went down
@@ -65,7 +65,7 @@ class UpdateView(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """One attacked client: the attacker's view, the same without protection, and the truth for the judge."""
+    """One attacked client: the attacker's view, the same view without protection, and the truth for the judge."""
 
     client: int
     view: UpdateView
@@ -99,7 +99,7 @@ class AttackSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class AttackedRun:
-    """One run under attack. Views are computed when an attack asks for them."""
+    """One run under attack. Views are computed on first use."""
 
     simulation: Simulation
     asked: AttackSettings = field(default=AttackSettings())
@@ -117,17 +117,17 @@ class AttackedRun:
 
     @property
     def without_classes(self) -> str:
-        """Reason why attacks on classification do not fit; empty where they do."""
+        """Reason why attacks on classification do not fit this run; empty if they do."""
         return "" if self.setup.public.classes else "the run has no classes"
 
     @property
     def without_images(self) -> str:
-        """Reason why attacks on images do not fit; empty where they do."""
+        """Reason why attacks on images do not fit this run; empty if they do."""
         return self.without_classes or ("" if self.setup.public.kind == "image" else "the run has no images")
 
     @cached_property
     def has_control(self) -> bool:
-        """True where the method runs without its protection."""
+        """True if the method can run without its protection."""
         try:
             unprotected(self.setup.method)
         except ConfigError:
@@ -136,13 +136,13 @@ class AttackedRun:
 
     @property
     def protected(self) -> bool:
-        """True where a gate stands between the data and an attacker. Otherwise the run is its own control."""
+        """True if the reader or the uplink protects data. Otherwise the run is its own control."""
         gates = self.setup.algorithm
         return not gates.read.plain or gates.uplink != unprotected(gates).uplink
 
     def beside_control(self, play: Callable[[bool], T]) -> tuple[T, T | None]:
-        """The result of an attack behind the run's gates, and on the same run without protection; None where the
-        method cannot run without it. `play` is told whether the run is bare.
+        """The result of an attack on the run, and on the same run without protection; None in place of the latter if
+        the method cannot run without it. `play` is called with True for the run without protection.
         """
         seen = play(False)
         if not self.protected:
@@ -156,7 +156,7 @@ class AttackedRun:
 
     @cached_property
     def of_round(self) -> tuple[Promised, ...]:
-        """Guarantees of the attacked round alone."""
+        """Guarantees of the attacked round by itself."""
         delta = self.setup.experiment.privacy.delta
         return tuple(map(Promised.of, statement([self.seen.note], len(self.setup.public.sizes), delta)))
 
@@ -166,7 +166,7 @@ class AttackedRun:
     # the attacked round -----------------------------------------------------------------------------------------------
 
     def rounds(self, bare: bool, change: Change | None = None) -> Rounds:
-        """The run just before the attacked round. Its preparation is always the protected one."""
+        """The run, played to just before the attacked round. Its preparation is always the protected one."""
         kind = Bare if bare else Replay
         return _agreeing(kind(self.simulation, change, start=self.prepared.start)).until(self.asked.round - 1)
 
@@ -177,7 +177,7 @@ class AttackedRun:
 
     @cached_property
     def clients(self) -> tuple[int, ...]:
-        """The attacked clients: the participants of the round with most images."""
+        """The attacked clients: those participants of the round that have most images."""
         rounds = self.rounds(bare=False)
         here = rounds.federation.draw(rounds.federation.open(rounds.t), rounds.server)
         return tuple(sorted(here, key=lambda k: (-len(raw(self.simulation)[k].y), k))[: self.asked.victims])
@@ -201,12 +201,12 @@ class AttackedRun:
 
     @cached_property
     def seen(self) -> Heard:
-        """The attacked round with its own gates."""
+        """The messages of the attacked round with the run's own gates."""
         return self.rounds(False, self.changed).round()
 
     @cached_property
     def bare(self) -> Heard | None:
-        """The attacked round without protection; None where the method cannot run so."""
+        """The messages of the attacked round without protection; None if the method cannot run so."""
         if not self.protected:
             return self.seen
         if not self.has_control:
@@ -215,12 +215,12 @@ class AttackedRun:
 
     @cached_property
     def elsewhere(self) -> Examples:
-        """Images of the attacker: test images, which no client trains on."""
+        """The attacker's own images: some test images, on which no client trains."""
         held = self.tested
         return taken(held, keys.permutation(keys.fold(self.key, "elsewhere"), len(held.y))[:OWN])
 
     def victims(self, adversary: Adversary) -> list[Victim]:
-        """Views of the attacked clients; none where this adversary sees nothing of the model."""
+        """Views of the attacked clients; empty if this adversary observes nothing of the model."""
         found = []
         for client, rows in self.rows.items():
             view = self._view(self.seen, client, adversary)
@@ -231,7 +231,9 @@ class AttackedRun:
         return found
 
     def _view(self, heard: Heard, client: int, adversary: Adversary) -> UpdateView | None:
-        """The single upload where the adversary is a server that can read it, and the sum otherwise."""
+        """A view of the client's single upload if the adversary is a server that can read it, else of the sum; None if
+        neither reveals a change of the model.
+        """
         change, many = heard.each.get(client) if adversary == "server" else None, len(self.rows[client].y)
         if change is None:
             change, held = heard.together, {k: len(rows.y) for k, rows in self.rows.items()}
@@ -246,8 +248,8 @@ class AttackedRun:
         return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
 
     def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
-        """Views of all uploads of a replay in which a coin decides for each client whether it holds the half of its
-        images with most of a property or the other half; and the coins, for the judge. Replay `number` has its own
+        """Views of all uploads of a replay, each with its coin, for the judge. The coin decides whether the client
+        holds the half of its images with most of a property (`much`) or the other half. Replay `number` has its own
         coins and noise.
         """
         key = keys.fold(self.key, "sided", number)
@@ -270,7 +272,9 @@ class AttackedRun:
     # prototypes of a preparation --------------------------------------------------------------------------------------
 
     def means(self, bare: bool) -> list[tuple[MeanView, Tensor]]:
-        """Views of means of features that the server received; and the client's images of that class, for the judge."""
+        """Views of the means of features that the server received, each with the client's images of that class, for the
+        judge.
+        """
         told = preparation(self.simulation, bare=True) if bare else self.prepared
         every, found = raw(self.simulation), []
         own = pictures(self.elsewhere.x)
@@ -289,7 +293,7 @@ class AttackedRun:
         return kind(self.simulation, change, key).until(self.setup.rounds).model()
 
     def members(self, bare: bool) -> tuple[MemberView, Tensor]:
-        """The final model with examples to ask about; and which of them were trained on, for the judge."""
+        """The final model with examples, and for the judge which of these were trained on."""
         every, known = raw(self.simulation), self.elsewhere
         owners = [(k, i) for k in every for i in range(len(every[k].y))]
         order = keys.permutation(keys.fold(self.key, "members"), len(owners))[:MEMBERS].tolist()
@@ -334,7 +338,7 @@ class AttackedRun:
 
     @cached_property
     def undisturbed(self) -> tuple[Params, Params]:
-        """Final models without malicious clients: with the run's own aggregation, and with the plain mean."""
+        """Final models of the run without malicious clients: with its own aggregation, and with the plain mean."""
         honest = Lies(lambda client, own: own, lambda upload, moment: upload)
         own, plain = (
             Poisoned(self.simulation, honest, frozenset(), kind, self.prepared.start) for kind in (False, True)
@@ -349,19 +353,19 @@ class AttackedRun:
         return rows._replace(x=torch.from_numpy(held.x[:]), y=torch.from_numpy(held.y[:]))
 
     def _distance(self, images: int) -> float:
-        """Change of the model per unit of gradient: step size times number of steps. Both are public."""
+        """Change of the model per unit of gradient: step size times number of steps, which are both public."""
         algorithm = self.setup.algorithm
         return (Estimates.of(algorithm).step_size or 1.0) * algorithm.work.count(images)
 
 
 def _agreeing(rounds: Rounds) -> Rounds:
-    """The same rounds, in which each client has agreed to the number of rows that it holds in the attack."""
+    """The same rounds, in which each client's agreed size is the number of rows that it holds in the attack."""
     rounds.site = replace(rounds.site, sizes=None)
     return rounds
 
 
 def of_two_classes(order: Tensor, labels: Tensor) -> Tensor:
-    """The same rows, with two of one class and two of another in front, where there are such."""
+    """The same row numbers in another order: first two rows of one class and two of another, if there are such."""
     front: list[int] = []
     for label in dict.fromkeys(labels[order].tolist()):
         same = order[labels[order] == label][: EPISODE // 2].tolist()

@@ -1,3 +1,3 @@
-"""Registration of the attacks: their verb."""
+"""Registration of this branch: the command `sordino attack`."""
 
 PARTS = {"verbs of experiments": {"attack": "sordino.attacks.command:attack"}}

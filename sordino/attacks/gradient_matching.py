@@ -1,7 +1,7 @@
 """Gradient matching: images whose gradient is the observed one, and labels read off the last layer.
 
-The attacker's copy of the model is the public network, with dropout off. Labels are sought together with the images, or
-known.
+The attacker's copy of the model is the public network, with dropout off. Labels are optimised together with the images,
+or known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Mismatch = Callable[[list[Tensor]], Tensor]  # of a gradient, tensor by tensor, 
 
 
 def gradient(task: Task, params: Params, x: Tensor, shares: Tensor) -> list[Tensor]:
-    """Gradient of the mean loss of images with class probabilities `shares`, differentiable in both."""
+    """Gradient of the mean loss for images with class probabilities `shares`, differentiable with respect to both."""
     leaves = [value.detach().requires_grad_() for value in params.values()]
     own = dict(zip(params, leaves, strict=True))
     said = F.log_softmax(task.head(own, task.look(own, x)), 1)
@@ -30,7 +30,7 @@ def gradient(task: Task, params: Params, x: Tensor, shares: Tensor) -> list[Tens
 
 
 def squared(seen: Params) -> Mismatch:
-    """Squared distance, in units of the observed gradient."""
+    """Mismatch by squared distance, relative to the squared norm of the observed gradient."""
     whole = sum((g.double() ** 2).sum() for g in seen.values())
     scale = 1 / max(float(whole), 1e-30)
 
@@ -42,7 +42,7 @@ def squared(seen: Params) -> Mismatch:
 
 
 def turned(seen: Params) -> Mismatch:
-    """Cosine distance, which ignores the lengths of gradients."""
+    """Mismatch by cosine distance, which ignores the lengths of gradients."""
     length = torch.sqrt(torch.stack([(g**2).sum() for g in seen.values()]).sum()).clamp_min(1e-30)
 
     def off(found: list[Tensor]) -> Tensor:
@@ -54,7 +54,7 @@ def turned(seen: Params) -> Mismatch:
 
 
 def start(view: UpdateView, key: Key) -> Tensor:
-    """Start of a search: noise around the mean of the attacker's own images."""
+    """Initial images of a search: noise around the mean of the attacker's own images."""
     mean = view.elsewhere.mean(0)
     drawn = keys.normal(key, view.images * mean.numel()).float().reshape(view.images, *mean.shape)
     return (mean + 0.1 * drawn).clamp(0.01, 0.99)
@@ -85,7 +85,7 @@ def last_bias(params: Params) -> str:
 
 
 def labels_of(counts: Tensor, many: int) -> Tensor:
-    """The list of `many` labels whose counts come nearest."""
+    """A list of `many` labels with class frequencies nearest to `counts`."""
     left, found = counts.clone(), []
     for _ in range(many):
         label = int(left.argmax())

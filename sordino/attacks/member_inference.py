@@ -1,10 +1,10 @@
-"""Membership inference: attacks that score examples by how much they look trained on, and their judge.
+"""Membership inference: attacks that score how likely an example was trained on, and their judge.
 
 The judge compares scores of members with scores of others: the area under the ROC curve with its interval (DeLong,
 DeLong and Clarke-Pearson, Biometrics 1988; of trials whose scores share a release, Obuchowski, Biometrics 1997), and
-members found at few false alarms, which is what counts for privacy (Carlini et al., S&P 2022). With so few others a
-rate of 0.1% cannot be told from none, so the interval of Clopper and Pearson stands beside it. The curve shows the
-most that a promise of (epsilon, delta) allows: found <= e^epsilon alarms + delta.
+the true positive rate at a low false positive rate, which matters for privacy (Carlini et al., S&P 2022). With few
+non-members a rate of 0.1% is indistinguishable from 0, so the interval of Clopper and Pearson is given too. The plot
+includes the bound that (epsilon, delta) implies: true positive rate <= e^epsilon false positive rate + delta.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class TwoSides(NamedTuple):
 
 
 class MemberInference(Attack):
-    """Scores examples by how much they look trained on."""
+    """Base class of attacks that score how likely an example was trained on."""
 
     sees: ClassVar[Adversary] = "public"
 
     @abstractmethod
     def score(self, view: MemberView) -> Tensor:
-        """One number for each example asked about, larger for likelier members."""
+        """One score for each of the view's examples, larger for likelier members."""
 
     def unfit(self, run: AttackedRun) -> str:
         return run.without_classes or (PREPARED if run.setup.preparation else "")
@@ -67,7 +67,9 @@ def losses(task: Task, params: Params, examples: Examples) -> Tensor:
 def with_verdict(
     finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None
 ) -> AttackFinding:
-    """The finding with the area under the ROC curve, its verdict, and members found at few false alarms."""
+    """The finding, completed with the area under the ROC curve, its verdict, and the members found at few false
+    alarms.
+    """
     found = by_area(finding, seen, control, "members", bound)
     return found.beside(measured=(*found.measured, *(_rate(seen, control, alarms) for alarms in ALARMS)))
 
@@ -75,7 +77,9 @@ def with_verdict(
 def by_area(
     finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Promised | None = None
 ) -> AttackFinding:
-    """The finding with the area under the ROC curve, the curve and a verdict. `whom`: words for the first side."""
+    """The finding, completed with the area under the ROC curve, the curve and a verdict. `whom`: words for the first
+    side.
+    """
     found = separation(*seen, 1 - LEVEL)
     free = None if control is None else separation(*control, 1 - LEVEL)
     area = BesideGuess(
@@ -93,7 +97,7 @@ def by_area(
 
 
 def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str]:
-    """The verdict: an attack reaches something where the whole interval lies above chance."""
+    """The verdict: the attack succeeds if the whole interval of the area lies above chance."""
     if control is not None and control <= CHANCE:
         return "no power", BLIND
     if low > CHANCE:
@@ -105,7 +109,7 @@ def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str
 
 
 def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGuess:
-    """Members found at this rate of false alarms, with the interval of Clopper and Pearson."""
+    """The share of members found at this rate of false alarms, with its Clopper-Pearson interval."""
     share, many = hits_at(*seen, alarms), len(seen.members)
     hits, tail = round(share * many), (1 - LEVEL) / 2
     return BesideGuess(
@@ -129,7 +133,7 @@ def roc(sides: TwoSides) -> tuple[tuple[float, float], ...]:
 
 
 class Separation(NamedTuple):
-    """Separation of members from others by their scores."""
+    """How well scores separate members from others."""
 
     auc: float
     low: float
@@ -138,8 +142,8 @@ class Separation(NamedTuple):
 
 
 def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separation:
-    """AUC and hits of scores [members] and [others] of independent trials, or [trials, members] and [trials, others]
-    with one threshold. `alpha` is for both sides of the interval together.
+    """AUC and hits of scores [members] and [others] of independent trials, or of [trials, members] and [trials, others]
+    under one common threshold. `alpha`: error probability of the two-sided interval.
     """
     from scipy.special import ndtri
 
@@ -157,13 +161,13 @@ def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separati
 
 
 def hits_at(members: Tensor, others: Tensor, alarms: float) -> float:
-    """The share of members above the lowest threshold that at most this share of others is above."""
+    """The share of members that score above the lowest threshold exceeded by at most a share `alarms` of the others."""
     ordered = others.flatten().sort(descending=True).values
     return float((members > ordered[min(int(alarms * len(ordered)), len(ordered) - 1)]).double().mean())
 
 
 def _above(scores: Tensor, others: Tensor) -> Tensor:
-    """Share of other scores below each score; a tie counts one half."""
+    """For each score the share of others below it; ties count one half."""
     ordered, asked = others.flatten().double().sort().values, scores.double().contiguous()
     left, right = (torch.searchsorted(ordered, asked, right=side) for side in (False, True))
     return (left + right).double() / (2 * len(ordered))

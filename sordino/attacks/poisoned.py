@@ -1,7 +1,7 @@
 """Replay of a whole run with malicious clients.
 
-They know the model and the rules, hold rows of their own and do not communicate. An upload beyond the bound of the gate
-would count as zeros, so they stay within it.
+The attackers know the model and the protocol, hold rows of their own and do not communicate. An upload beyond the
+uplink's bound would count as zeros, so they stay within it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sordino.types import Params, Terms
 
 
 class LiarsView(NamedTuple):
-    """Knowledge of a malicious client when it sends."""
+    """What a malicious client knows when it sends its upload."""
 
     model: Params  # that went down
     change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model
@@ -34,14 +34,14 @@ class LiarsView(NamedTuple):
 
 
 class Lies(NamedTuple):
-    """Behaviour of malicious clients: a change of their rows before training, and of their uploads."""
+    """What malicious clients change: their rows before training, and their uploads."""
 
     rows: Change
     sent: Callable[[Tree, LiarsView], Tree]
 
 
 class Poisoned(Replay):
-    """The whole run, in which the clients `who` are malicious. `plain`: without its robust aggregation."""
+    """The whole run with malicious clients `who`. `plain`: with the plain mean instead of its robust aggregation."""
 
     def __init__(
         self, simulation: Simulation, lies: Lies, who: frozenset[int], plain: bool, start: PhaseStart = BEGINNING
@@ -55,7 +55,7 @@ class Poisoned(Replay):
         self._lies, self._who = lies, who
 
     def played(self) -> Params:
-        """The model that the whole run releases."""
+        """The final model of the run."""
         while self.t < self.simulation.setup.rounds:
             self.step(Lying(self.site, self._who, self._falsified))
         return self.model()
@@ -69,7 +69,7 @@ class Poisoned(Replay):
 
 @dataclass
 class Lying(Clients):
-    """Clients of which some send something else than they should."""
+    """Clients of which some send manipulated uploads."""
 
     inner: Site
     who: frozenset[int]
@@ -83,7 +83,7 @@ class Lying(Clients):
 
 
 def plainly(algorithm: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method with the plain mean in place of robust aggregation."""
+    """The same method with the plain mean instead of robust aggregation."""
     uplink = algorithm.uplink
     if not uplink.robust:
         return algorithm
@@ -91,7 +91,7 @@ def plainly(algorithm: AnyAlgorithm) -> AnyAlgorithm:
 
 
 def _within(uplink: Uplink, upload: Tree) -> Tree:
-    """The upload, scaled to the longest one that the server admits."""
+    """The upload, scaled down to the largest norm that the uplink admits."""
     bound = uplink.bound(tree.size(upload))
     if not math.isfinite(bound.l2) or private(uplink.client):
         return upload

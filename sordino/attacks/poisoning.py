@@ -1,7 +1,7 @@
-"""Poisoning: attacks of malicious clients, and their judge, which plays the whole run with them and without.
+"""Poisoning: attacks by malicious clients, and their judge, which replays the whole run with and without them.
 
 Three models are compared on the test examples: that of the run without attackers, that of the attacked run with its own
-aggregation, and that of the attacked run with the plain mean, which must suffer: an attack that does no harm there
+aggregation, and that of the attacked run with the plain mean, which must get worse: an attack without effect there
 shows nothing.
 """
 
@@ -30,7 +30,7 @@ NO_SINGLE = "its uploads are encoded or masked in a way that this attack cannot 
 
 @dataclass(frozen=True)
 class Poisoning(Attack):
-    """Malicious clients."""
+    """Base class of attacks by malicious clients."""
 
     sees: ClassVar[Adversary] = "participants"
     costly: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class Poisoning(Attack):
 
     @abstractmethod
     def sent(self, upload: Tree, moment: LiarsView, run: AttackedRun) -> Tree:
-        """The upload that it sends in place of its own."""
+        """The upload that an attacker sends instead of its own."""
 
     def unfit(self, run: AttackedRun) -> str:
         if run.without_classes:
@@ -75,7 +75,7 @@ class Poisoning(Attack):
         return found.beside(verdict=verdict, why=many + why, measured=(lost, *measured))
 
     def beside(self, run: AttackedRun, own: Params, clean: Params, plain: Params) -> tuple[BesideGuess, ...]:
-        """Figures beside the accuracy, of the attacked run, the run without attackers, and the plain mean."""
+        """Further figures beside accuracy, for the attacked run, the run without attackers, and the plain mean."""
         return ()
 
     def judged(self, lost: BesideGuess, more: tuple[BesideGuess, ...]) -> tuple[Verdict, str]:
@@ -83,7 +83,7 @@ class Poisoning(Attack):
 
 
 def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
-    """The verdict on a figure of which more is worse."""
+    """The verdict on a figure of which larger values are worse."""
     control = figure.control
     assert control is not None
     if control - figure.baseline <= least:
@@ -99,7 +99,7 @@ def accuracy(run: AttackedRun, model: Params, on: Examples | None = None) -> flo
 
 
 def boosted(upload: Tree, moment: LiarsView) -> Tree:
-    """The upload scaled up so that the attackers alone decide the plain mean."""
+    """The upload scaled up so that the attackers together determine the plain mean."""
     return tree.scale(moment.boost, upload)
 
 

@@ -1,7 +1,7 @@
-"""Prototype inversion: attacks that draw the images behind a mean of features, and their judge.
+"""Prototype inversion: attacks that reconstruct the images behind a mean of features, and their judge.
 
-The judge compares each picture with the nearest of the client's images of the class, beside the mean of the attacker's
-own images of that class.
+The judge compares each reconstruction with the nearest of the client's images of the class; the control is the mean of
+the attacker's own images of that class.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PrototypeInversion(Attack):
 
 
 def nearest(drawn: Tensor, images: Tensor) -> Likeness:
-    """The true image that a drawn one comes nearest to."""
+    """Likeness of a reconstructed image to the true image nearest to it."""
     drawn = torch.nan_to_num(drawn.detach().float(), 0.5).clamp(0, 1)
     every = drawn.expand_as(images)
     close = psnr(every, images).clamp_max(MOST)
@@ -57,6 +57,6 @@ def nearest(drawn: Tensor, images: Tensor) -> Likeness:
 
 
 def guess(view: MeanView) -> Tensor:
-    """Guess: the mean of the attacker's own images of the class, or of all where it has none."""
+    """A guess without observation: the mean of the attacker's own images of the class, or of all if there are none."""
     same = view.elsewhere[view.labels == view.label]
     return (same if len(same) else view.elsewhere).mean(0)

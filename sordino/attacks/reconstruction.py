@@ -1,9 +1,9 @@
-"""Reconstruction: attacks that draw the images behind an update, and their judge.
+"""Reconstruction: attacks that reconstruct the images behind an update, and their judge.
 
-The judge matches drawn images with the true ones and compares them by PSNR, in decibels, and by SSIM (Wang, Bovik,
-Sheikh and Simoncelli, IEEE Transactions on Image Processing 2004), beside a guess without any knowledge of the client:
-the mean of the images that the attacker has, or as many of them at random, if these come nearer. Images are
-[n, c, h, w] between 0 and 1.
+The judge matches reconstructed images with the true ones and compares them by PSNR, in decibels, and by SSIM (Wang,
+Bovik, Sheikh and Simoncelli, IEEE Transactions on Image Processing 2004), beside a guess without any knowledge of the
+client: the mean of the images that the attacker has, or as many of these images at random, whichever is more similar.
+Images are [n, c, h, w] between 0 and 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOTHING = "this adversary sees nothing of the model"
 
 
 class Likeness(NamedTuple):
-    """Means over pairs of a true image and the drawn one that it is matched with."""
+    """Mean similarity over pairs of a true image and the reconstructed one matched with it."""
 
     psnr: float
     ssim: float
@@ -66,8 +66,8 @@ class Reconstruction(Attack):
 
 
 def likeness(drawn: Tensor, truth: Tensor) -> Likeness:
-    """Likeness of drawn and true images, matched one to one so that the total error is least. Where too few were drawn,
-    the others count as grey.
+    """Likeness of reconstructed and true images, matched one to one so that the total error is least. True images
+    without a reconstruction are compared with grey.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -84,7 +84,7 @@ def likeness(drawn: Tensor, truth: Tensor) -> Likeness:
 
 
 def guessed(victim: Victim) -> Likeness:
-    """The better of two guesses without any knowledge of this client."""
+    """The better of two guesses that use no knowledge of this client."""
     view, truth = victim.view, victim.images
     mean = likeness(view.elsewhere.mean(0, keepdim=True).expand(len(truth), -1, -1, -1), truth)
     order = keys.permutation(keys.fold(view.key, "guess"), len(view.elsewhere))[: len(truth)]
@@ -102,7 +102,7 @@ def compared(
     original: str = "original",
     guessing: str = "guess",
 ) -> AttackFinding:
-    """The finding of an attack that draws images: PSNR and SSIM beside those of a guess and of the run without
+    """The finding of an attack that reconstructs images: PSNR and SSIM beside those of a guess and of the run without
     protection, the verdict by PSNR, and the pictures. `bare` is empty where the run has no such control. `original` and
     `guessing` name rows of pictures.
     """

@@ -1,4 +1,4 @@
-"""Registration of the audits: their verb and their two programs."""
+"""Registration of this branch: the command `sordino audit` and its two programs."""
 
 PARTS = {
     "audits": {"gates": "sordino.audits.gates", "trained": "sordino.audits.trained"},

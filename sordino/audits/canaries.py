@@ -1,4 +1,5 @@
-"""Canaries in a replay of a run: rows or clients that do what the attacker chose, each if its coin says so.
+"""Canaries in a replay of a run: rows or clients with gradients or uploads of the attacker's choice, each present or
+absent by a coin.
 
 A canary example is a row whose gradient is a direction of its own; a canary client sends nothing but such a direction
 (Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, ICLR 2024; Nasr et al., USENIX Security 2023). Directions are far
@@ -39,7 +40,7 @@ SHARE = 2  # one of so many rows, or clients, may be a canary
 
 @dataclass(frozen=True)
 class Canaries(ABC):
-    """Canaries of a run: `wanted` of them, where there is room."""
+    """Canaries of a run: `wanted` of them, or as many as fit."""
 
     simulation: Simulation
     subject: Subject  # of the promise
@@ -50,34 +51,34 @@ class Canaries(ABC):
 
     @abstractmethod
     def unfit(self) -> str:
-        """Reason why no canary can be placed; empty where one can."""
+        """Reason why no canary can be placed; empty if one can."""
 
     @cached_property
     @abstractmethod
     def owners(self) -> list[int]:
-        """Client of each canary of one replay, in rising order."""
+        """The client of each canary of one replay, in ascending order."""
 
     @property
     @abstractmethod
     def numbers(self) -> int:
-        """Length of a direction as a vector."""
+        """Number of coordinates of a canary's direction."""
 
     @property
     @abstractmethod
     def order(self) -> int:
-        """Order of the norm that the gate clips."""
+        """Order p of the p-norm that the gate clips."""
 
     @abstractmethod
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        """The run's method with canaries behind its gates. `sure`: sampling leaves no canary out."""
+        """The run's method with canaries planted in its gates. `sure`: sampling includes every canary."""
 
     @abstractmethod
     def seen(self, upload: Tree) -> Tensor | None:
-        """The part of an upload, or a mean of uploads, that a canary moves."""
+        """The part of an upload, or of a mean of uploads, that a canary changes."""
 
     @abstractmethod
     def worth(self, terms: Terms) -> float:
-        """Weight of a round: the squared ratio of a canary's effect to the noise."""
+        """Weight of a round in the score: the squared ratio of a canary's effect to the noise."""
 
     @cached_property
     def rate(self) -> float:
@@ -86,7 +87,7 @@ class Canaries(ABC):
 
     @property
     def alone(self) -> bool:
-        """True where the owner of a canary sends nothing else."""
+        """True if a canary is all that its client sends."""
         return False
 
     @property
@@ -105,7 +106,7 @@ class Canaries(ABC):
 
     @property
     def each(self) -> bool:
-        """True where the attacker reads single uploads."""
+        """True if the attacker reads single uploads."""
         uplink = self.gates.uplink
         together = uplink.central or any(stage.aggregate_only for stage in uplink.client)
         return self.subject.adversary == "server" and not together
@@ -116,11 +117,11 @@ class Canaries(ABC):
 
     @property
     def turns(self) -> bool:
-        """True where an absent canary points the other way; otherwise it is nothing."""
+        """True if an absent canary points in the opposite direction; otherwise it is zero."""
         return self.subject.neighbours == "replace"
 
     def by_client(self) -> Iterator[tuple[int, slice]]:
-        """Clients with the places of their canaries among all."""
+        """Clients, each with the positions of its canaries among all canaries."""
         start = 0
         for k in dict.fromkeys(self.owners):
             stop = start + self.owners.count(k)
@@ -129,7 +130,7 @@ class Canaries(ABC):
 
     @cached_property
     def towards(self) -> Tensor:
-        """Unit direction of each canary: [canaries, numbers]."""
+        """Unit direction of each canary, [canaries, numbers]."""
         if not self.each:
             return directions(self.key, len(self.owners), self.numbers, self.order)
         found = [
@@ -144,7 +145,9 @@ class Canaries(ABC):
 
 
 def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
-    """Unit vectors, orthogonal where there is room; single coordinates for the 1-norm."""
+    """Random unit vectors, orthogonal if there are enough coordinates; vectors with a single coordinate for the
+    1-norm.
+    """
     if order == 1:
         return torch.nn.functional.one_hot(keys.permutation(key, numbers)[:many], numbers).float()
     drawn = keys.normal(key, many * numbers).reshape(numbers, many)
@@ -243,7 +246,7 @@ class CanaryRowsOfSums(CanaryExamples):
 
     @cached_property
     def towards(self) -> Tensor:
-        """Directions; the canaries of a client take turns at the classes."""
+        """Unit direction of each canary; a client's canaries are assigned to the classes in turn."""
         width = self.numbers // self._classes
         found = torch.zeros(len(self.owners), self._classes, width)
         for k, part in self.by_client():
@@ -268,7 +271,7 @@ class CanaryRowsOfSums(CanaryExamples):
 
 @dataclass(frozen=True)
 class CanaryClients(Canaries):
-    """Canary clients, which send a direction and nothing else: every second client."""
+    """Canary clients, which send only a direction: every second client."""
 
     def unfit(self) -> str:
         uplink = self.gates.uplink

@@ -1,7 +1,7 @@
 """Replay of a whole run with canaries in it, and the score of each canary over all releases.
 
-The attacker knows everything but the coins and the noise. So it subtracts the uploads of all others, and weighs every
-round by its noise.
+The attacker knows everything but the coins and the noise. So it subtracts the uploads of all other clients, and weights
+every round by its noise.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sordino.types import Terms
 
 @dataclass
 class Overheard(Clients):
-    """Clients whose uploads are recorded, with the uploads that some of them would have sent without noise: once
-    without canaries and once with all of theirs.
+    """Clients whose uploads are recorded; for those in `asked` also the uploads that they would send without noise,
+    once without canaries and once with all of theirs.
     """
 
     inner: Site
@@ -62,25 +62,27 @@ class Overheard(Clients):
 
 
 class CanaryScores(NamedTuple):
-    """Observed effect of each canary with its weight, in one phase or in several."""
+    """Measured effect of each canary and its weight, summed over releases of one or several phases."""
 
     moved: Tensor
     weight: Tensor
 
     def beside(self, phases: Sequence[CanaryScores]) -> CanaryScores:
-        """Scores of the same canaries over this phase and others."""
+        """Scores of the same canaries over this phase and other phases."""
         every = (self, *phases)
         moved, weight = (torch.stack([one[i] for one in every]).sum(0) for i in (0, 1))
         return CanaryScores(moved, weight)
 
     @property
     def each(self) -> Tensor:
-        """Score of each canary: about 0 if it was absent or pointed away, about 1 if it was there."""
+        """Score of each canary: about 0 if it was absent or pointed in the opposite direction, about 1 if it was
+        present.
+        """
         return self.moved / self.weight.clamp_min(1e-300)
 
     @property
     def exposed(self) -> Tensor:
-        """True for canaries that took part in any release."""
+        """True for canaries that took part in at least one release."""
         return self.weight > 0
 
 
@@ -94,7 +96,7 @@ class QuietUpload(NamedTuple):
 
 class CanaryRounds(Replay):
     """Rounds of the training, or of a phase before it, with canaries. `weak`: factor by which the noise is too small.
-    Coins are those of the replay, noise is that of its phase.
+    All phases of a replay share its coins; each phase has its own noise.
     """
 
     def __init__(self, canaries: Canaries, number: int, weak: float, start: PhaseStart) -> None:
@@ -137,7 +139,9 @@ class CanaryRounds(Replay):
         return replace(self.site, algorithm=algorithm, sharing="loop")
 
     def _sent(self, t: int, gates: AnyAlgorithm, clients: Overheard) -> dict[int, Tree]:
-        """Uploads of all clients if all canaries do the same; of all canaries where the cohort is hidden."""
+        """Uploads of all clients, where those of canary clients are computed without noise, with all canaries present
+        or none; if the cohort is hidden, also those of canary clients that were not sampled.
+        """
         uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
         owners, others = set(self._canaries.owners), clients.heard.items()
         here = owners if self._canaries.rate < 1 else owners & set(clients.terms)
@@ -169,7 +173,7 @@ class CanaryRounds(Replay):
         self._count(slice(None), low, high, self._known(mean), self._usual)
 
     def _mean(self, t: int, answers: Mapping[int, Tree], clients: Overheard) -> Tensor:
-        """Mean that the server would have computed from these uploads without noise."""
+        """The mean that the server would compute from these uploads without noise."""
         run, uplink = self.federation, self._low.uplink.at(t, clients.down)
         received: Any = uplink.receive(
             answers,

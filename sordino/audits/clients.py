@@ -1,4 +1,4 @@
-"""Worst-case neighbours of one client: an upload far beyond every bound against its opposite, or against none.
+"""Worst-case neighbours of one client: an upload far beyond every bound, against the opposite upload or against none.
 
 All uploads pass the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
 fields and layers: the claim does not depend on the number of coordinates. One call makes many draws (`torch.vmap`),
@@ -34,8 +34,8 @@ Call = Callable[[NoiseSource], torch.Tensor]  # one release by the gates
 
 
 class ThisRound(Uplink):
-    """The uplink of one last round: state that the server derives from a release for later rounds shows no more than
-    the release does.
+    """The uplink as of the last round: an audit ignores state that the server derives from a release for later rounds,
+    because it shows no more than the release does.
     """
 
     @property
@@ -44,7 +44,7 @@ class ThisRound(Uplink):
 
 
 class Stand:
-    """View of the attacker: the uplink of the first round, and uploads of its shape."""
+    """What the attacker has: the uplink of the first round, and uploads of its shape."""
 
     def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm
@@ -57,13 +57,13 @@ class Stand:
 
     @property
     def hidden(self) -> float:
-        """Sampling rate that a published formula assumes for the cohort."""
+        """Sampling rate of a hidden cohort that a published formula assumes; 1 for other uplinks."""
         offer = self._plan.offer
         return offer.rate if self.uplink.published and offer is not None else 1.0
 
     def upload(self, length: float) -> Tree:
-        """A chosen upload: spread over all coordinates, or in a single one where the 1-norm counts, which then shows
-        most.
+        """An upload of the attacker's choice with this norm: spread over all coordinates; for the 1-norm in a single
+        one, which shows most.
         """
         size, noise = tree.size(self.zero), self.uplink.noise()
         if noise is not None and noise.mechanism.order == 1:
@@ -73,7 +73,7 @@ class Stand:
         return tree.unflat(vector, self.zero)
 
     def encoded(self, length: float) -> Release:
-        """Release of a client that adds noise itself."""
+        """Release function for a client that adds the noise itself."""
         upload = self.upload(length)
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
@@ -88,7 +88,7 @@ class Stand:
         return lambda source: drawn(call, source, many)
 
     def summed(self, length: float, rate: float) -> Release:
-        """Release of the server's sum with one client among others that send zeros, sampled at `rate`."""
+        """Release function for the server's sum with one client, sampled at `rate`, among others that send zeros."""
         federation, client = self._federation, self.grant.client
         people = federation.population
         others: dict[int, Any] = {}
@@ -129,9 +129,7 @@ class Stand:
 
 
 def at_once(call: Call) -> int:
-    """Number of draws that one call can make: MANY where it handles its noise in torch alone, and draws from its source
-    alone.
-    """
+    """Number of draws in one call: MANY if the call works under vmap and draws only from its source, else 1."""
     try:
         drawn(call, Silent(), 2, "error")
     except RuntimeError:  # of vmap: a tensor became a number of Python or numpy, or there is a draw of the gate's own
@@ -140,8 +138,8 @@ def at_once(call: Call) -> int:
 
 
 def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> torch.Tensor:
-    """Draws of a call, [draws, numbers seen]. `others`: what `vmap` does about other randomness; the source has drawn
-    for all lanes together by then.
+    """Draws of a call, [draws, numbers seen]. `others`: vmap's setting for randomness from other generators; the source
+    draws for all lanes together.
     """
     if many == 1:
         return call(source)[None]
@@ -169,7 +167,7 @@ def pairs(stand: Stand, claim: Claim) -> list[Pair]:
 
 
 def _far(uplink: Uplink) -> float:
-    """Length of an upload that every clip must cut."""
+    """An upload norm so large that every clip cuts it."""
     radii = [stage.radius for stage in uplink.client if isinstance(stage, Clip | ClipLayers)]
     return FAR * max(1.0, *radii) if radii else FAR
 
@@ -178,7 +176,7 @@ WORDS = {"replace": "its opposite", "zero_out": "none"}
 
 
 def published(stand: Stand) -> list[Pair]:
-    """Neighbours for published noise whose scale depends on the data, and so leaks them by its scale too."""
+    """Neighbours for published noise whose scale depends on the data, so that the scale itself leaks."""
     here, opposite, nothing, longer = (stand.encoded(length) for length in (FAR, -FAR, 0.0, 1.01 * FAR))
     return [
         Pair("an update against its opposite", opposite, here),
@@ -188,7 +186,7 @@ def published(stand: Stand) -> list[Pair]:
 
 
 def smaller(upload: Tree) -> Tree:
-    """A tree of the same shape with about MOST coordinates at most, every layer its share."""
+    """A tree with the same fields and about MOST coordinates at most, divided among layers in proportion."""
     size = tree.size(upload)
     if size <= MOST:
         return tree.zeros_like(upload)

@@ -2,7 +2,8 @@
 
 For each guarantee: the claim for one exposure, and a lower bound on its privacy loss. A bound above the claim refutes
 it; a bound below shows only that this attack failed. A phase of a preparation has guarantees of its own and is attacked
-like the training; a phase without any is named. Only the gates are attacked: no data are read and nothing is trained.
+like the training; a phase without guarantees is reported. Only the gates are attacked: no data are read and nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ TRAINING = "training"  # the phase that every run has
 
 
 class AttackedPromise(Subject):
-    """One guarantee under attack. `claimed` and `at_least` are of one exposure; they are compared at `at_delta`."""
+    """One guarantee under attack. `claimed` and `at_least` are epsilons of one exposure; they are compared at
+    `at_delta`.
+    """
 
     phase: str
     attack: str
@@ -66,7 +69,7 @@ class AttackedPromise(Subject):
 
     @property
     def power(self) -> str:
-        """Words for the least fault that this audit would have noticed; empty where no twin was tried."""
+        """A sentence on the smallest lack of noise that this audit would have noticed; empty if no twin was tried."""
         if self.verdict != HOLDS:
             return ""
         return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"
@@ -103,7 +106,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """The worst verdict of all subjects. A run with an unprotected phase holds in part at best."""
+        """The worst verdict of all subjects; a run with an unprotected phase holds in part at best."""
         worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
         found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
         return PARTLY if found == HOLDS and self.unprotected else found
@@ -134,8 +137,8 @@ def audit(
     tell: Callable[[str], object] = lambda what: None,
     short: float = SHORT,
 ) -> Audit:
-    """Attack the guarantees of an experiment. `twin`: attack a twin that lacks the share `short` of its noise behind
-    the same claim, which must be caught. `system`: noise that cannot be repeated.
+    """Attack the guarantees of an experiment. `twin`: attack a copy that lacks the share `short` of its noise behind
+    the same claim, which the audit must catch. `system`: noise that cannot be repeated.
     """
     why = "an audit with fewer trials cannot refute any claim"
     check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
@@ -171,7 +174,7 @@ def audit(
 
 
 def unchanged_run(word: str | Path | Mapping[str, object] | None, changed: bool) -> Path | None:
-    """The run folder that a word names, where no setting is changed."""
+    """The run folder named by `word`; None if it names no folder, or a setting is changed."""
     return Path(word) if isinstance(word, str | Path) and Path(word).is_dir() and not changed else None
 
 
@@ -180,8 +183,8 @@ def experiment_of(
     overrides: Iterable[str] = (),
     settings: Mapping[str, object] | None = None,
 ) -> Experiment:
-    """The experiment that a word names: a file, a run folder, an algorithm, or nothing for the default experiment; a
-    table is an experiment itself.
+    """The experiment that `word` gives: a file, a run folder, an algorithm, a table of settings, or None for the
+    default experiment.
     """
     changes = list(overrides)
     if word is None or isinstance(word, Mapping):
@@ -241,7 +244,7 @@ def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, l
 
 
 def _distinct(claims: list[Claim]) -> list[Claim]:
-    """Finite and nominal claims, each for its strongest adversary."""
+    """Finite and nominal claims; of claims about the same event only the one for the strongest adversary."""
     found: dict[tuple[str, str, Event], Claim] = {}
     for claim in sorted(claims, key=lambda claim: ADVERSARIES.index(claim.adversary)):
         if claim.status == "nominal" or claim.finite:
@@ -250,20 +253,22 @@ def _distinct(claims: list[Claim]) -> list[Claim]:
 
 
 def _target(setup: Setup) -> tuple[int, Price | None]:
-    """The largest client that will take part, whose public weight is 1, and its price."""
+    """The largest client that takes part, whose public weight is 1, and its price."""
     plan = setup.plan
     client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(setup.public.sizes), -1)))
     return client, plan.price(client, 0, plan.currency.zero())
 
 
 def _share(setup: Setup, price: Price | None) -> float | None:
-    """The part of the granted epsilon that one exposure is charged."""
+    """The part of the budget's epsilon that one exposure costs; None without a budget."""
     budget, cap = setup.plan.budget, setup.plan.cap
     return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
 
 
 def _noticed(attack: Callable[[NoiseSource, bool], AttackedPromise], source: NoiseSource) -> float | None:
-    """The least share of missing noise with which a twin was caught by as many trials."""
+    """The smallest share of missing noise at which a twin was caught with the same number of trials; None if
+    none was.
+    """
     twins = (attack(Weak(source.child("twin", n), 1 / (1 - lacks)), True) for n, lacks in enumerate(TRIED))
     return next((lacks for lacks, one in zip(TRIED, twins, strict=True) if one.verdict == CAUGHT), None)
 
@@ -313,12 +318,12 @@ def _attacked(
 
 
 def gaussian(event: Event) -> bool:
-    """True where an event is Gaussian noise alone."""
+    """True if an event is only Gaussian noise."""
     return all(isinstance(leaf, Gaussian) for leaf in _cores(event))
 
 
 def _cores(event: Event) -> Iterator[Event]:
-    """Elementary events; a sample at rate 1 counts as none."""
+    """Elementary events; sampling at rate 1 is ignored."""
     for leaf in leaves(event):
         yield from _cores(leaf.event) if isinstance(leaf, Poisson) and leaf.rate == 1 else (leaf,)
 
@@ -329,8 +334,8 @@ def _epsilon(event: Event, delta: float, neighbours: str) -> float:
 
 
 def _compared(claim: Claim, claimed: float, delta: float) -> dict[float, float]:
-    """Claimed epsilon at each delta where bounds are compared: that of the experiment, and for a sampled claim larger
-    ones, where fewer trials show more.
+    """Claimed epsilon at each delta where bounds are compared: at the experiment's delta, and for a claim with sampling
+    at larger ones too, where fewer trials suffice.
     """
     if claim.status == "nominal" or not any(isinstance(leaf, Poisson) for leaf in _cores(claim.event)):
         return {delta: claimed}

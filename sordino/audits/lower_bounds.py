@@ -1,8 +1,8 @@
-"""Proved lower bounds on the privacy loss of a mechanism, from the outputs that a distinguisher saw.
+"""Proved lower bounds on the privacy loss of a mechanism, from the outputs that a distinguisher observed.
 
-Many runs (Jagielski et al., NeurIPS 2020; Nasr et al., USENIX Security 2023): two neighbours, one threshold that was
-chosen without these outputs, Clopper-Pearson limits for both errors, at `alpha` together. A smaller claim is wrong,
-except with probability `alpha`.
+Many runs (Jagielski et al., NeurIPS 2020; Nasr et al., USENIX Security 2023): two neighbours, one threshold chosen
+independently of these outputs, Clopper-Pearson limits for both error rates, at level `alpha` together. A claim below
+the bound is wrong, except with probability `alpha`.
 
 Many guesses in one run, where coins decide beforehand which canaries are in it: Steinke, Nasr and Jagielski (NeurIPS
 2023), Theorem 5.2, for any (epsilon, delta); and Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and Algorithm
@@ -54,8 +54,8 @@ def errors(outputs: Outputs, threshold: float, alpha: float = ALPHA) -> Errors:
 
 
 def upper(hits: int, draws: int, alpha: float) -> float:
-    """Upper confidence limit of a rate with so many hits, exceeded with probability `alpha` at most (Clopper and
-    Pearson 1934).
+    """Upper confidence limit of a rate after `hits` in `draws`; the true rate exceeds it with probability `alpha` at
+    most (Clopper and Pearson 1934).
     """
     from scipy.special import betaincinv
 
@@ -63,7 +63,7 @@ def upper(hits: int, draws: int, alpha: float) -> float:
 
 
 def mu_lost(outputs: Outputs, alpha: float = ALPHA) -> float:
-    """Lower bound on mu, valid where the claim is Gaussian."""
+    """Lower bound on mu of Gaussian differential privacy; valid if the claim is Gaussian."""
     from scipy.special import ndtri
 
     found = errors(outputs, 0.5, alpha)
@@ -78,8 +78,8 @@ def epsilon_lost(outputs: Outputs, threshold: float, delta: float, alpha: float 
 
 
 def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA) -> Found:
-    """The bound at the threshold and delta where it is largest relative to the claim, which a quarter of the draws
-    choose; the other draws give the bound. `claimed`: epsilon by delta.
+    """The bound at a threshold and delta chosen on a quarter of the draws, where it is largest relative to the claim;
+    the other draws give the bound. `claimed`: epsilon by delta.
     """
     chooses = Outputs(*(side[: len(side) // 4] for side in outputs))
     believed = Outputs(*(side[len(side) // 4 :] for side in outputs))
@@ -106,7 +106,7 @@ class TradeOff(Protocol):
     """Trade-off curve of a mechanism."""
 
     def wrong(self, right: float) -> float:
-        """Least probability of an event under one neighbour, if it is `right` under the other."""
+        """Least probability of an event under one neighbour, if it has probability `right` under the other."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class GaussianTradeOff:
 
 
 def chance(found: Guesses, epsilon: float, delta: float) -> float:
-    """Largest probability of so many right guesses, if (epsilon, delta) holds."""
+    """Largest probability of at least this many right guesses if (epsilon, delta) holds."""
     from scipy.stats import binom
 
     if not found.right:
@@ -142,7 +142,7 @@ def chance(found: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
-    """Largest epsilon that is refuted at this delta; 0 if none is."""
+    """Largest epsilon that is refuted at this delta; 0 if none is refuted."""
     return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha)
 
 
@@ -150,11 +150,12 @@ def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
 
 
 def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
-    """True where so many right guesses have a probability below `alpha` under this curve. All canaries must be guessed.
+    """True if at least this many right guesses have a probability below `alpha` under this curve. All canaries must be
+    guessed.
 
-    Suppose the probability were `alpha`. Each right guess of a canary could have been a wrong one, and the curve bounds
-    the probability of that from below; so fewer right guesses have some probability too. Where all of these add up to
-    more than 1, the supposition was false.
+    Assume that the probability were `alpha`. Each right guess of a canary could have been a wrong one, and the curve
+    bounds the probability of that from below; so fewer right guesses have some probability too. If all of these add up
+    to more than 1, the assumption was false.
     """
     many, least = found.canaries, found.right
     assert found.tried == many, "the bound is for guesses of all canaries"
@@ -170,12 +171,12 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
 
 
 def mu_at_least(found: Guesses, alpha: float) -> float:
-    """Largest mu that is refuted, where noise is Gaussian; 0 if none is."""
+    """Largest mu that is refuted, if noise is Gaussian; 0 if none is refuted."""
     return _largest(lambda mu: refuted(GaussianTradeOff(mu), found, alpha))
 
 
 def _largest(gone: Callable[[float], bool]) -> float:
-    """Largest refuted number, from 0 on."""
+    """Largest number from 0 to MOST that is refuted, by bisection; 0 if none is."""
     if not gone(0.0):
         return 0.0
     return MOST if gone(MOST) else bisect(gone, good=0.0, bad=MOST, tight=TIGHT)

@@ -1,5 +1,5 @@
-"""Noise sources for audits: without noise, which shows the centres of outputs, and with too little, which an audit must
-catch.
+"""Noise sources for audits: one without noise, which shows the centres of outputs, and ones with too little noise,
+which an audit must catch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sordino.types import NoiseSource
 
 @dataclass(frozen=True)
 class Silent:
-    """A source that adds `level` noise scales to every number: 0 is a release without noise, 1 shows the scale in use.
-    Its coins choose all, or one.
+    """A source that adds `level` times the noise scale to every number instead of noise: 0 gives a release without
+    noise, 1 shows the scale. Its sampling coins choose everything, or only the item `only`.
     """
 
     level: float = 0.0
@@ -40,8 +40,8 @@ class Silent:
 
 @dataclass(frozen=True)
 class Lanes:
-    """A source for a call under `torch.vmap`: each lane gets noise of its own. `lane`: numbers of the lanes, as `vmap`
-    passes them.
+    """A source for a call under `torch.vmap`, with separate noise for each lane. `lane`: the lane numbers that `vmap`
+    passes.
     """
 
     inner: NoiseSource
@@ -67,7 +67,9 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Twin:
-    """A source that is broken somewhere, by `factor`, and otherwise the inner one."""
+    """Base class of broken sources: one kind of randomness is wrong by `factor`, everything else comes from the inner
+    source.
+    """
 
     inner: NoiseSource
     factor: float
@@ -104,8 +106,8 @@ class Weak(Twin):
 
 @dataclass(frozen=True)
 class Rare(Twin):
-    """A source for randomised response that is too quiet: one word in `factor` is random, the others are the largest
-    there is, with which the answer is true.
+    """A source with too little randomness for randomised response: one word in `factor` is random, the others are the
+    largest word, which means a true answer.
     """
 
     name: str = "rare"
@@ -117,7 +119,7 @@ class Rare(Twin):
 
 @dataclass(frozen=True)
 class Quiet(Twin):
-    """A source without noise, with the coins of the inner one."""
+    """A source without noise, but with the sampling coins of the inner one."""
 
     factor: float = 0.0
     name: str = "quiet"

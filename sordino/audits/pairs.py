@@ -25,8 +25,8 @@ class Powerless(Exception):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbours to tell apart, `by` direction: the way of a release from one centre towards the other; or by
-    energy: the size of its noise.
+    """Two neighbours to distinguish, `by` "direction": the projection of a release on the line between the centres; or
+    `by` "energy": the size of its noise.
     """
 
     told: str
@@ -37,7 +37,7 @@ class Pair:
     rate: float = 1.0  # sampling rate: probability that a coordinate holds the record at all
 
     def outputs(self, draws: int, source: NoiseSource) -> Outputs:
-        """Scores of at least so many releases of either neighbour, each with noise of its own."""
+        """Scores of at least `draws` releases of each neighbour, each with fresh noise."""
         score = self.score or self._score()
         calls = math.ceil(draws / len(self.without(source.child("shape"))))
         sides = [

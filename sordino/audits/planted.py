@@ -80,8 +80,8 @@ class PlantedShard(NoisyShard):
 
 @dataclass(frozen=True)
 class PlantedSums(ClassSums):
-    """The same for sums per class. `planted`: the statistics of each canary in one row for all classes, of which it
-    fills the part of its own class.
+    """The reader of sums per class in a run in which some clients hold canaries in place of their last rows. `planted`:
+    the statistics of each canary as one row over all classes, zero outside the canary's own class.
     """
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class PlantedSums(ClassSums):
 
 @dataclass
 class PlantedSumShard(SumShard):
-    """One client's examples, and canaries beside them."""
+    """One client's examples, with canaries beside them."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
 
@@ -148,6 +148,6 @@ class PlantedUplink(Uplink):
 
 
 def _louder(stages: tuple[Stage, ...], level: float) -> tuple[Stage, ...]:
-    """The stages with `level` times the noise; without noise for a level of 0."""
+    """The stages with noise multiplied by `level`; for level 0 without noise stages."""
     kept = [stage for stage in stages if level > 0 or not isinstance(stage, Noise)]
     return tuple(replace(stage, louder=level * stage.louder) if isinstance(stage, Noise) else stage for stage in kept)

@@ -1,9 +1,9 @@
-"""Worst-case neighbours of one example: a gradient, or a statistic, far beyond the clip against its opposite or none;
-and of an image under randomised response: a black one against a white one.
+"""Worst-case neighbours of one example: a gradient or statistic far beyond the clip, against its opposite or against
+none; and of an image under randomised response: a black one against a white one.
 
-The rows are made up so that example j alone moves coordinate j: one release attacks every example at once, each through
-coordinates of its own. The reader is the experiment's own; the attacker chooses the gradients, as a malicious model
-could.
+The rows are constructed so that only example j changes coordinate j: one release attacks every example at once, each
+through coordinates of its own. The reader is the experiment's own; the attacker chooses the gradients, as a malicious
+model could.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHOWN: dict[Unit, str] = {
 
 
 def fewer(reader: Attacked, work: Work, size: int) -> Work:
-    """Work of one round, cut to READS noisy reads."""
+    """Work of one round, reduced to READS noisy reads at most."""
     if isinstance(reader, ClassSums):
         return work  # it is read once
     reads = min(READS, reader.reads(work, size))
@@ -55,7 +55,9 @@ def fewer(reader: Attacked, work: Work, size: int) -> Work:
 
 
 def rows(reader: Attacked) -> int:
-    """Number of rows with which every row is read: whole episodes in a cell, several examples in a subset."""
+    """Number of rows in the attack, enough to fill what the reader samples: whole episodes in each cell, several
+    examples in a subset.
+    """
     if isinstance(reader, CellGradient):
         return (4 if reader.sampling == "poisson" else 8) * reader.cells
     if isinstance(reader, NoisyGradient) and reader.sampling == "fixed_subset":
@@ -134,7 +136,7 @@ def cells(reader: CellGradient, work: Work, client: int, multiplier: float | Non
 
 
 def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
-    """Examples of which no two share an episode, and with it a clip."""
+    """Examples of which no two share an episode, and hence a clip."""
     alone: list[int] = []
     for row in range(len(single)):
         tried = torch.zeros(len(single), dtype=torch.bool).index_fill(0, torch.tensor([*alone, row]), True)
@@ -155,8 +157,9 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
-    """Neighbours for sums per class: one example of each class, counted or not. A second one of the class, half as
-    long, points the other way: where sums are clipped in place of rows, one example turns them around.
+    """Neighbours for sums per class: one example of each class, present or absent. A second example of the class, half
+    as long, points in the opposite direction: if a reader clipped sums instead of rows, the first one would reverse
+    them.
     """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))
@@ -171,9 +174,9 @@ def class_sums(
     task: Task,
     multiplier: float | None,
 ) -> Pair:
-    """Neighbours of examples in sums per class. `targets`: their rows, of one class each. Each class has noise of its
-    own, so one release attacks all targets, each as if it were alone. `examples.x` may be features already, with `of`
-    the identity.
+    """Neighbours of examples in sums per class. `targets`: row numbers of the attacked examples, one for each class.
+    Each class has noise of its own, so one release attacks all targets independently. `examples.x` may be features
+    already, with `of` the identity.
     """
     labels, size, classes = examples.y[targets], len(examples.y), int(examples.y.max()) + 1
     apart = len(set(labels.tolist()))
@@ -220,8 +223,8 @@ def _opened(
 
 
 def answers(reader: Responses, unit: Unit) -> Pair:
-    """Neighbours of an image under randomised response, many made-up images in one release. `reader` is fitted: an
-    epsilon for an image stays divided among as many values as real images have.
+    """Neighbours of an image under randomised response, for many synthetic images in one release. `reader` is fitted:
+    an epsilon for an image stays divided among as many values as real images have.
     """
     each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
 
@@ -245,5 +248,5 @@ def answers(reader: Responses, unit: Unit) -> Pair:
 
 
 def _extremes(seen: Tensor) -> Tensor:
-    """Number of answers at one extreme less those at the other."""
+    """Number of answers at the upper extreme minus those at the lower one."""
     return ((seen == 1).double() - (seen == 0).double()).sum(1)

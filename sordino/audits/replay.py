@@ -1,5 +1,5 @@
-"""Replay of a run in memory for attacks and audits. sordino is deterministic: the same experiment gives the same
-uploads and the same noise as the server received. Nothing is written.
+"""Replay of a run in memory for attacks and audits. Simulated runs are deterministic: the same experiment gives the
+same uploads and noise that the server received. Nothing is written.
 
 A bare run is the same run without its protection: no noise, no clip, no secure sum, no ledger.
 """
@@ -41,7 +41,9 @@ Change = Callable[[int, Examples], Examples]  # a client and its rows -> the row
 def check_allowed(
     experiment: Experiment, folder: Path | None = None, verb: str = "attack", why: str = IN_A_FILE
 ) -> None:
-    """Refuse runs with real noise or real sites: their data must not be reconstructed, nor their noise drawn again."""
+    """Refuse runs with real noise or real sites: their data must not be reconstructed, and their noise not be drawn
+    again.
+    """
     between = folder is not None and bool(RunFolder(folder).environment.site)
     if experiment.privacy.real or between:
         raise PrivacyError(
@@ -68,7 +70,7 @@ class Heard(NamedTuple):
 
 
 class PhaseStart(NamedTuple):
-    """Start of a phase, or of the training: the end of the phase before."""
+    """State from which a phase, or the training, starts: the end of the phase before."""
 
     result: Tree = None
     states: Mapping[str, Tree] = {}  # of its clients
@@ -78,7 +80,7 @@ BEGINNING = PhaseStart()
 
 
 class Changed(Mapping[int, Examples]):
-    """Clients whose rows are changed for an attack."""
+    """Rows of clients, changed by an attack."""
 
     def __init__(self, shards: Mapping[int, Examples], change: Change) -> None:
         self._shards, self._change = shards, change
@@ -109,7 +111,7 @@ class Overhearing(Clients):
 
 
 class Rounds(ABC):
-    """Rounds of a run in order. `change` gives clients other rows, `key` other randomness than the run's."""
+    """Rounds of a run in order. `change` replaces rows of clients, `key` replaces the run's randomness."""
 
     algorithm: AnyAlgorithm
 
@@ -135,32 +137,34 @@ class Rounds(ABC):
 
     @abstractmethod
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
-        """Rows of the clients."""
+        """Rows of the clients, changed by `change`."""
 
     def model(self) -> Params:
         return next(iter(self.algorithm.models(self.server).values()), {})
 
     def until(self, t: int) -> Self:
-        """Play all rounds before this one."""
+        """Play all rounds before round t."""
         while self.t < t:
             self.round()
         return self
 
     @property
     def over(self) -> bool:
-        """True at the end of the training, or of this phase before it."""
+        """True at the end of the training, or of the phase being replayed."""
         phase = self.algorithm
         return phase.over(self.server) if isinstance(phase, Phase) else self.t >= self.simulation.setup.rounds
 
     @property
     def end(self) -> PhaseStart:
-        """Start of the next phase."""
+        """State from which the next phase starts."""
         phase = self.algorithm
         assert isinstance(phase, Phase)
         return PhaseStart(phase.result(self.server), self.site.states.trees())
 
     def change_of(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
-        """Change of the model in a single upload. In an attack a client is weighted by the rows that it holds there."""
+        """Change of the model revealed by a single upload. In an attack a client is weighted by its `held` rows
+        there.
+        """
         run, uplink = self.federation, self.algorithm.uplink.at(t, down)
         usual = uplink.weight(run.sizes[client], run.largest)
         weight = self._weights[client] * uplink.weight(held, run.largest) / usual
@@ -193,7 +197,7 @@ class Replay(Rounds):
         self._stalled = False
 
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
-        """Rows of the clients; a reader that prepares data prepares the changed rows."""
+        """Rows of the clients, changed by `change`; a reader that prepares data prepares the changed rows."""
         if change is None:
             return shards
         rows, key = Changed(raw(self.simulation), change), self.simulation.setup.key
@@ -218,7 +222,7 @@ class Replay(Rounds):
         )
 
     def step(self, clients: Clients) -> tuple[Outcome, bytes]:
-        """Play the next round with these clients; its outcome, and the digest of its release."""
+        """Play the next round with these clients; returns its outcome and the digest of its release."""
         digests = list[bytes]()
         outcome = one_round(
             self.federation, self.server, self.t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
@@ -229,7 +233,9 @@ class Replay(Rounds):
 
 
 class Bare(Rounds):
-    """Rounds without protection: the method behind open gates, without a ledger. The control of every attack."""
+    """Rounds without protection: the method without a private reader or uplink, and without a ledger. The control of
+    every attack.
+    """
 
     def __init__(
         self,
@@ -272,7 +278,7 @@ class Bare(Rounds):
 
 
 class PlayedPreparation(NamedTuple):
-    """Phases before the training, played to their ends."""
+    """The phases before the training, played to their ends."""
 
     start: PhaseStart
     means: Sequence[FeatureMean]  # means of features that the server received
@@ -294,7 +300,7 @@ def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method behind open gates; weights stay, which protect nothing."""
+    """The same method with an open reader, and an uplink that only weights uploads, and not by precision."""
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
     return method.behind(read=Open(), uplink=Uplink(client=weights))
 

@@ -1,8 +1,8 @@
 """Audit of a trained run: the whole run is replayed with canaries in it, and every release of every round counts.
 
-Each guarantee of the run is compared with three lower bounds on the privacy loss of the replay. The first takes the
-canaries of a replay as independent, which they are where each direction has noise of its own; the other two need only
-the coins that decided which canaries are there, and are weak. Broken twins measure the power of the audit: the same
+Each guarantee of the run is compared with three lower bounds on the privacy loss of the replay. The first assumes that
+the canaries of a replay are independent, which holds if each direction has noise of its own; the other two rely only on
+the coins that decide which canaries are present, and are weak. Broken twins measure the power of the audit: the same
 replay behind the same claim, with noise that is too small.
 """
 
@@ -104,7 +104,7 @@ def audit_trained(
 
 
 def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
-    """Finite guarantees, each for the strongest adversary and the largest unit with the same one."""
+    """Finite guarantees; of those from the same event only the one for the strongest adversary and the largest unit."""
     found: dict[tuple[str, object], Guarantee] = {}
     for row in sorted(guarantees, key=lambda row: (ADVERSARIES.index(row.adversary), -UNITS.index(row.unit))):
         if row.finite and row.epsilon > 0:
@@ -113,7 +113,9 @@ def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
 
 
 def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
-    """False where a number only follows from a guarantee for another unit, or for other neighbours."""
+    """True if the gates give this guarantee directly; False if it only follows from one for another unit or other
+    neighbours.
+    """
     if row.unit == "person":
         return False
     gates = simulation.setup.whole.phases
@@ -180,8 +182,8 @@ def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Ke
 def scores(
     canaries: Canaries, weak: float, early: Sequence[Canaries] = (), start: PhaseStart = BEGINNING
 ) -> tuple[Tensor, Tensor]:
-    """Score of each canary of all replays, over all of its phases, and whether it was there. `start`: start of the
-    training if no canary is in the phases before it.
+    """Score of each canary of all replays over all phases, and whether it was present. `start`: the start of the
+    training if the phases before it have no canaries.
     """
     found = []
     for number in range(canaries.replays):
@@ -197,7 +199,7 @@ def scores(
 
 
 def earlier(canaries: Canaries) -> list[Canaries]:
-    """The same canaries in the phases before the training; empty where one of these has no room for them."""
+    """The same canaries in the phases before the training; empty if any of these phases cannot hold them."""
     found: list[Canaries] = []
     for phase in canaries.simulation.preparation:
         here: Canaries = replace(canaries, simulation=phase)
@@ -208,7 +210,9 @@ def earlier(canaries: Canaries) -> list[Canaries]:
 
 
 def curve(promise: Guarantee) -> dict[float, float]:
-    """Claimed epsilon at each delta where the bounds are compared. A Gaussian claim is one number, mu."""
+    """Claimed epsilon at each delta where the bounds are compared; for a Gaussian claim, which one number mu describes,
+    at one delta only.
+    """
     assert promise.event is not None
     held = {promise.delta: promise.epsilon}
     if gaussian(promise.event):
@@ -219,7 +223,9 @@ def curve(promise: Guarantee) -> dict[float, float]:
 
 
 def judged(promise: Guarantee, told: Tensor, there: Tensor) -> PlayedCanaries:
-    """All bounds, at WRONG together: half of it for independent canaries, a quarter for each of the two others."""
+    """All lower bounds, at the joint error probability WRONG: half of it for independent canaries, a quarter for each
+    of the two others.
+    """
     assert promise.event is not None
     delta, outputs = promise.delta, Outputs(told[~there], told[there])
     against = curve(promise)

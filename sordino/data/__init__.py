@@ -1,7 +1,7 @@
 """Data sets and how they are loaded.
 
-Loaders return a `Dataset`, and are loaded when they are asked. Those that read parquet, CSV and image files need the
-`data` extra.
+Loaders return a `Dataset`; their modules are imported on first use. Those that read parquet, CSV and image files need
+the `data` extra.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Candidates: labelled images from a public source, without anything of any client. Sources of them are a branch's."""
+"""Candidates: labelled images from a public source, which hold no data of any client. A branch provides the sources."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class Wanted:
 class CandidateSource(Protocol):
     @property
     def label(self) -> str:
-        """The words that stand beside every result; "" for a real text-to-image model."""
+        """A remark on the source that stands beside every result; "" for a real text-to-image model."""
         ...
 
     @property
     def pool(self) -> float:
-        """The share of the training set that the source needs as `Wanted.pool`."""
+        """The share of the training set that is held back for this source, as `Wanted.pool`."""
         ...
 
     def build(self, wanted: Wanted) -> Candidates: ...
 
 
 def need(kept: bool, field: str, must: str) -> None:
-    """Refuses a setting that is not what it must be."""
+    """Raises an error unless `kept` is True: the setting `field` of [candidates] must be as `must` says."""
     if not kept:
         raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
 
 
 def cache_folder(given: str | None) -> Path:
-    """The folder of the cache: the given one, else beside decoded images where SORDINO_CACHE is set, else in the user's
-    cache folder.
+    """The cache folder: the given one, else one beside the decoded images if SORDINO_CACHE is set, else one in the
+    user's cache folder.
     """
     if given is not None:
         return Path(given).expanduser()

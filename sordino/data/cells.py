@@ -1,7 +1,7 @@
-"""Cells of a table: which are missing and what becomes of their rows, and which do not fit.
+"""Cells of a table: treatment of missing cells and of their rows, and errors for cells that do not fit.
 
-`missing`: "refuse"; "drop" the row; "fill" with the value that the schema declares for the column. Each is decided row
-by row, from the row itself and what was declared: no row has a say in what becomes of another.
+`missing`: "refuse"; "drop" the row; "fill" with the value that the schema declares for the column. Each row is treated
+according to its own cells and the declarations alone, so no row influences another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HINT = "correct or remove the row, or declare in the schema what the column can 
 
 @dataclass(frozen=True)
 class TableSource:
-    """Settings of a table: its files, the columns that have a role, and what becomes of cells without a value."""
+    """Settings of a table: its files, the columns with a role, and the treatment of missing cells."""
 
     path: str | Sequence[str] | pa.Table
     labels: tuple[str, ...]
@@ -46,7 +46,7 @@ class TableSource:
 
     @property
     def roles(self) -> list[str]:
-        """Columns that are not features: labels, the clients and the key."""
+        """Columns that are not features: labels, group (client) and key."""
         return [name for name in (*self.labels, self.group, self.key) if name is not None]
 
     @property
@@ -63,21 +63,21 @@ class TableSource:
         return {} if self.schema is None else self.schema.columns
 
     def rows(self) -> TableRows:
-        """The rows of all files, with declared columns, or else the key, as text."""
+        """The rows of all files. Declared columns are read as text; without a schema the key is."""
         text = tuple(self._declared) or (() if self.key is None else (self.key,))
         ignored = [name for name, one in self._declared.items() if one.kind == "ignored"]
         return read(self.path, text, self.written, self.numbers, ignored)
 
 
 class WithoutGaps(NamedTuple):
-    """Columns without gaps, and the numbers of their rows in the files."""
+    """Columns without missing cells, and the row numbers of these cells in the files."""
 
     rows: TableRows
     columns: Mapping[str, pa.Array]
     numbers: Array
 
     def unfit(self, name: str, value: object, at: int, what: str, fix: str = HINT) -> DataError:
-        """The refusal of one cell; `at` is its place among the rows that are kept."""
+        """The error for one cell that does not fit; `at` is its position among the kept rows."""
         file, row = self.rows.place(int(self.numbers[at]))
         return DataError(
             f"{file}: {name} = {value!r} {what} (row {row} after the header)",
@@ -122,13 +122,13 @@ def texts(column: pa.Array) -> list[str]:
 
 
 def gaps(column: pa.Array) -> Array:
-    """True at cells that are empty, or NaN."""
+    """A mask that is True for cells that are empty or NaN."""
     empty = column.is_null(nan_is_null=pa.types.is_floating(column.type))
     return np.asarray(empty.to_numpy(zero_copy_only=False), bool)
 
 
 def whole(column: pa.Array) -> pa.Array:
-    """Floats that are whole as integers: a column with gaps is often written as 0.0 and 1.0."""
+    """Floats as integers if all are whole: a column with gaps is often written as 0.0 and 1.0."""
     if pa.types.is_floating(column.type):
         try:
             return pc.cast(column, pa.int64())
@@ -146,13 +146,13 @@ def is_number(text: str) -> bool:
 
 
 def numbers_in(column: pa.Array) -> Array:
-    """True where a text is a number."""
+    """A mask that is True for texts that are numbers."""
     words, codes = np.unique(column.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
     return np.array([is_number(word.strip()) for word in words.tolist()], bool)[codes]
 
 
 def numbers_with_commas(column: pa.Array) -> Array:
-    """True where a text is a number with a decimal comma; a point in it is then refused."""
+    """A mask that is True for texts that are numbers with a decimal comma; a text with a point is not one of them."""
     dotted = np.asarray(pc.match_substring(column, ".").to_numpy(zero_copy_only=False), bool)
     fits: Array = np.logical_and(numbers_in(pc.replace_substring(column, ",", ".")), ~dotted)
     return fits
@@ -167,9 +167,9 @@ def without_gaps(
     fix: str = "",
     never: Sequence[str] = (),
 ) -> WithoutGaps:
-    """The columns of these names, without gaps. `fill`: declared values for gaps, by column; `numbers`: columns of
-    numbers; `fix`: the remedy for a gap, where the data are not an experiment's; `never`: labels, clients and keys,
-    whose gaps are never filled.
+    """The named columns without missing cells. `fill`: declared values for missing cells, by column; `numbers`: columns
+    of numbers; `fix`: the remedy named in errors, if the data are not an experiment's; `never`: labels, clients and
+    keys, whose missing cells are never filled.
     """
     columns = {name: rows.column(name) for name in names}
     holes = {name: hole for name, column in columns.items() if (hole := gaps(column)).any()}

@@ -1,9 +1,9 @@
-"""Columns of a table as numbers. Each row is read by itself, by what the schema declares: no row has a say in how
-another is read. Without a schema one is inferred from all rows.
+"""Columns of a table as numbers. Each row is converted by itself according to the schema, so no row influences another.
+Without a schema one is inferred from all rows.
 
-A value that the schema does not know (a number beyond its range, an undeclared level) is moved or becomes zeros, and
-reported to the owner of the rows alone. Where one site has many of them, its column is written in another way than
-declared, and no training begins.
+A value that the schema does not know (a number beyond its range, an undeclared level) is moved to the nearer end or
+becomes zeros, and is reported to the owner of the rows alone. Many such values at one site mean that its column is not
+written as declared, and training is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNKNOWN = 1  # token of a word that is not in the list
 
 
 class Feature(NamedTuple):
-    """One column as inputs of a model."""
+    """One column, as inputs of a model."""
 
     values: Array  # float32 [n, width]
     middle: float = 0.0
@@ -44,7 +44,7 @@ class Feature(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Values of one column that the schema does not know."""
+    """Values of one column that are not in its schema."""
 
     column: str
     where: Array  # bool, by row
@@ -70,7 +70,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(source: TableSource) -> tuple[TableRows, Columns]:
-    """The rows of a table, and its columns as numbers."""
+    """The rows of a table, and their columns as numbers."""
     schema, outcome, labels, group, key = source.schema, source.outcome, source.labels, source.group, source.key
     held, said = inferred(source) if schema is None else _declared(source, schema)
     known = {name: column for name, column in said.items() if column.kind in FEATURES}
@@ -96,7 +96,7 @@ def columns_of(source: TableSource) -> tuple[TableRows, Columns]:
 
 
 def _declared(source: TableSource, schema: TableSchema) -> tuple[WithoutGaps, Mapping[str, Column]]:
-    """The cells of the columns that are used, and what the schema says of all columns."""
+    """The cells of the used columns, and the schema's entries for all columns."""
     labels, said = source.labels, schema.columns
     _check_roles(schema, {source.key: "key", source.group: "group", **dict.fromkeys(labels, "label")})
     check_outcome(source.outcome, {name: said[name] for name in labels})
@@ -108,8 +108,8 @@ def _declared(source: TableSource, schema: TableSchema) -> tuple[WithoutGaps, Ma
 
 
 def _check_roles(schema: TableSchema, roles: Mapping[str | None, str]) -> None:
-    """Refuses a column whose kind in the schema is not its role in the experiment. A group that only the schema names
-    is unused.
+    """Refuses a column whose kind in the schema differs from its role in the experiment. A group that only the schema
+    names is unused.
     """
     for name, role in roles.items():
         if name is None:
@@ -126,7 +126,7 @@ def _check_roles(schema: TableSchema, roles: Mapping[str | None, str]) -> None:
 
 
 def _check_rows_per_key(held: WithoutGaps, name: str, said: Column) -> None:
-    """Refuses more rows of one person than the promise about a person counts."""
+    """Refuses a key with more rows than the schema declares for one person, which a guarantee for persons relies on."""
     if isinstance(said, KeyColumn):
         cells = texts(held.columns[name])
         value, rows = max(Counter(cells).items(), key=itemgetter(1), default=("", 0))
@@ -155,7 +155,7 @@ def _check_names(rows: TableRows, schema: TableSchema) -> None:
 
 
 def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
-    """One column as its schema entry says, row by row."""
+    """One column converted row by row as its schema entry declares."""
     if said.kind == "number":
         values = held.numbers_of(name)
         beyond = (values < said.low) | (values > said.high)
@@ -180,7 +180,7 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
 
 
 def tokens(texts: Sequence[str], said: TextColumn) -> Array:
-    """The first words of each text as numbers, float32 [n, length]: places in the declared list, else hash buckets."""
+    """The first words of each text as numbers, float32 [n, length]: positions in the declared list, or hash buckets."""
     places = {word.lower(): place for place, word in enumerate(said.words, start=2)}
     found = np.full((len(texts), said.length), NOTHING, np.float32)
     for row, text in enumerate(texts):
@@ -190,12 +190,12 @@ def tokens(texts: Sequence[str], said: TextColumn) -> Array:
 
 
 def _bucket(word: str, buckets: int) -> int:
-    """The hash bucket of a word, the same on every machine: Python's own hash differs from process to process."""
+    """The hash bucket of a word, the same on every machine; Python's own hash differs between processes."""
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little") % buckets
 
 
 def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> Array:
-    """The place of each cell among the declared words; 1.0 is the word 1, unless 1.0 is declared."""
+    """The position of each cell among the declared words; a cell 1.0 matches the word "1", unless "1.0" is declared."""
     place = {word: at for at, word in enumerate(words)}
     for word, at in [*place.items()]:
         if word.lstrip("-").isdecimal():
@@ -214,7 +214,7 @@ def _places(held: WithoutGaps, name: str, words: tuple[str, ...], what: str) -> 
 def unknown_values(
     held: WithoutGaps, said: Mapping[str, Column], features: Mapping[str, Feature], labels: Sequence[str]
 ) -> Iterator[Unknown]:
-    """Unknown values of each column, and of `labels` that are numbers."""
+    """Values of each column, and of numeric `labels`, that are not in the schema."""
     ends = {name: f"lie outside [{one.low:g}, {one.high:g}]" for name, one in said.items()}
     for name, feature in features.items():
         if feature.unknown is None or not feature.unknown.any():
@@ -232,7 +232,7 @@ def unknown_values(
 
 
 class Owners(NamedTuple):
-    """The owner of each row: a client, or a file."""
+    """The owner of each row: a client or a file."""
 
     codes: Array
     names: tuple[str, ...]
@@ -243,7 +243,7 @@ class Owners(NamedTuple):
         return np.bincount(self.codes, minlength=len(self.names))
 
     def counts(self, found: Unknown) -> Array:
-        """Unknown values by owner."""
+        """Number of unknown values of each owner."""
         return np.bincount(self.codes[found.where], minlength=len(self.names))
 
 
@@ -263,7 +263,7 @@ def remarks(found: Sequence[Unknown], owners: Owners) -> tuple[str, ...]:
 
 
 def misfit(found: Sequence[Unknown], owners: Owners) -> DataError | None:
-    """The refusal to train where the schema does not know most values of a site's column; None where it does."""
+    """The error that refuses training if most values of a column at one site are not in the schema; None otherwise."""
     rows = owners.rows
     for one in found:
         counts = owners.counts(one)

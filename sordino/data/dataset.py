@@ -32,7 +32,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A train and a test split, and what is known of them."""
+    """A train and a test split, with public facts about them."""
 
     name: str
     kind: Literal["image", "table"]
@@ -59,14 +59,14 @@ class Dataset:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """One name for each class: its number where `names` does not say."""
+        """One name for each class; its number if `names` has none."""
         return self.names if len(self.names) == self.classes else tuple(map(str, range(self.classes)))
 
     def fingerprint(self, key: bytes = b"") -> str:
-        """An HMAC-SHA256 over shapes, dtypes and bytes of both splits, and over what was declared. Names and path do
-        not enter.
+        """An HMAC-SHA256 over shapes, dtypes and bytes of both splits, and over declarations. It does not depend on
+        names and path.
 
-        Without a secret key, rows can be found in it by trying.
+        Without a secret key, an attacker can test guesses of rows against it.
         """
         digest = hmac.new(key, digestmod=hashlib.sha256)
         for array in (*self.train, *self.test):
@@ -81,7 +81,9 @@ class Dataset:
 
 
 def pixel_stats(pixels: Array) -> Stats:
-    """Mean and standard deviation per channel on the 0..1 scale, from histograms, without a wide copy."""
+    """Mean and standard deviation per channel on the 0..1 scale, computed from histograms, without a copy in a wider
+    dtype.
+    """
     channels = pixels.shape[-1]
     counts = np.zeros((channels, 256))
     for start in range(0, len(pixels), 1024):
@@ -116,8 +118,8 @@ STRATIFIED = "which examples are held back for tests was drawn from all labels: 
 def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, Array]:
     """Row numbers of train and test, each class divided in the same proportion, both in file order.
 
-    One changed label draws all others anew: private data are split `apart` from their labels, or the split is taken as
-    public, and the receipt says so.
+    One changed label changes the whole split. So private data are split by `apart`, without their labels, or the split
+    is taken as public, and the receipt says so.
     """
     _check_fraction(test_fraction)
     rng = np.random.default_rng(seed)
@@ -130,10 +132,10 @@ def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, A
 
 def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
     """Row numbers of train and test, both in file order; `rows` are the numbers of rows of the files. Every row has a
-    coin that its place in its file decides, or its key.
+    random number, which follows from its position in its file, or from its key.
 
-    The contents of a row play no part, and no row moves another: with keys, none that comes or goes; without, none that
-    is exchanged or added at the end.
+    The split does not depend on the contents of rows, and no row changes the side of another: with keys, even if rows
+    are added or removed; without keys, even if a row is replaced or one is added at the end.
     """
     _check_fraction(test_fraction)
     if keys is None:
@@ -145,7 +147,7 @@ def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float,
 
 
 def _coin(key: str, seed: int) -> float:
-    """A number in [0, 1) that follows from a key."""
+    """A number in [0, 1) that is computed from a key."""
     drawn = hashlib.blake2b(key.encode(), digest_size=6, key=seed.to_bytes(8, "little"))
     return int.from_bytes(drawn.digest(), "little") / 2**48
 
@@ -171,7 +173,7 @@ BY_A_COIN = "every row is held back by a coin of its own"
 
 
 def check_classes(classes: Sequence[str]) -> None:
-    """Refuses declared names of which two are the same."""
+    """Refuses declared class names that are not all different."""
     if twice := next((name for name in classes if classes.count(name) > 1), ""):
         raise DataError(
             f"data.classes lists {twice!r} twice",

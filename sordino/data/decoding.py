@@ -1,5 +1,5 @@
-"""Decoding of images as if written by an attacker: known formats, one channel depth, a bounded size, one error for
-every failure of a decoder.
+"""Decoding of untrusted images: known formats only, one channel depth, a bounded size, and one error for every failure
+of a decoder.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ JPEG = b"\xff\xd8\xff"  # how such a file begins
 
 @contextmanager
 def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
-    """An image whose pixels are not decoded yet, and its mode without alpha: L or RGB. Errors inside the block are
-    reported as a corrupt image.
+    """An image with pixels not decoded yet, and its mode without alpha: L or RGB. Errors inside the block are reported
+    as a corrupt image.
     """
     try:
         claims = Image.open(io.BytesIO(data), formats=FORMATS)

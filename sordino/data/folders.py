@@ -6,8 +6,8 @@ Where no test images are labelled, as in MIO-TCD (Luo et al., IEEE Transactions 
 traffic, a test set whose labels are withheld), a stratified part of the training images is held back. Classes are
 numbered in the order of their names.
 
-Where the classes are declared, no image has a say in them: they are numbered as declared, a folder of another name is
-refused, a class may be without images, and which images are held back follows from their names alone.
+Declared classes do not depend on images: they are numbered as declared, a folder of another name is refused, a class
+may have no images, and names of images alone decide which are held back.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def load(
     classes: Sequence[str] | None = None,
     colours: bool | None = None,
 ) -> Dataset:
-    """Images in one folder per class. `fraction` of each class (and of each split) is drawn by `seed`, rounded up,
-    but `at_least` as many images as asked for where the class has them.
+    """Images in one folder per class. `fraction` of each class (and of each split) is drawn with `seed`, rounded up,
+    and at least `at_least` images where the class has as many.
 
     `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels
-    before use; `classes` and `colours` are declared, else learned from all images.
+    before use; `classes` and `colours` are declarations; without them both are inferred from all images.
     """
     if not (0 < fraction <= 1 and at_least >= 1 and 1 <= side <= LARGEST_SIDE):
         raise DataError(
@@ -154,7 +154,7 @@ def _check(root: Path, classes: Mapping[str, Path]) -> None:
 
 
 def _as_declared(folders: Mapping[str, Path], classes: Sequence[str]) -> dict[str, Path | None]:
-    """The folder of each declared class, in their order; none where a class has no images here."""
+    """The folder of each declared class, in their order; None for a class without images here."""
     if strange := next((name for name in folders if name not in classes), ""):
         raise DataError(
             f"{folders[strange]} is not a class that data.classes lists",
@@ -190,7 +190,9 @@ def _check_test(root: Path, train: Mapping[str, Path | None], test: Mapping[str,
 def _listed(
     classes: Mapping[str, Path | None], fraction: float, at_least: int, rng: np.random.Generator, by_name: bool
 ) -> LabelledFiles:
-    """The files that are used, class by class; or in the order of their names, so that no label decides a place."""
+    """The files that are used and their labels, in the order of classes; or, `by_name`, in the order of file names, so
+    that no label decides a position.
+    """
     files: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(classes.values()):
@@ -231,7 +233,7 @@ def _read(file: Path) -> bytes:
 
 
 def _mode(files: Iterable[Path]) -> str:
-    """RGB as soon as one image has colours, else L."""
+    """RGB if any image has colours, else L."""
 
     def coloured(file: Path) -> bool:
         with opened(_read(file), str(file)) as (_, mode):

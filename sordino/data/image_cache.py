@@ -2,7 +2,7 @@
 
     magic, version, header length | sha256 of the header | JSON header, padded | labels, int64 LE | pixels
 
-A file that is damaged in any way `read` can see is treated as absent and built again from the source.
+A file whose damage `read` detects is treated as absent and built again from the source.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def place(given: Path | None) -> Path:
 
 
 def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[PixelBatch]]) -> Decoded:
-    """The pixels in the cache at `path`, which is built first where it is absent or damaged."""
+    """The pixels cached at `path`; the cache is built first if it is absent or damaged."""
     found = read(path, verify)
     if found is None:
         write(path, labels(), batches())
@@ -66,7 +66,7 @@ def _pack(header: dict[str, object]) -> bytes:
 
 
 def write(path: Path, labels: Array, batches: Iterable[PixelBatch]) -> None:
-    """Streams the batches to a temporary file and moves it to `path`: a reader sees all of it or nothing."""
+    """Streams the batches to a temporary file and moves it to `path`, so that readers see the complete file or none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
@@ -102,7 +102,7 @@ def write(path: Path, labels: Array, batches: Iterable[PixelBatch]) -> None:
 
 
 def read(path: Path, verify: bool = False) -> Decoded | None:
-    """The mapped file, or None if it is absent or not whole; `verify` also hashes the payload.
+    """The memory-mapped file, or None if it is absent or incomplete; `verify` also hashes the payload.
 
     Writing to the map changes memory only, never the file.
     """

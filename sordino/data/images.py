@@ -60,8 +60,9 @@ def load(
     """Images in parquet files. `path` is a directory or, with download, a hub id.
 
     `label` names the label column where it is not obvious; `verify` hashes the cached pixels before use; `merge` puts
-    training and test images into one set, for clients that hold back test examples of their own; `standardise`
-    "pixel" each pixel, else each channel; `classes` and `colours` are declared, else learned from all images.
+    training and test images into one set, for clients that hold back test examples of their own; `standardise` "pixel"
+    standardises each pixel, otherwise each channel; `classes` and `colours` are declarations, without which both are
+    inferred from all images.
     """
     name = Path(path).expanduser().resolve().name
     folder = _data_folder(path, download)
@@ -107,7 +108,9 @@ def load(
 
 
 def _as_declared(folder: Path, classes: Sequence[str], told: Sequence[str], seen: int) -> int:
-    """The number of declared classes; refused where a file says other names, or a label lies beyond them."""
+    """The number of declared classes. Refuses files that name other classes (`told`), or labels beyond them (`seen`
+    classes).
+    """
     check_classes(classes)
     if told and tuple(told) != tuple(classes):
         why = f"the files say {', '.join(told)}"
@@ -181,7 +184,7 @@ def _decoded(files: list[Path], declared: str | None = None) -> Iterator[pixels.
 
 
 def encoded_batches(file: Path) -> Iterator[list[bytes | None]]:
-    """The images of a parquet file, as they are encoded there; None where a row holds no bytes."""
+    """The encoded images of a parquet file, in batches; None for a row without bytes."""
     import pyarrow.compute as pc  # here, since it takes longer to load than pixels that are decoded already
 
     for column in _batches(file, _image_column(file, _parquet(file).schema_arrow)):
@@ -248,7 +251,7 @@ def _data_folder(path: str | Path, allow_download: bool = False) -> Path:
 
 
 def _shards(place: Path, split: str) -> list[Path]:
-    """The files of one split in order; none may be missing."""
+    """The files of one split in order; refused if one is missing."""
     files = sorted(place.glob(f"{split}*.parquet"))
     if not files:
         raise DataError(
@@ -352,8 +355,8 @@ def _label_column(file: Path, schema: pa.Schema, label: str | None) -> str:
 
 
 def _names(file: Path, label: str | None) -> tuple[str, ...]:
-    """Class names, where the file says what its label codes mean, as the hub's files do; () where it does not, or where
-    they are garbled.
+    """Class names, if the file says what its label codes mean, as the hub's files do; () if it does not, or if they are
+    garbled.
     """
     schema = _parquet(file).schema_arrow
     try:

@@ -1,5 +1,5 @@
-"""Columns inferred from a table's rows: as the draft of a schema, for a person to confirm or correct, or for a run
-without a schema, which may then claim nothing about a row.
+"""Columns inferred from a table's rows: as the draft of a schema, for a person to confirm or correct; or for a run
+without a schema, which then has no guarantee about a row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def draft(
     key: str | None = None,
     written: Written = AS_SEEN,
 ) -> str:
-    """The text of a TOML schema, one line for each column."""
+    """A draft of a TOML schema, one line for each column."""
     roles = {"label": label, "group": group, "key": key}
     check_roles(roles)
     rows = read(paths, written=written)
@@ -76,8 +76,8 @@ def draft(
 
 
 def inferred(source: TableSource) -> tuple[WithoutGaps, dict[str, Column]]:
-    """The cells of a table without a schema, and the schema that its rows suggest. Numbers have no ends, and what a
-    person would have to settle is refused.
+    """The cells of a table without a schema, and the schema that its rows suggest. Ranges of numbers stay open, and
+    columns that a person would have to decide on are refused.
     """
     if source.missing == "fill":
         raise DataError(
@@ -109,7 +109,7 @@ def no_features(rows: TableRows) -> DataError:
 
 
 def find(rows: TableRows, wanted: str) -> None:
-    """Refuses a column that the table does not have."""
+    """Refuses a column name that the table does not have."""
     names = rows.table.column_names
     if wanted in names:
         return
@@ -125,7 +125,7 @@ def find(rows: TableRows, wanted: str) -> None:
 
 
 def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
-    """A column of a schema as the rows suggest it, and a note on what a person must confirm."""
+    """A schema entry for a column, inferred from its rows, and a note on what a person must confirm."""
     if role == "key":
         most = max(pc.value_counts(column).field("counts").to_pylist(), default=1)
         if most > 1:
@@ -163,7 +163,7 @@ def suggested(column: pa.Array, role: str | None) -> tuple[Column, str]:
 
 
 def _words(column: pa.Array) -> tuple[str, ...]:
-    """The different values in their order, as a file spells them."""
+    """The different values in sorted order, as a file spells them."""
     different = pc.unique(column)
     return tuple(word for _, word in sorted(zip(different.to_pylist(), texts(different), strict=True)))
 
@@ -184,7 +184,7 @@ def _finite(column: pa.Array) -> Array:
 
 
 def outwards(low: float, high: float) -> Iterator[float]:
-    """Round numbers around both ends, as coarse as their distance allows."""
+    """The two ends of a range, rounded outwards to a step as coarse as their distance allows."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
         low, high = low - 1, high + 1
     ends = Decimal(repr(float(low))), Decimal(repr(float(high)))
@@ -195,7 +195,7 @@ def outwards(low: float, high: float) -> Iterator[float]:
 
 
 def _written(said: Column, kind: pa.DataType) -> str:
-    """A column of a schema as TOML; numbers and truth values of a file stand without quotes."""
+    """A schema entry as TOML; numbers and truth values are written without quotes."""
     told = f'kind = "{said.kind}"'
     if said.words:
         words = (
@@ -220,7 +220,7 @@ def _toml(value: str) -> str:
 
 
 def _role(held: WithoutGaps, name: str, role: str) -> Column:
-    """The classes of a label, or the names of clients."""
+    """The schema entry of a label (with its classes) or of the clients' column (with their names)."""
     column = whole(held.columns[name])
     kind = column.type
     number = pa.types.is_integer(kind)
@@ -282,7 +282,9 @@ def _feature(held: WithoutGaps, name: str) -> Column:
 
 
 def _check_are_words(held: WithoutGaps, name: str, column: pa.Array) -> None:
-    """Refuses a column of numbers that a few cells make a column of texts."""
+    """Refuses a column of numbers in which a few cells are texts, and which would therefore become a column of
+    texts.
+    """
     dialect = held.rows.files[0].dialect
     own = "." if dialect is None else dialect.decimal
     for decimal in (own, "," if own == "." else "."):

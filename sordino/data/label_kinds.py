@@ -1,5 +1,5 @@
-"""Labels that are not classes: numbers, or several labels at once. Declared, so that no row decides what a model
-predicts.
+"""Labels that are not classes: numbers, or several labels at once. They are declared, so that no row decides what a
+model predicts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class LabelKind(ABC):
 
     @abstractmethod
     def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
-        """One label for each row, from the columns of these names."""
+        """One label for each row, from the named columns."""
 
     @abstractmethod
     def taken(self, y: Array) -> Array | None:
-        """One label for each row, from an array in memory; None where the array holds no such labels."""
+        """One label for each row, from an array in memory; None if it holds no labels of this kind."""
 
     @property
     @abstractmethod
@@ -38,7 +38,7 @@ class LabelKind(ABC):
 
 @dataclass(frozen=True)
 class Numbers(LabelKind):
-    """A number in a declared range; one outside is moved to the nearer end, row by row."""
+    """A number in a declared range; a value outside is moved to the nearer end."""
 
     low: float
     high: float

@@ -1,5 +1,5 @@
-"""New examples for a trained model: rows of a table, or images, read by what was known in training. One that does not
-fit is refused with its place.
+"""New examples for a trained model: rows of a table, or images, read by the same schema as in training. An example that
+does not fit is refused with its position.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIX = "correct or remove the row"
 
 
 class NewRows(NamedTuple):
-    """Raw examples, as in training."""
+    """Raw examples in the form that training used."""
 
     x: Array
     names: tuple[str, ...]  # the number of a row, or the file of an image
@@ -46,8 +46,8 @@ def table(
     outcome: LabelKind | None = None,
     encoding: str | None = None,
 ) -> NewRows:
-    """Rows of a file. `columns`: the features, as the model knows them; other columns are ignored, except `labels`,
-    which are classes where there is no `outcome`. `encoding`: of letters, where the first line does not show it.
+    """Rows of a file. `columns`: the model's features; other columns are ignored, except `labels`, which are classes
+    unless `outcome` is another kind. `encoding`: text encoding, if the first line does not show it.
     """
     numbers = [*_numbers(columns), *(() if outcome is None else labels)]
     return rows_of(read(file, (*columns, *labels), Written(encoding=encoding), numbers), columns, labels, outcome)
@@ -56,7 +56,7 @@ def table(
 def given(
     rows: object, columns: Mapping[str, Column], labels: Sequence[str] = (), outcome: LabelKind | None = None
 ) -> NewRows:
-    """Rows in memory: a list of dictionaries, a dictionary of columns, a data frame, an arrow table."""
+    """Rows in memory: a list of dictionaries, a dictionary of columns, a data frame, or an arrow table."""
     where = Path("the rows")
     try:
         listed = isinstance(rows, Sequence) and not isinstance(rows, str | bytes)
@@ -112,8 +112,8 @@ def _numbers(columns: Mapping[str, Column]) -> list[str]:
 def pictures(
     path: Path, shape: tuple[int, ...], resize: bool, classes: Sequence[str], label: str | None, score: bool
 ) -> NewRows:
-    """Images in a folder (of any depth), in one file, or in a parquet file. `resize`: training images were brought to
-    this size; `score`: give the class of each, which is its folder, or a number in a parquet file.
+    """Images in a folder (of any depth), in one file, or in a parquet file. `resize`: resize them, as the training
+    images were; `score`: also return the class of each, given by its folder, or by a number in a parquet file.
     """
     if path.suffix == ".parquet":
         encoded = [data for batch in images.encoded_batches(_there(path)) for data in batch]

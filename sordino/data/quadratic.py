@@ -19,8 +19,8 @@ from sordino.errors import DataError
 
 
 def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1) -> tuple[Dataset, Array]:
-    """The data set and its optimum; heterogeneity = 0 gives all one minimiser. The test examples repeat the training
-    examples.
+    """The data set and its optimum; with heterogeneity = 0 all clients have the same minimiser. The test examples
+    repeat the training examples.
     """
     if min(clients, dim, examples) < 1 or not 0 <= heterogeneity < np.inf:
         raise DataError(
@@ -45,5 +45,5 @@ def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, exam
 
 
 def load(clients: int = 10, dim: int = 10, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1) -> Dataset:
-    """The data set alone, so that it loads like every other source."""
+    """The data set without its optimum, with the same return type as other loaders."""
     return make(clients, dim, seed, heterogeneity, examples)[0]

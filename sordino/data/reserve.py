@@ -1,7 +1,7 @@
-"""Smaller data sets, made before the partition: fewer pixels, fewer examples, and slices that the server keeps.
+"""Reductions of a data set before the partition: smaller images, fewer examples, and parts that the server keeps.
 
-Everything is drawn class by class from a seed, so that each class gives its share and the same seed takes the same
-examples.
+Examples are drawn class by class from a seed, so that each class contributes its share and the same seed selects the
+same examples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 2**23  # numbers at a time
 
 
 class Reserved(NamedTuple):
-    """The clients' data set, and the slices taken out of it for the server; None where none was asked for."""
+    """The clients' data set, and the parts taken out of it for the server; None for a part that was not requested."""
 
     dataset: Dataset
     probe: Split | None  # labelled examples the server ranks models with
@@ -29,9 +29,7 @@ class Reserved(NamedTuple):
 
 
 def resized(dataset: Dataset, side: int) -> Dataset:
-    """Every image as side x side pixels, each the mean over the area it covers; the means and deviations are those of
-    the new training images.
-    """
+    """Every image averaged down to side x side pixels; mean and std are those of the new training images."""
     if dataset.kind != "image":
         raise DataError(
             f"{dataset.name} cannot be resized to {side}x{side}",
@@ -51,8 +49,8 @@ def resized(dataset: Dataset, side: int) -> Dataset:
 
 def area(images: Array, side: int) -> Array:
     """Images uint8 [n, height, width, channels] averaged to [n, side, side, channels], to the nearest level. A new
-    pixel is the mean over the area it covers, and a pixel that an edge cuts counts with the part inside, where box
-    filters and average pools take whole pixels only. Exact: whole numbers until one division.
+    pixel is the mean over the area it covers, in which a pixel at its edge counts in part; box filters and average
+    pools take whole pixels only. Exact: integers until one final division.
     """
     _, height, width, channels = images.shape
     down, across = _overlap(height, side), _overlap(width, side)
@@ -67,8 +65,8 @@ def area(images: Array, side: int) -> Array:
 
 
 def _overlap(pixels: int, side: int) -> Array:
-    """Overlap of each new pixel with each old one, [side, pixels], in units of 1/side of an old pixel; every row adds
-    up to `pixels`.
+    """Overlap of each new pixel with each old one, [side, pixels], in units of 1/side of an old pixel; every row sums
+    to `pixels`.
     """
     new, old = np.arange(side)[:, None] * pixels, np.arange(pixels) * side
     inside = np.minimum(new + pixels, old + side) - np.maximum(new, old)
@@ -113,7 +111,7 @@ def _part(dataset: Dataset, name: str, count: int | None, seed: int) -> Split:
 
 
 def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Whole numbers that add up to `count`, as near to the proportions of what is held as one for each class allows."""
+    """Whole numbers, at least 1 each, that sum to `count` and are as near as possible to the proportions of `held`."""
     given: NDArray[np.int64] = np.maximum(held * count // held.sum(), 1)
     while left := count - int(given.sum()):
         lacks = held * count - given * held.sum()
@@ -125,8 +123,8 @@ def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, seed: int) -> Reserved:
-    """Takes examples out of the training examples: `probe` of each class, or that share of it rounded up, then a
-    share `pool` of each class (at least one example).
+    """Takes examples out of the training set: `probe` examples of each class (or, if a fraction, that share, rounded
+    up), then a share `pool` of each class (at least one example).
     """
     if probe is not None and not (0 < probe < 1 if isinstance(probe, float) else probe >= 1):
         raise DataError(

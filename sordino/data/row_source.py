@@ -1,6 +1,6 @@
 """Rows that no file holds: from a user's own class, arrays of a Python session, or a torch data set.
 
-Declared facts (the number of classes, the range of values) are public. What is not declared is learned from the rows,
+Declared facts (number of classes, range of values) are public. Facts that are not declared are inferred from the rows,
 as for a table without a schema.
 """
 
@@ -29,17 +29,19 @@ class SourceRows(NamedTuple):
 
 
 class RowSource(ABC):
-    """A user's own source of examples. A subclass is named in data.source; its arguments stand in data.options."""
+    """Base class of a user's own source of examples. A subclass is named in data.source; its arguments are in
+    data.options.
+    """
 
     classes: ClassVar[int | None] = None  # how many there are; None: counted from the labels of all rows
     reach: ClassVar[tuple[float, float] | None] = None  # of every value; None: scaled by mean and deviation of the rows
 
     @abstractmethod
     def rows(self, seed: int) -> SourceRows:
-        """All rows. All its random draws come from the seed."""
+        """All rows. All random draws must come from the seed."""
 
     def tests(self, seed: int) -> SourceRows | None:
-        """Rows to test on; None: some of `rows` are held back."""
+        """Test rows; None if some of `rows` are to be held back instead."""
         return None
 
 
@@ -60,7 +62,9 @@ def rows_of(given: object) -> RowSource:
 
 
 class Arrays(RowSource):
-    """`x` and `y`, maybe `group`; maybe `classes` and `reach`, declared; maybe a `test` of the same form."""
+    """Arrays `x` and `y`, optionally `group`; optionally the declarations `classes` and `reach`, and a `test` set of
+    the same form.
+    """
 
     KEYS = ("x", "y", "group", "classes", "reach", "test")
 
@@ -90,7 +94,7 @@ def _arrays(given: object) -> SourceRows:
 
 
 class TorchRows(RowSource):
-    """A data set of torch that gives (x, y) or (x, y, group) by number."""
+    """A torch data set that returns (x, y) or (x, y, group) for an index."""
 
     def __init__(self, given: torch.utils.data.Dataset[Any]) -> None:
         self._given = given
@@ -110,8 +114,9 @@ def load(
     coins: int = 1,
     outcome: LabelKind | None = None,
 ) -> Dataset:
-    """`standardise`: fixed by the declared reach, by statistics of the training rows, or not at all. The source draws
-    from `seed`; held-back rows are drawn from `coins`, so that they do not follow what the source drew.
+    """A data set from a row source. `standardise`: "fixed" by the declared reach, by statistics of the training rows,
+    or "none". The source draws from `seed`; held-back rows are drawn from `coins`, so that they are independent of the
+    source's draws.
     """
     given, tested = source.rows(seed), source.tests(seed)
     parts = [_checked(part, name, outcome) for part in (given, tested) if part is not None]
@@ -181,7 +186,7 @@ def _groups(parts: list[SourceRows]) -> tuple[tuple[str, ...], Array | None]:
 
 
 def _between(x: Array, reach: tuple[float, float] | None) -> Array:
-    """Values outside the declared reach, each moved to the nearer end."""
+    """Values with those outside the declared reach moved to its nearer end."""
     return x if reach is None or x.dtype == np.uint8 else np.clip(x, *reach)
 
 

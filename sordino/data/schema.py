@@ -1,5 +1,5 @@
-"""Schema of a table: what its columns can hold, in a TOML file that a person answers for, so that no row decides the
-shape of a model.
+"""Schema of a table: the possible values of its columns, in a TOML file confirmed by a person, so that no row decides
+the shape of a model.
 
     [columns]
     age = { kind = "number", range = [0, 110] }              # values outside are moved to the nearer end
@@ -13,8 +13,8 @@ shape of a model.
     clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
     outcome = { kind = "label", classes = ["ill", "well"] }  # or range = [0, 120], of a number that is predicted
 
-`missing` is what `data.missing = "fill"` puts into a gap of the column. `draft = true` marks a file that was made from
-the rows and is not confirmed yet.
+`missing` is the value for missing cells of the column under `data.missing = "fill"`. `draft = true` marks a file that
+was inferred from the rows and is not confirmed yet.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Number of model inputs that the column becomes."""
+        """Number of model inputs for the column."""
         return len(self.words) if self.kind == "levels" else 1
 
     @property
     def scale(self) -> tuple[float, float]:
-        """The middle of what is declared, and half its width: a value is used as (value - middle) / half."""
+        """The middle of the declared range and half its width; the model's input is (value - middle) / half."""
         if self.kind == "number":
             return (self.low + self.high) / 2, (self.high - self.low) / 2
         return (0.5, 0.5) if self.kind == "boolean" else (0.0, 1.0)
@@ -81,8 +81,8 @@ class Column:
 
 @dataclass(frozen=True)
 class TextColumn(Column):
-    """Free text, of which a model sees the first words; `words` lists those that it can tell apart, else words fall
-    into buckets.
+    """Free text, of which a model sees the first words. `words` lists the words that it distinguishes; without a list
+    words are hashed into buckets.
     """
 
     length: int = 0
@@ -94,15 +94,15 @@ class TextColumn(Column):
 
     @property
     def tokens(self) -> int:
-        """Number of different tokens: the words of the list or the buckets, one for no word, and one for a word that is
-        not listed.
+        """Number of different tokens: the listed words or the buckets, one token for no word, and with a list one for
+        other words.
         """
         return len(self.words) + 2 if self.words else self.buckets + 1
 
 
 @dataclass(frozen=True)
 class KeyColumn(Column):
-    """A key of which several rows may have the same value: those of one person."""
+    """A key that several rows may share: those of one person."""
 
     rows: int = 1  # at most
 
@@ -116,26 +116,26 @@ class TableSchema:
 
     @property
     def digest(self) -> str:
-        """A digest of what is declared, whatever the file looks like."""
+        """A digest of the declarations, independent of the file's formatting."""
         return hashlib.sha256(repr(list(self.columns.items())).encode()).hexdigest()
 
     @property
     def features(self) -> dict[str, Column]:
-        """The columns that a model sees, in their order."""
+        """The columns that are inputs of a model, in their order."""
         return {name: column for name, column in self.columns.items() if column.kind in FEATURES}
 
     def rows_per_key(self, key: str | None) -> int:
-        """The most rows that have one value of this column, where it says so; else 1."""
+        """The largest number of rows with the same value of the column `key`, as declared; else 1."""
         column = self.columns.get(key or "")
         return column.rows if isinstance(column, KeyColumn) else 1
 
     def named(self, kind: str) -> str | None:
-        """The column of a kind that at most one column has."""
+        """The name of the column of this kind, of which there is one at most; None if there is none."""
         return next((name for name, column in self.columns.items() if column.kind == kind), None)
 
 
 def read(path: str | Path) -> TableSchema:
-    """The schema in a TOML file."""
+    """The schema from a TOML file."""
     file = Path(path).expanduser()
     try:
         text = file.read_text(encoding="utf-8")
@@ -161,7 +161,7 @@ def read(path: str | Path) -> TableSchema:
 
 
 def parsed(text: str) -> TableSchema:
-    """The schema of a TOML table. A ValueError says what is wrong with it."""
+    """The schema from TOML text. Raises a ValueError that says what is wrong with it."""
     table = tomllib.loads(text)
     if unknown := sorted(table.keys() - {"columns", "draft"}):
         raise ValueError(f"it has no key {unknown[0]!r}: only the table [columns], and draft")
@@ -182,8 +182,8 @@ def parsed(text: str) -> TableSchema:
 
 
 def check_roles(roles: Mapping[str, str | None]) -> None:
-    """Refuses one column with two roles, except a key that is the group: each person is then a client, whose rows all
-    train or all test.
+    """Refuses a column with two roles, except a key that is also the group: then each person is a client, and all its
+    rows are for training or all for testing.
     """
     given = {role: name for role, name in roles.items() if name is not None}
     if given.get("group") == given.get("key"):
@@ -287,7 +287,7 @@ def _words(name: str, listed: str, given: object, least: int) -> tuple[str, ...]
 
 
 def _text(word: object) -> str | None:
-    """A word as the table spells it; None for what no cell can be compared with."""
+    """A word as the table spells it; None for a value that no cell can equal."""
     if isinstance(word, bool):
         return "true" if word else "false"
     return str(word) if isinstance(word, str | int) else None

@@ -49,8 +49,8 @@ def load(
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Synthetic devices with models of their own. `largest` cuts their sizes, which are heavy-tailed; each device
-    holds back its own test examples.
+    """Synthetic devices with models of their own. `largest` caps their sizes, which are heavy-tailed; each device holds
+    back test examples of its own.
     """
     sound = all(math.isfinite(v) and v >= 0 for v in (alpha, beta)) and 0 < test_fraction < 1
     if not sound or clients < 1 or (largest is not None and largest < 2):

@@ -1,7 +1,7 @@
-"""Files of a table: their dialect, and their rows, each with its place.
+"""Files of a table: their dialect, and their rows with file and row number.
 
 The dialect of a text file follows from its name and its first line alone: the names of columns are public, the contents
-of rows are not, and one row must not change how another is read. A setting overrides what was seen.
+of rows are not, and one row must not change how another is read. Settings override what the first line shows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Dialect(NamedTuple):
 
 @dataclass(frozen=True)
 class Written:
-    """Settings for the dialect of all files; None: seen in the first line."""
+    """Dialect settings for all files; a None is inferred from the first line."""
 
     separator: str | None = None
     decimal: str | None = None
@@ -76,7 +76,7 @@ class TableFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of one or several files, one after the other."""
+    """The rows of one or several files in sequence."""
 
     table: pa.Table
     files: tuple[TableFile, ...]
@@ -84,7 +84,7 @@ class TableRows:
 
     @property
     def name(self) -> str:
-        """The file in words, or the folder and the number of files."""
+        """A description for messages: the file, or the folder and the number of files."""
         return str(self.files[0].path) if self.alone else f"{self.files[0].path.parent} ({len(self.files)} files)"
 
     @property
@@ -95,7 +95,7 @@ class TableRows:
         return found
 
     def place(self, at: int) -> tuple[Path, int]:
-        """The file of a row, and its number there, from 1."""
+        """The file of a row, and the row's number in it, from 1."""
         which = bisect_right(self.starts, at) - 1
         return self.files[which].path, at - self.starts[which] + 1
 
@@ -105,7 +105,9 @@ class TableRows:
 
 
 def found_files(path: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
-    """The files that a path names: one, those of a folder or a pattern by their names, those of a list as listed."""
+    """The files that a path stands for: a single file, the files of a folder or pattern in the order of names, or those
+    of a list in its order.
+    """
     if not isinstance(path, str | Path):
         files = [file for one in path for file in found_files(one)]
         if not files:
@@ -140,7 +142,7 @@ def _nothing(what: str) -> DataError:
 
 
 def in_memory(frame: object) -> pa.Table:
-    """A data frame as a table, without its index."""
+    """A data frame as an arrow table, without its index."""
     if isinstance(frame, pa.Table):
         return frame
     try:
@@ -161,8 +163,8 @@ def read(
     numbers: Sequence[str] = (),
     ignored: Sequence[str] = (),
 ) -> TableRows:
-    """The rows of all files. In text files the columns `as_text` are read as they stand; those of them that are
-    `numbers` get a decimal point, and those that are `ignored` may hold bytes in any encoding.
+    """The rows of all files. In text files the columns `as_text` are not parsed; decimal commas of those in `numbers`
+    become points, and those in `ignored` may hold bytes in any encoding.
     """
     if isinstance(path, pa.Table):
         _check_table(IN_MEMORY, path.num_rows, path.column_names)
@@ -187,7 +189,7 @@ def read(
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """One below the other. A column that is text in one of them is text in all."""
+    """The tables concatenated. A column that is text in any of them becomes text in all."""
     for name in tables[0].column_names:
         types = {table.schema.field(name).type for table in tables}
         if len(types) > 1 and any(pa.types.is_string(kind) for kind in types):
@@ -266,7 +268,7 @@ def _first_line(file: Path) -> bytes:
 
 
 def _check_encoding(file: Path, dialect: Dialect) -> None:
-    """Refuses to read UTF-8 in an encoding in which every byte is a letter: no later check would notice."""
+    """Refuses to read UTF-8 under a one-byte encoding in which every byte is a letter: no later check would notice."""
     if dialect.encoding.lower().replace("_", "-").startswith(("utf-", "utf8")):
         return
     decoder, plain = codecs.getincrementaldecoder("utf-8")(), True
@@ -308,7 +310,7 @@ def _read_text(file: Path, dialect: Dialect, as_text: Sequence[str]) -> pa.Table
 
 
 def _without(table: pa.Table, ignored: Sequence[str]) -> pa.Table:
-    """Ignored columns, emptied."""
+    """The table with ignored columns emptied."""
     for at, name in enumerate(table.column_names):
         if name in ignored:
             table = table.set_column(at, name, pa.nulls(table.num_rows, pa.string()))
@@ -335,7 +337,7 @@ def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
 
 
 def _with_points(file: Path, table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Decimal commas as points. A cell with a point is refused, not guessed: 1.234 may be a thousand or one."""
+    """Decimal commas converted to points. A cell with a point is refused, because 1.234 may be a thousand or one."""
     for name in names:
         column = table.column(name)
         if not pa.types.is_string(column.type):

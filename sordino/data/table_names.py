@@ -1,4 +1,4 @@
-"""Names of table files and what they say. Nothing is read, and nothing heavy is imported."""
+"""Properties of table files by their names alone. No file is read, and no large package is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TABLES = (".csv", ".tsv", ".parquet")  # suffixes of files that are read as tabl
 
 
 def kind_of(file: Path) -> str:
-    """The suffix that says what is in a file, without one for compression behind it."""
+    """The suffix that gives a file's format, without a compression suffix after it."""
     return _unpacked(file).suffix.lower()
 
 
@@ -27,5 +27,5 @@ def is_pattern(path: str) -> bool:
 
 
 def is_one_file(path: object) -> bool:
-    """True if a path names one file, by its form."""
+    """True if a path, by its form, names a single file."""
     return isinstance(path, str) and not glob.has_magic(path) and kind_of(Path(path)) in TABLES

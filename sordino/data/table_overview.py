@@ -1,5 +1,5 @@
-"""Overview of a table for its owner, column by column, with remarks before a training. All of it is read off the rows,
-and none of it enters a run.
+"""Overview of a table for its owner, column by column, with remarks to read before a training. It is computed from the
+rows, and does not enter a run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def overview(
     outcome: LabelKind | None = None,
     **_: object,
 ) -> TableFacts:
-    """Facts on the files that `load` reads with the same settings."""
+    """Facts about the files that `load` reads with the same settings."""
     labels = (label,) if isinstance(label, str) else tuple(label)
     written = Written(separator, decimal, encoding)
     rows = TableSource(path, labels, group, key, schema, written=written, outcome=outcome).rows()

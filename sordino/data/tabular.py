@@ -1,14 +1,14 @@
 """Tables, CSV or parquet: numbers as float32, strings one-hot, a label, and perhaps a client and a key of each row.
 
-With a `schema` the shape of a row, its scale and the classes are what was declared, and no row has a say in them: a
-number outside its range is moved to the nearer end, an unknown level is `other` or nothing, an undeclared class or
-group is refused. Without one all of this is learned from all rows.
+With a `schema` the shape of a row, its scale and the classes are declared and depend on no row: a number outside its
+range is moved to the nearer end, an unknown level becomes `other` or zeros, an undeclared class or group is refused.
+Without a schema all of this is inferred from all rows.
 
 Where there are several files and no group column, each file is one client, named as the file.
 
 x stays raw. mean and std are for the task to apply: the middle and half the width of a declared range, which gives [-1,
 1], or those of the training rows; one-hot features keep mean 0 and std 1, since standardising would blow up rare
-levels. Rows are held back for tests by their place or key alone.
+levels. Which rows are held back for tests depends on their positions or keys alone.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def load(
     encoding: str | None = None,
     outcome: LabelKind | None = None,
 ) -> Dataset:
-    """A table of numbers and categories. label, group and key are no features. `outcome`: the kind of label, where it
-    is not a class. Rows with the same key stay together: all train, or all test.
+    """A table of numbers and categories. `label`, `group` and `key` are not features. `outcome`: the kind of label,
+    where it is not a class. Rows with the same key are all for training, or all for testing.
 
     `standardise`: "fixed" by the declared ranges, "channel" by mean and deviation of the training rows; None: fixed
     where there is a schema.
@@ -96,7 +96,7 @@ def load(
 
 
 def _several(found: Columns, key: str | None, schema: TableSchema | None) -> tuple[str, ...]:
-    """A remark on keys with several rows, unless a schema says how many rows a promise has to cover."""
+    """A remark that keys have several rows, unless a schema declares how many rows a guarantee has to cover."""
     rows = Counter(found.keys or ())
     declared = schema is not None and schema.rows_per_key(key) > 1
     if key is None or declared or (most := max(rows.values(), default=1)) < 2:
@@ -111,14 +111,14 @@ def _several(found: Columns, key: str | None, schema: TableSchema | None) -> tup
 
 
 def _owners(rows: TableRows, found: Columns) -> Owners:
-    """Owners of the values: clients, or the file where there is one client."""
+    """Owners of the rows: clients, or files if there is a single client."""
     if found.group is not None:
         return Owners(found.group, found.groups, found.groups_declared)
     return Owners(np.zeros(len(found.kept), np.int64), (rows.files[0].path.name,), True)
 
 
 def _by_file(rows: TableRows, found: Columns) -> Columns:
-    """Each file is one client."""
+    """The columns with each file as one client."""
     names = tuple(stem_of(file.path) for file in rows.files)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -133,7 +133,9 @@ def _by_file(rows: TableRows, found: Columns) -> Columns:
 
 
 def _apart(rows: TableRows, found: Columns, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Numbers of the kept rows that train, and that test. A row that is left out moves no other."""
+    """Positions among the kept rows of those for training and those for testing. Dropping a row does not change the
+    side of another.
+    """
     if found.keys is not None:
         return apart([len(found.y)], found.keys, test_fraction, seed)
     places = apart([file.rows for file in rows.files], None, test_fraction, seed)

@@ -1,13 +1,13 @@
-"""Matrices that are kept as what they were made of.
+"""Matrices kept in factored form.
 
-Forming them would cost more than all that is done with them.
+Multiplying them out would cost more than all other operations on them.
 
-`Product`  left^T right: the gradient of a linear layer, until somebody adds it to something.
-`Span`     c^T x, a combination of a client's own rows x: such a gradient at the first layer, told by its coefficients.
-`Scaled`   factor * x, for a step that somebody else will take.
-`Moved`    start + way: weights during local training, as long as nobody needs to see them.
+`Product`  left^T right: the gradient of a linear layer, until it is added to a tensor.
+`Span`     c^T x, a combination of a client's own rows x: the gradient of a first linear layer, kept as coefficients c.
+`Scaled`   factor * x, for a step that is taken later.
+`Moved`    start + way: weights during local training, as long as no operation needs them as a tensor.
 
-Whoever uses one as a tensor gets the tensor: any torch function or operator acts on `dense()`.
+Any torch function or operator on one of them acts on the tensor `dense()`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ SMALL = 1 << 16
 
 
 class Lazy:
-    """A matrix that is not formed yet. No ABCMeta: its `isinstance` costs as much as a small tensor operation."""
+    """A matrix in factored form, not multiplied out yet. No ABCMeta: its `isinstance` costs as much as a small tensor
+    operation.
+    """
 
     __slots__ = ()
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """The matrix itself."""
+        """The matrix as a tensor."""
 
     @property
     @abstractmethod
     def alike(self) -> Matrix:
-        """One of the same kind of number at the same place."""
+        """A tensor (or lazy matrix) of the same dtype and device."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,7 +71,7 @@ class Lazy:
         return torch.add(dense(y), self.dense(), alpha=factor)
 
     def add_to(self, y: Matrix, factor: float) -> Matrix:
-        """The sum y + factor * self, in y's own memory where it can be."""
+        """The sum y + factor * self, in the memory of y where possible."""
         if isinstance(y, Lazy):
             y = y.dense()
         return y.add_(self.dense(), alpha=factor)
@@ -90,7 +92,7 @@ class Lazy:
 
 
 class Zero(Lazy):
-    """The zeros that are left of a tensor minus itself."""
+    """A matrix of zeros, as the difference of a tensor and itself."""
 
     __slots__ = ("like",)
 
@@ -116,7 +118,7 @@ class Zero(Lazy):
 
 
 class Product(Lazy):
-    """The product left^T right, or left^T 1 without a right."""
+    """The product left^T right; without `right`, the sum of the rows of `left`."""
 
     __slots__ = ("left", "right")
 
@@ -157,11 +159,10 @@ class Product(Lazy):
 
 
 class ClientRows:
-    """All rows x of a client in one round, and what a first layer makes of them at the weights it starts from.
+    """All rows x of a client in one round, and the outputs of a first linear layer for them at its initial weights.
 
-    While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: both
-    products are taken once, and a step touches one coefficient per example and output where it would have touched every
-    weight.
+    While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: x
+    W0^T and x x^T are computed once, and a step updates one coefficient per example and output instead of every weight.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -175,11 +176,11 @@ class ClientRows:
 
     @cached_property
     def largest(self) -> float:
-        """The absolute value that no number of a row exceeds."""
+        """The largest absolute value in the rows."""
         return _largest(self.x)
 
     def times(self, weight: Matrix, bias: Tensor | None, index: Index) -> Tensor:
-        """The output of a linear layer for some of the rows."""
+        """The output of a linear layer for the rows of `index`."""
         if not (isinstance(weight, Moved) and weight.along(self)):
             # a tensor may be walked on in its own memory, so nothing of it is remembered
             return products.linear(self.x[index], dense(weight), bias)
@@ -194,7 +195,7 @@ class ClientRows:
 
 
 class Part:
-    """Some rows of `ClientRows`, for a network whose first layer is linear; cut like a tensor."""
+    """Some rows of `ClientRows`, as input of a network whose first layer is linear; can be sliced like a tensor."""
 
     __slots__ = ("index", "rows")
 
@@ -213,7 +214,7 @@ class Part:
 
 
 class Span(Lazy):
-    """The combination c^T x over all rows x, or over those of `index`."""
+    """The combination c^T x of a client's rows x, either all rows or those of `index`."""
 
     __slots__ = ("c", "index", "rows")
 
@@ -232,7 +233,7 @@ class Span(Lazy):
         return products.across(self.c, self.rows.x[self.index])
 
     def coefficients(self, factor: float) -> Tensor:
-        """The coefficients of all rows, also of those that are not in the index."""
+        """Coefficients of all rows, times `factor`; 0 for rows outside the index."""
         if self.index is EVERY:
             return self.c * factor
         if isinstance(self.index, slice):
@@ -267,12 +268,12 @@ class Span(Lazy):
         return Span(self.rows, self.c * factor, self.index)
 
     def finite(self) -> bool:
-        """True at once where the factors are too small to overflow: nothing has to be multiplied out."""
+        """True if all numbers are finite; where the factors are too small to overflow, the product is not computed."""
         most = _largest(self.c) * self.rows.largest * len(self.c)
         return most < torch.finfo(self.dtype).max / 2 or super().finite()
 
     def kept(self) -> Span:
-        """The span as it is now: weights that go on write into their own coefficients."""
+        """A copy with coefficients of its own, because later steps write into those of the original."""
         return Span(self.rows, self.c.clone(), self.index)
 
 
@@ -314,7 +315,7 @@ class Scaled(Lazy):
 
 
 class Moved(Lazy):
-    """The sum start + way, which gets memory of its own once somebody wants to see it."""
+    """The sum start + way, which is formed in memory of its own once an operation needs it as a tensor."""
 
     __slots__ = ("_whole", "start", "way")
 
@@ -338,12 +339,12 @@ class Moved(Lazy):
         return self._whole
 
     def along(self, rows: ClientRows) -> bool:
-        """True where the weights stayed in the span of these rows."""
+        """True if `way` is a combination of these rows."""
         return isinstance(self.way, Span) and self.way.rows is rows
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """The rows x[rows]. The rule that vmap has for it walks over single numbers, this one over whole rows."""
+    """The rows x[rows], with a rule for vmap that copies whole rows, where torch's own goes over single numbers."""
     return for_all(_taken, x, rows) if vmapping() else x.index_select(0, rows)
 
 
@@ -354,7 +355,7 @@ def _taken(clients: int, x: Operand, rows: Operand) -> Tensor:
 
 
 def _largest(x: Tensor) -> float:
-    """The absolute value that no number of it exceeds; not a number where one of them is none."""
+    """The largest absolute value; NaN if there is one."""
     if not x.numel():
         return 0.0
     low, high = x.aminmax()
@@ -362,14 +363,14 @@ def _largest(x: Tensor) -> float:
 
 
 def finite(value: Matrix) -> bool:
-    """True if all numbers are finite. A finite sum has finite summands, so one pass is mostly enough."""
+    """True if all numbers are finite. A finite sum means finite summands, so one pass usually suffices."""
     if isinstance(value, Lazy):
         return value.finite()
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())
 
 
 def dense(value: Matrix) -> Matrix:
-    """The same tree with tensors in place of everything lazy."""
+    """The same tree with every lazy matrix as a tensor."""
     if isinstance(value, Lazy):
         return value.dense()
     return type(value)(dense(v) for v in value) if isinstance(value, list | tuple) else value

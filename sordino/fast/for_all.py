@@ -1,8 +1,8 @@
 """Batched rules under `torch.vmap`: one operation for all clients of a stack, where vmap itself is slow.
 
-Inside vmap a tensor has a hidden dimension of clients. A rule of ours is handed the tensors with that dimension in
-front, and what it makes has it hidden again. A `torch.autograd.Function` with a rule for vmap does the same, and takes
-a tenth of a millisecond to do so: as long as the work itself.
+Inside vmap a tensor has a hidden dimension of clients. A rule gets the tensors with that dimension in front, and its
+result has it hidden again. A `torch.autograd.Function` with a rule for vmap does the same, but its call alone takes a
+tenth of a millisecond, as long as the work itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ class Operand(NamedTuple):
     each: bool  # has every client its own, in front? Else this one is everybody's
 
     def of(self, clients: int) -> Tensor:
-        """The tensor with the dimension of clients in front, whose ever it is."""
+        """The tensor with the dimension of clients in front; one that all clients share is expanded."""
         return self.whole if self.each else self.whole.expand(clients, *self.whole.shape)
 
 
 def transforming() -> bool:
-    """True where torch.func transforms tensors in this thread: they have no layout, and cannot be written into."""
+    """True if torch.func transforms tensors in this thread: such tensors have no memory layout and cannot be written
+    to.
+    """
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -37,7 +39,7 @@ def vmapping() -> bool:
 
 
 def for_all(rule: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-    """Apply `rule` to the number of clients and the operands of all clients at once, where `vmapping()`."""
+    """Call `rule` once with the number of clients and the operands of all clients; only where `vmapping()`."""
     inside = torch._C._functorch
     at_work = inside.peek_interpreter_stack()  # as long as it is held, what is asked of it is there
     level, clients = at_work.level(), inside.CVmapInterpreterPtr(at_work).batchSize()

@@ -1,9 +1,9 @@
 """CUDA graphs: the kernels of a step on a GPU, recorded once and launched together from then on.
 
 A step of a small network is some two hundred kernels of a few microseconds, and Python takes longer to launch one than
-the GPU to run it. A function of tensors alone is run as it is at first; when it has come often enough with tensors of
-the same shapes, its kernels are recorded, and then played. Exact, because it is the same kernels in the same order on
-the same numbers.
+the GPU to run it. A function of tensors alone runs normally at first; after enough calls with tensors of the same
+shapes its kernels are recorded, and later calls replay the recording. Exact, because it is the same kernels in the same
+order on the same numbers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _PURE: set[Any] = set()
 
 
 def pure(of: F) -> F:
-    """Declares a function of (owner, parameters, tensors) to depend on nothing else."""
+    """Decorator: declares that a function depends on its arguments (owner, parameters, tensors) alone."""
     _PURE.add(of)
     return of
 
 
 def owner_of(of: Any) -> Any:
-    """The owner that is bound to a `pure` function and may keep its recordings; None where none may be made."""
+    """The owner bound to a `pure` function, which keeps its recordings; None where no recordings may be made."""
     bound = isinstance(of, partial) and of.func in _PURE and len(of.args) == 1 and not of.keywords
     return of.args[0] if bound and getattr(of.args[0], "replays", False) else None
 
 
 def replayed(owner: Any, name: str, of: Callable[..., Gradients], params: Gradients, *rest: Any) -> Gradients:
-    """Call `of(params, *rest)`, or play a recording of it: after a few calls, where all tensors lie on a GPU. `name`
-    tells the functions of one owner apart.
+    """Call `of(params, *rest)`, or, after a few calls and where all tensors are on a GPU, replay a recording of it.
+    `name` distinguishes the functions of one owner.
     """
     given = [*params.values(), *(one for one in rest if one is not None)]
     if owner is None or transforming() or not _recordable(given):
@@ -74,7 +74,7 @@ def _recordable(given: list[Any]) -> bool:
 
 
 class _Recording:
-    """The kernels of a function for tensors of some shapes."""
+    """The recorded kernels of a function for tensors of certain shapes."""
 
     def __init__(self, of: Callable[..., list[Tensor]], like: list[Tensor]) -> None:
         self._given = [one.clone() for one in like]

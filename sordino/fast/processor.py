@@ -1,4 +1,6 @@
-"""Processor and memory of this machine. Nothing is measured: a machine must answer the same every time."""
+"""Properties of this machine's processor and memory. Nothing is measured: the same machine must always give the same
+answer.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ BF16 = {"amx_bf16", "avx512_bf16"}  # matrix units, and wide vectors
 
 
 def bf16_instructions() -> bool:
-    """True where instructions multiply bf16. Without them bf16 on a processor is slower than fp32."""
+    """True if the processor has instructions that multiply bf16. Without them bf16 is slower than fp32 there."""
     return not BF16.isdisjoint(_words())
 
 
 def leaves_vectors_aside() -> bool:
-    """True where MKL, by which torch multiplies matrices, leaves the widest vectors unused: on AMD's with AVX-512."""
+    """True if MKL, with which torch multiplies matrices, does not use the widest vector instructions: on AMD processors
+    with AVX-512.
+    """
     return {"AuthenticAMD", "avx512f"} <= _words()
 
 
@@ -30,7 +34,7 @@ def _words() -> frozenset[str]:
 
 
 def keep_freed_memory() -> bool:
-    """Keeps freed memory for the next step; true where the C library took the settings (glibc).
+    """Makes the C library keep freed memory for the next step. Returns whether it accepted the settings (glibc does).
 
     Per-example buffers are megabytes, allocated and freed at every step; glibc's defaults give each back to the kernel
     at once, and the page faults of getting it again took a quarter of a private run's time (measured on the MNIST CNN:

@@ -1,9 +1,9 @@
-"""Products of large matrices in fp32, by the library of torch that is faster at them.
+"""Products of large fp32 matrices by the faster one of torch's two libraries, MKL and oneDNN.
 
-torch multiplies by MKL, which leaves the widest vectors of an AMD processor aside. oneDNN, which torch has as well,
-uses them: it is twice as fast there, to the same rounding of fp32. Its calls cost more, and for every shape that it has
-seen it keeps 0.7 MB of code and memory. So it is asked for large products only, and for few numbers of rows. What is
-differentiated by autograd stays where it is.
+torch multiplies with MKL, which does not use the widest vector instructions of AMD processors. oneDNN, which torch
+includes too, uses them: it is twice as fast there, with the same rounding of fp32. Its calls cost more, and it keeps
+0.7 MB of code and memory for every shape. So it is used for large products only, with few different numbers of rows.
+Products that autograd differentiates stay with MKL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLIENTS = 16  # about as many share a product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear layer on the rows x. Clients of a stack that hold the same weights are one product."""
+    """A linear layer applied to the rows x. Clients of a stack with the same weights are computed as one product."""
     if transforming():
         if not vmapping() or CLIENTS * x.numel() * len(weight) < LARGE or not _plain(x, weight):
             return torch.nn.functional.linear(x, weight, bias)
@@ -42,12 +42,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def times(g: Tensor, weight: Tensor) -> Tensor:
-    """The product g weight: the way back through a linear layer."""
+    """The product g weight, which is the gradient at the input of a linear layer."""
     return g @ weight if transforming() or not _worth(g, weight, weight.shape[-1]) else linear(g, weight.t())
 
 
 def across(left: Tensor, right: Tensor) -> Tensor:
-    """The product left^T right: the gradient of a linear layer, from the same rows on both sides."""
+    """The product left^T right, which is the gradient of a linear layer's weights; both have the same rows."""
     if transforming() or not _worth(left, right, right.shape[-1]):
         return left.t() @ right
     (first, _), *others = _blocks(len(left))
@@ -78,7 +78,7 @@ def _onto(y: Tensor, left: Tensor, right: Tensor, factor: float, parts: Iterable
 
 
 def _blocks(rows: int) -> Iterator[tuple[slice, bool]]:
-    """Blocks of rows, and those that are left, for which it is False."""
+    """Blocks of rows of a few fixed sizes, with True; then the remaining rows, with False."""
     start = 0
     while (left := rows - start) >= LEAST:
         size = min(MOST, left // STEP * STEP) or LEAST
@@ -89,7 +89,7 @@ def _blocks(rows: int) -> Iterator[tuple[slice, bool]]:
 
 
 def _plain(a: Tensor, b: Tensor) -> bool:
-    """Matrices of fp32 on the processor that nobody differentiates."""
+    """True for two fp32 matrices on the CPU that need no gradient."""
     return (
         a.dim() == b.dim() == 2
         and a.dtype == b.dtype == torch.float32
@@ -99,7 +99,7 @@ def _plain(a: Tensor, b: Tensor) -> bool:
 
 
 def _worth(a: Tensor, b: Tensor, columns: int) -> bool:
-    """`columns`: of what comes out, for every number of a."""
+    """True if the product is large enough for oneDNN, and it is faster on this processor. `columns`: of the result."""
     return a.numel() * columns >= LARGE and len(a) >= LEAST and _by_onednn() is not None and _plain(a, b)
 
 
@@ -109,13 +109,13 @@ def _asked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def onednn() -> Any:
-    """The linear layer of oneDNN; None where torch was built without it."""
+    """The linear layer of oneDNN; None if torch was built without it."""
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 @cache
 def _by_onednn() -> Any:
-    """The same; None, too, where MKL does as well."""
+    """The linear layer of oneDNN; None if torch was built without it or MKL is as fast on this processor."""
     return onednn() if leaves_vectors_aside() else None
 
 

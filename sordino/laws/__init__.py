@@ -1,7 +1,7 @@
 """Laws for algorithms, models, losses and other parts of a user's own, which `sordino check` tries.
 
-A law is a function that raises `Broken` with a reason and a fix. The first ones read the class, the next call its
-methods one by one, the last run small federations. A law whose ground is broken is not tried.
+A law is a function that raises `Broken` with a reason and a fix. The first laws read the class, the next ones call its
+methods one by one, the last ones run small federations. A law is skipped if one that it depends on is broken.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def check(
     kind: str | None = None,
     inputs: tuple[int, ...] | None = None,
 ) -> Report:
-    """Try every law on the algorithm, or another part, in `file`. `words`: key=value settings of [algorithm] or
-    [model], or arguments of the part. `kind`: loss, metric or model, of a function. `inputs`: of a model, the shape of
-    one example.
+    """Try every law on the algorithm, or other part, in `file`. `words`: key=value settings of [algorithm] or [model],
+    or arguments of the part. `kind`: what a function is: loss, metric or model. `inputs`: shape of one example for a
+    model.
     """
     given = tuple(words)
     _check_words(given)
@@ -141,7 +141,7 @@ def _check_words(given: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
-    """Import from the folder of the file, and undo all of it afterwards."""
+    """Context in which modules are imported from the file's folder; undone afterwards."""
     before = sys.path.copy()
     with contextlib.chdir(path.parent):
         sys.path.insert(0, str(path.parent))
@@ -189,7 +189,7 @@ def _tried(law: Law, trial: Trial | PartTrial) -> tuple[str, str]:
 
 
 def _class(path: Path, name: str | None, kind: str | None = None) -> Any:
-    """The named class, or the only one in the file that is a part or looks like an algorithm."""
+    """The class or function `name` in the file, or the only one that is a part or looks like an algorithm."""
     held = {k: v for k, v in vars(_module(path)).items() if getattr(v, "__module__", "") == path.stem}
     classes = {k: v for k, v in held.items() if inspect.isclass(v) or (kind in FUNCTIONS and inspect.isfunction(v))}
     likely = [k for k, v in classes.items() if _is_part(v, kind) or hasattr(v, "local") or hasattr(v, "update")]
@@ -212,7 +212,7 @@ def _is_part(made: Any, kind: str | None) -> bool:
 
 
 def _module(path: Path) -> Any:
-    """Import the module anew, by its name, as a run does."""
+    """Import the module anew under its own name, as a run does."""
     found = _origin(sys.modules.get(path.stem))
     if path.stem not in sys.modules and path.stem.isidentifier():
         spec = importlib.util.find_spec(path.stem)

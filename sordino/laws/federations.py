@@ -1,4 +1,4 @@
-"""Laws of whole runs: order of clients, processes, resume, ledger, receipt, learning, and a private reader."""
+"""Laws of whole runs, about order of clients, processes, resume, ledger, receipt, learning, and a private reader."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
 
 
 class InTurn(Clients):
-    """Executor of one client after another, in order or in reverse."""
+    """Executor that runs one client after another, in rising order or, with `mix`, in another one."""
 
     def __init__(self, site: Site, mix: int) -> None:
         self._site, self._mix = site, mix
@@ -83,14 +83,14 @@ def processes(trial: Trial) -> None:
 
 
 def _apart(a: Path, b: Path) -> float:
-    """Distance of two runs' models, relative to the size of the first."""
+    """Distance between two runs' models, relative to the size of the first."""
     one, other = (checkpoint.tensors(folder / "model.safetensors") for folder in (a, b))
     away, size = (torch.linalg.vector_norm(tree.flat(x).double()) for x in (tree.sub(one, other), one))
     return float(away / size) if size else float(away)
 
 
 class Stopped(BaseException):
-    """Death of the process: no code of a run catches this."""
+    """Simulated death of the process: a BaseException, which no code of a run catches."""
 
 
 def resumes(trial: Trial) -> None:
@@ -161,7 +161,7 @@ def learns(trial: Trial) -> None:
 
 
 def noisy(trial: Trial) -> None:
-    """Law of a private reader: the reads are those that were paid for, and the receipt says so."""
+    """Law of a private reader: the algorithm reads as many gradients as it pays for, and the receipt verifies."""
     fix = "go over shard.batches(self.work, key) once and to its end, and call grad once per batch"
     algorithm = trial.scenes[0].algorithm
     read = algorithm.read if algorithm.read.offer() is not None else NoisyGradient(1.0, **_sampling(algorithm.work))
@@ -183,7 +183,7 @@ def noisy(trial: Trial) -> None:
 
 
 def _sampling(work: Work) -> Json:
-    """The sampling of a private reader that suits this work."""
+    """Sampling settings of a private reader that fit this amount of work."""
     if work.batch_size is None:
         return {"sampling": "full"}
     if work.epochs is not None:

@@ -23,7 +23,7 @@ from sordino.types import Shard
 
 
 def changed(a: Tree, b: Tree) -> str:
-    """Name of the first tensor that differs in a bit; empty where none does."""
+    """Name of the first tensor that differs in any bit; empty if none does."""
     if difference := tree.unlike(a, b):
         return difference
     return next((name for (name, x), (_, y) in zip(tree.named(a), tree.named(b), strict=True) if _bits(x, y)), "")
@@ -130,7 +130,9 @@ def blind(trial: Trial) -> None:
 
 
 def _two_rounds(trial: Trial, whose: int) -> Tree:
-    """Uploads and client states of two rounds, with canned gradients and one of two clients' rows behind them."""
+    """Uploads and client states of two rounds with canned gradients, on the rows of client 0 or 1 (`whose`). They must
+    not depend on whose rows they are.
+    """
     trial.fresh()
     found: list[Tree] = []
     for scene in trial.staged():
@@ -235,7 +237,7 @@ DRAWS = {
 
 
 def calls(source: str) -> set[str]:
-    """Names of everything that a module calls: f(...) and x.f(...)."""
+    """Names of all functions and methods that a module calls: f(...) and x.f(...)."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""Laws of a model: what private methods and executors assume of a network, tried on random rows."""
+"""Laws of a model: properties of a network that private methods and executors assume, tested on random rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS, USUAL, SEED = 5, 10, 11
 
 
 class ModelScene(NamedTuple):
-    """A network as a run holds it, with rows, labels, and a key for each row."""
+    """A network as a run uses it, with rows, labels, and a key for each row."""
 
     task: Supervised
     params: Params
@@ -36,7 +36,7 @@ class ModelScene(NamedTuple):
 
     @property
     def ways(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Outputs for rows, one after another."""
+        """Functions that compute outputs for rows, by description: in prediction and in training."""
         return {
             "as it predicts": lambda x: self.task.predict(self.params, x),
             "in training": lambda x: self.losses(x=x).detach(),
@@ -52,7 +52,7 @@ class ModelScene(NamedTuple):
 
 
 def scene(trial: PartTrial) -> ModelScene:
-    """Make everything anew, as in another process."""
+    """Build task, parameters and rows anew, as another process would."""
     task = _task(trial)
     require(
         not task.mixes_examples,
@@ -80,7 +80,7 @@ def _task(trial: PartTrial) -> Supervised:
 
 
 def _outputs(trial: PartTrial) -> int:
-    """Number of outputs for an example; a network of the wrong number is refused where it is fitted."""
+    """Number of outputs per example that the network has; the usual number if it cannot be run."""
     net = build_net(trial.name, trial.inputs, USUAL, trial.options).eval()
     with contextlib.suppress(Exception), torch.no_grad():
         return int(net(torch.zeros(2, *trial.inputs)).shape[1])
@@ -88,7 +88,7 @@ def _outputs(trial: PartTrial) -> int:
 
 
 def _rows(inputs: tuple[int, ...], seed: int) -> Tensor:
-    """Random rows between 0 and 1, so that they may also be numbers of words; images as bytes, channels last."""
+    """Random rows between 0 and 1, which are also valid as numbers of words; images as bytes, channels last."""
     image = len(inputs) == 3
     shape = (ROWS, *inputs[1:], inputs[0]) if image else (ROWS, *inputs)
     x = keys.uniform(keys.root(seed), torch.Size(shape).numel()).reshape(shape)
@@ -96,7 +96,7 @@ def _rows(inputs: tuple[int, ...], seed: int) -> Tensor:
 
 
 def _elsewhere() -> None:
-    """Move the state of every random generator."""
+    """Put every random generator into another state."""
     some = random.SystemRandom().randrange(10**6)
     random.seed(some)
     np.random.seed(some)
@@ -195,7 +195,7 @@ def adds_up(trial: PartTrial) -> None:
 
 
 def _slopes(at: ModelScene, rows: slice = slice(None)) -> dict[str, Tensor | None]:
-    """Gradient of the sum of losses; None for parameters that play no part in them."""
+    """Gradient of the summed losses, by parameter; None for parameters that do not enter them."""
     leaves = {name: value.clone().requires_grad_() for name, value in at.params.items()}
     losses = at.task.losses(leaves, at.rows.x[rows], at.rows.y[rows], at.draws[rows])
     return dict(zip(leaves, torch.autograd.grad(losses.sum(), [*leaves.values()], allow_unused=True), strict=True))

@@ -1,6 +1,6 @@
 """Laws of parts other than algorithms: partitions, cohorts, sources of data, losses, metrics, callbacks and models.
 
-The base class of a part tells its kind; of a function, the user does (--kind).
+The kind of a part follows from its base class; for a function the user gives it (--kind).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPEATED = "draw from what it is given (rng, key or seed), and keep nothing betw
 
 @dataclass(frozen=True)
 class PartTrial:
-    """One part on trial."""
+    """One part under test."""
 
     name: str  # module:Class
     made: Any  # a class or a function
@@ -43,14 +43,14 @@ class PartTrial:
     inputs: tuple[int, ...] = (1, 8, 8)  # shape of an example for a model; the digits by default
 
     def built(self) -> Any:
-        """Make the part anew, with the random generators in another state each time, as in another process."""
+        """Build the part anew, each time with other states of the random generators, as in another process."""
         torch.manual_seed(random.randrange(10**6))
         np.random.seed(random.randrange(10**6))
         return self.made if inspect.isfunction(self.made) else filled(self.made, self.options, self.name)
 
 
 class PartKind(NamedTuple):
-    """Kind of a part: its base class, the setting that names it, and its laws."""
+    """Kind of a part: its base class, the setting that selects it, and its laws."""
 
     base: type
     setting: str
@@ -137,8 +137,8 @@ def planned(trial: PartTrial) -> None:
 
 
 def _loaded(trial: PartTrial) -> Any:
-    """Load the source's rows, with the kind of labels that they hold: there is no experiment whose [task] would tell
-    it.
+    """Load the source's rows. The kind of label is guessed from the labels, since there is no experiment whose [task]
+    declares it.
     """
     source = trial.built()
     y = np.asarray(source.rows(5).y)
@@ -276,7 +276,7 @@ FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module}  # wha
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:
-    """Kind of the part that a class or function is; None for an algorithm."""
+    """Kind of the part that a class or function is, `said` for a function; None for an algorithm."""
     base = FUNCTIONS.get(str(said))
     if inspect.isfunction(made):
         return next((kind for kind in KINDS if kind.base is base), None)

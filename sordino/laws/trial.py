@@ -1,4 +1,4 @@
-"""Algorithm on trial: its methods called by hand, and small federations of digits and of quadratics."""
+"""Test bench of an algorithm: its methods called directly, and small federations on digits and on quadratics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUADRATIC = (
 
 
 class Moment(NamedTuple):
-    """Arguments of an algorithm's methods in one round."""
+    """Arguments of an algorithm's methods in one round: states, broadcast and received uploads."""
 
     server: Tree
     down: Tree
@@ -63,7 +63,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """One client's round without an engine: every method can be called by hand."""
+    """One round of a client without an engine, in which every method can be called directly."""
 
     algorithm: Algorithm[Tree, Tree, Tree, Tree]
     task: Task
@@ -93,7 +93,7 @@ class Scene:
         return found
 
     def moments(self) -> Iterator[Moment]:
-        """Arguments of the methods in two rounds; in the first one, states are as they began."""
+        """Arguments of the methods in two rounds; the first one has the initial states."""
         a = self.algorithm
         server, client = a.init(self.task, self.key), a.init_client(self.task)
         for _ in range(2):
@@ -106,7 +106,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Trial:
-    """One algorithm on trial."""
+    """One algorithm under test."""
 
     name: str  # as in [algorithm] name
     made: Any
@@ -124,7 +124,7 @@ class Trial:
         return self.staged()
 
     def staged(self, *settings: tuple[str, ...]) -> list[Scene]:
-        """Make the scenes anew: one for each of these settings, or digits and quadratics."""
+        """Build the scenes anew: one for each of these settings; without settings, digits and quadratics."""
         made = []
         for more in settings or ((), QUADRATIC):
             simulation = simulated(self.experiment(*more))
@@ -133,7 +133,7 @@ class Trial:
         return made
 
     def fresh(self) -> None:
-        """Forget the module's globals, as if the run had a process of its own."""
+        """Unload the user's module, so that its globals start anew, as in a process of its own."""
         sys.modules.pop(self.name.partition(":")[0], None)
 
     def run(self, folder: str, *more: str, watch: Callable[[Progress], None] | None = None) -> Path:
@@ -153,7 +153,7 @@ class Trial:
 
 
 class SealedShard:
-    """A shard with the members of the protocol alone."""
+    """A shard that has only the members of the protocol."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
         def batches(work: Work, key: Key) -> Iterator[Batch]:
@@ -164,7 +164,7 @@ class SealedShard:
 
 
 class Canned:
-    """A shard whose gradients depend on no row. The losses see its rows all the same, as a reader's do."""
+    """A shard whose gradients do not depend on rows. The losses still get its rows, as from a reader."""
 
     def __init__(self, rows: Examples, key: int) -> None:
         self._rows, self._key, self.size = rows, key, len(rows.y)

@@ -1,4 +1,4 @@
-"""Registration of synthetic data: its algorithms, and sources of candidates."""
+"""Registration of this branch: algorithms with synthetic data, and sources of candidates."""
 
 PARTS = {
     "algorithms": {

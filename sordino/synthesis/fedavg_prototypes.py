@@ -1,5 +1,5 @@
-"""FedAvg with a contrast on class prototypes: the pair that motivates SlaugFL (IEEE Transactions on Mobile Computing,
-2024), there FedAvg-1 and FedAvg-2.
+"""FedAvg with a contrastive loss on class prototypes: FedAvg-1 and FedAvg-2, which motivate SlaugFL (IEEE Transactions
+on Mobile Computing, 2024).
 
 Prototypes come from candidates that all clients hold (`candidates`, FedAvg-1), or from the clients' own examples
 (`local`, FedAvg-2), whose means the uploads then reveal. Nothing else of the candidates is used.

@@ -1,8 +1,8 @@
 """FedGen, data-free knowledge distillation. Zhu, Hong and Zhou, ICML 2021.
 
 The server trains a generator of features against the heads of all uploaded models, each weighted for a class by its
-client's share of it. Clients train their heads on generated features, and towards the predictions for these. The server
-sees every model and every client's label counts.
+client's share of it. Clients also train their heads on generated features, and pull the prediction for each example
+towards that for a generated feature of its class. The server sees every model and every client's label counts.
 
 Deviations: the optimiser of the generator starts afresh in every round. One generated feature per example of a batch.
 """
@@ -138,7 +138,7 @@ def generated(state: GeneratorState, epsilon: Tensor, y: Tensor) -> Tensor:
 
 
 def training_forward(state: GeneratorState, epsilon: Tensor, y: Tensor) -> tuple[Tensor, GeneratorState]:
-    """Features, normalised by the statistics of the batch, and the running statistics after it."""
+    """Features normalised by the statistics of the batch, and the state with updated running statistics."""
     x = _first(state, epsilon, y)
     mean, variance = x.mean(0), x.var(0, correction=0)
     seen = dict(zip(STATISTICS, (mean.detach(), x.detach().var(0)), strict=True))
@@ -172,7 +172,7 @@ class FeatureSettings:
 
 
 def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Inputs of the generator: uniform noise and a random label for every key."""
+    """Random inputs of the generator, uniform noise and a label, one for each key."""
     epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
     return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]
 
@@ -185,8 +185,8 @@ def distil(
     settings: FeatureSettings,
     key: keys.Key,
 ) -> GeneratorState:
-    """The generator after some steps towards features that differ and that the heads classify as their label, each head
-    weighted by its share of the class.
+    """The generator after some training steps, towards diverse features that the heads classify as their label, where
+    each head is weighted by its client's share of the class.
     """
     offered = torch.nonzero((counts > 1).any(0)).flatten()
     share = counts / counts.sum(0).clamp_min(1)

@@ -49,7 +49,7 @@ class Architecture:
 
 @contextlib.contextmanager
 def _drawing(seed: int) -> Iterator[None]:
-    """The generators that a constructor may use, seeded; other draws are not moved."""
+    """Seeds the random generators of Python, NumPy and torch for a constructor; restores their states afterwards."""
     plain, numbers = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -112,7 +112,7 @@ def _built(name: str, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    """Runs two blank examples through, so that a mismatch is an error before training and not inside it."""
+    """Runs two blank examples through the network, so that wrong shapes are an error before training, not during it."""
     blank = torch.zeros(2, *shape)
     try:
         net.eval()

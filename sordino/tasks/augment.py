@@ -1,5 +1,5 @@
-"""Augmentation: random changes of training images, a function of one key per image, so the same looped, stacked and in
-another process.
+"""Augmentation: random changes of training images. Each change is a function of one key per image, so it is the same in
+a loop, in a stack of clients and in another process.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def class_means(z: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean of the features of each class, and how many of them there are. Gradients flow; a class without
-    features has mean 0.
+    """The mean feature and the number of examples of each class. Differentiable; a class without examples has
+    mean 0.
     """
     counts = torch.bincount(labels, minlength=classes).to(z.dtype)
     sums = z.new_zeros(classes, z.shape[1]).index_add(0, labels, z)
@@ -25,7 +25,7 @@ def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, tem
     """The mean of -log softmax of the cosines of each row of z with all known prototypes, at its own prototype
     (SlaugFL, the separation loss). No gradient reaches the prototypes.
 
-    A row whose own prototype is unknown has no say; 0 where none has.
+    Rows whose own prototype is unknown are left out of the mean; without any other row the loss is 0.
     """
     with_own = known[labels]
     if not bool(with_own.any()):
@@ -41,8 +41,8 @@ def separation(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, tem
 
 
 def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float) -> Tensor:
-    """One loss per example, which is small near the features of the shared model and far from those of the client's
-    last one (Li, He and Song, CVPR 2021).
+    """One loss per example: small if its features are near those of the shared model and far from those of the client's
+    last model (Li, He and Song, CVPR 2021).
     """
     near = torch.nn.functional.cosine_similarity(z, shared.detach(), dim=1) / temperature
     far = torch.nn.functional.cosine_similarity(z, before.detach(), dim=1) / temperature
@@ -51,8 +51,8 @@ def model_contrast(z: Tensor, shared: Tensor, before: Tensor, temperature: float
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """The mean over anchors of the mean over others of their class of -log softmax of cosines (Khosla et al.,
-    NeurIPS 2020). An example that is alone in its class counts 0.
+    """Supervised contrastive loss (Khosla et al., NeurIPS 2020): for each anchor, -log softmax of its cosines, averaged
+    over the other examples of its class; then the mean over anchors. An example that is alone in its class counts 0.
     """
     z = torch.nn.functional.normalize(z, dim=1)
     n = len(z)

@@ -1,7 +1,7 @@
-"""Features: the input of a network's last linear layer, and gradients from there.
+"""Features, which are the input of a network's last linear layer, and their gradients.
 
-A chain computes its own backward pass, in one autograd function, in the precision of training. Any other network is
-observed at its last layer by a hook.
+For a chain (`written_out_backward`), the backward pass is written out in one autograd function, in the precision of
+training. In any other network a hook at the last layer records its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sordino.types import Params
 
 
 def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, precision: torch.dtype) -> Tensor:
-    """The features that a chain computes in `precision`, in the dtype of the parameters."""
+    """The features of a chain, computed in `precision` and returned in the dtype of the parameters."""
     body = {name: value for name, value in params.items() if name not in chain.head}
     wide = x.to(precision)
     arguments = (chain, tuple(body), precision, wide, draws, *body.values())
@@ -56,7 +56,7 @@ class Head:
     """The linear layer that gives a network's logits."""
 
     def __init__(self, net: nn.Module, name: str, x: Tensor) -> None:
-        """Finds the layer by observing a pass over a few rows."""
+        """Finds the layer by a forward pass over a few rows."""
         seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
         layers = [(path, m) for path, m in net.named_modules() if type(m) is nn.Linear]
         watching = [

@@ -1,7 +1,7 @@
-"""Checks that a network keeps nothing from one pass to the next beside its parameters. Under a private reader it may
-not: what is kept of one example reaches the answers about later ones, past every clip.
+"""Checks that a network keeps no state from one pass to the next except its parameters. A private reader requires this:
+state kept from one example would enter the gradients of later ones, past every clip.
 
-Where nothing is promised, running statistics may be kept: they are named fields of the model.
+In methods without a guarantee running statistics may be kept: they are named fields of the model.
 
 A guard against mistakes: it compares values before and after, of buffers, of frozen parameters, of attributes, of what
 hooks and functions enclose. It does not see what a program keeps elsewhere, such as in a global name or a file: so
@@ -35,7 +35,7 @@ LISTED = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer lists its p
 
 
 def coupling(net: nn.Module) -> str:
-    """The layer that normalises by statistics of other examples, by name; "" where there is none."""
+    """The class name of the first layer that normalises by statistics of several examples; "" where there is none."""
     for module in net.modules():
         running = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
         if running or isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -44,7 +44,7 @@ def coupling(net: nn.Module) -> str:
 
 
 def statistics(net: nn.Module) -> tuple[str, ...]:
-    """Names of the running statistics of a network; it refuses those that cannot be a part of the model."""
+    """Names of the running statistics of a network. Refuses layers whose statistics cannot be part of the model."""
     found = []
     for path, module in net.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and (name := type(module).__name__) == coupling(module):
@@ -68,7 +68,7 @@ def statistics(net: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def several() -> Iterator[None]:
-    """Explains, for a batch that is too small for its statistics, what helps."""
+    """Turns torch's error on a batch of one example in a batch norm into one that names a fix."""
     try:
         yield
     except ValueError as error:
@@ -83,8 +83,8 @@ def several() -> Iterator[None]:
 
 
 def held(net: nn.Module) -> dict[str, tuple[object, object]]:
-    """State of a network beside its parameters, by name, with its value: buffers, attributes, also those of its class,
-    and what its hooks enclose.
+    """State of a network other than its parameters, by name, with its value: buffers, attributes, also those of its
+    class, and what its hooks enclose.
     """
     found: dict[str, tuple[object, object]] = {}
     seen = {id(module) for module in net.modules()}
@@ -97,7 +97,7 @@ def held(net: nn.Module) -> dict[str, tuple[object, object]]:
 
 
 def of_calls(asked: Iterable[object]) -> dict[str, tuple[object, object]]:
-    """Values that functions and callable objects of a user's own enclose, by name."""
+    """Values that a user's own functions and callable objects enclose, by name."""
     own = [one for one in asked if not _is_library(one)]
     return {str(getattr(one, "__qualname__", type(one).__qualname__)): (one, _value(one, set())) for one in own}
 
@@ -116,8 +116,9 @@ def _of_class(kind: type) -> dict[str, object]:
 
 
 def _value(value: object, seen: set[int]) -> object:
-    """A value that is equal where two states are: of tensors and arrays a checksum, of containers all their members.
-    Trained parameters are followed by their gradients, and are no memory.
+    """A fingerprint for comparing states: a checksum of a tensor or array, the fingerprints of all members of a
+    container. Trained parameters count by identity only: gradients account for their values, so they are no hidden
+    state.
     """
     kind = type(value)
     if kind in PLAIN or (kind in HOLDERS and not value):
@@ -163,7 +164,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _checksum(value: Tensor) -> object:
-    """Checksum of all bytes of a tensor; of one that cannot be read, the number of writes to it."""
+    """Checksum of all bytes of a tensor; for a tensor that cannot be read, the number of writes to it."""
     try:
         plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return str(value.dtype), tuple(value.shape), zlib.crc32(plain.numpy().data)
@@ -172,7 +173,7 @@ def _checksum(value: Tensor) -> object:
 
 
 def changed(before: dict[str, tuple[object, object]], after: dict[str, tuple[object, object]]) -> str:
-    """The first name whose state is not what it was; "" where there is none."""
+    """The name of the first state that differs between `before` and `after`; "" where none does."""
     nothing = (None, -1)
     for name in before | after:
         (old, known), (new, now) = before.get(name, nothing), after.get(name, nothing)
@@ -182,7 +183,7 @@ def changed(before: dict[str, tuple[object, object]], after: dict[str, tuple[obj
 
 
 def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
-    """The first frozen parameter that has changed since it was made; "" where there is none."""
+    """The name of the first frozen parameter that differs from its value in `frozen`; "" where none does."""
     for name, value in net.named_parameters():
         known = frozen.get(name)
         if not value.requires_grad and isinstance(known, Tensor) and not torch.equal(value, known):
@@ -193,8 +194,9 @@ def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
 def remembered(
     net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], *passes: Callable[[], object]
 ) -> str:
-    """The first value that a later pass changes in the network, or in the functions asked with; each pass has other
-    rows. Values that the first pass makes for good, such as a table of positions, say nothing of later rows.
+    """The name of the first state, of the network or of the functions `asked`, that a later pass changes; "" where none
+    does. Each pass has other rows. What the first pass stores for good, such as a table of positions, is no sign of
+    later rows.
     """
     first, *others = passes
     first()
@@ -206,8 +208,8 @@ def remembered(
 
 @contextmanager
 def still(net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object]) -> Iterator[None]:
-    """Refuses a question if the network, or the functions asked with, are not the same afterwards. `frozen`: values of
-    the frozen parameters.
+    """Context that raises an error if the block changes state of the network or of the functions `asked`. `frozen`:
+    values of the frozen parameters.
     """
     before = held(net) | of_calls(asked)
     try:

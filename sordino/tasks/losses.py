@@ -1,8 +1,8 @@
 """Losses: one number for each example, from that example alone.
 
-Gradients are clipped example by example, which bounds the influence of one only where no other example plays a part in
-its loss. A user's own loss is never shown two of them: it is called with a batch of one, and `vmap` calls it for all.
-The library's losses have their gradients written out, so that a chain of known layers needs no graph.
+Gradients are clipped example by example, which bounds the influence of one example only if no other example enters its
+loss. A user's own loss never sees two examples: it is called with a batch of one, and `vmap` calls it for all. The
+library's losses have their gradients written out, so that a chain of known layers needs no graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LossFunction: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class Loss(ABC):
-    """A loss of a user's own. A plain function of the same two arguments will do as well."""
+    """Base class of a user's own loss. A plain function of the same two arguments works as well."""
 
     @abstractmethod
     def __call__(self, output: Tensor, label: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Loss(ABC):
 
 
 def loss_named(table: Mapping[str, object], built: Callable[[type[Loss]], Loss]) -> LossFunction:
-    """The loss that [loss] names; `built` makes one from its class and the rest of the table."""
+    """The loss named in [loss]; `built` constructs a class with the other settings of the table."""
     name = str(table.get("name"))
     made = user_code.load(name, "loss")
     if inspect.isfunction(made):
@@ -42,7 +42,7 @@ def loss_named(table: Mapping[str, object], built: Callable[[type[Loss]], Loss])
 
 
 def alone(loss: LossFunction, name: str) -> LossFunction:
-    """A loss that is called with each example by itself."""
+    """The same loss, called with one example at a time."""
 
     def one(output: Tensor, label: Tensor) -> Tensor:
         found = loss(output[None], label[None])
@@ -70,16 +70,17 @@ def not_per_example(name: str, found: object) -> ConfigError:
 
 
 class WrittenLoss(Loss):
-    """A loss with its gradient."""
+    """A loss whose gradient is written out."""
 
     @abstractmethod
     def target(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Labels as `slope` takes them: [n, outputs]."""
+        """Labels in the form that `slope` takes: [n, outputs]."""
 
     @abstractmethod
     def slope(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The gradient of the sum of the losses at the outputs, in the dtype of the target. Callers may change it in
-        place."""
+        """The gradient of the summed losses with respect to the outputs, in the dtype of the target. Callers may change
+        it in place.
+        """
 
 
 class CrossEntropy(WrittenLoss):
@@ -148,7 +149,7 @@ class Huber(Squared):
 class PoissonLoss(WrittenLoss):
     """Minus the log-likelihood of a count under a rate of exp(output), without its constant term.
 
-    Beyond the declared maximum it goes on as a straight line, so no step meets an infinite number.
+    For rates beyond the declared maximum the loss continues as a straight line, so that no gradient is infinite.
     """
 
     def __init__(self, most: float) -> None:
@@ -184,6 +185,6 @@ class BinaryCrossEntropy(WrittenLoss):
 
 
 def bits(y: Tensor, many: int) -> Tensor:
-    """The last bits of whole numbers [n] as zeros and ones [n, many], the lowest first."""
+    """The lowest bits of whole numbers [n] as zeros and ones [n, many], lowest bit first."""
     found: Tensor = (y[:, None] >> torch.arange(many)) & 1
     return found

@@ -13,7 +13,8 @@ from sordino.tasks.resnet import resnet18
 
 
 class Dropout(nn.Module):
-    """Dropout whose mask is a function of one key per example: the same looped, stacked and in another process.
+    """Dropout whose mask is a function of one key per example: the same in a loop, in a stack of clients and in another
+    process.
 
     `whole_channels` drops feature maps. Masks do not depend on the data, so they cost no privacy.
     """
@@ -46,7 +47,7 @@ WHOLE = nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
 
 def keyed_dropout(module: nn.Module) -> list[Dropout]:
-    """Replaces torch's dropouts (global generator) by keyed ones, and returns all of them."""
+    """Replaces torch's dropout layers, which draw from the global generator, by keyed ones; returns all keyed ones."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Dropout | WHOLE):
             setattr(module, name, Dropout(child.p, isinstance(child, WHOLE)))
@@ -95,7 +96,9 @@ def logistic(shape: tuple[int, ...], classes: int, radius: float | None = None) 
 
 
 def bounded(net: nn.Module) -> float | None:
-    """The bound on (features, 1) of a network that is a linear layer behind a `Ball` and nothing else."""
+    """The radius of a `Ball`, which bounds ||(features, 1)||, if the network is a `Ball` and a linear layer alone; else
+    None.
+    """
     layers = list(net) if type(net) is nn.Sequential else []
     if [type(m) for m in layers] != [nn.Flatten, Ball, nn.Linear]:
         return None
@@ -103,7 +106,7 @@ def bounded(net: nn.Module) -> float | None:
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:
-    """A hidden layer between the inputs and the classes."""
+    """A multilayer perceptron with one hidden layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
@@ -211,8 +214,8 @@ class MeanPool(nn.Module):
 
 
 def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4, width: int = 16) -> nn.Module:
-    """Three strided 3x3 convolutions (16, 32, 64: once, twice and four times the width) with GroupNorm, which never
-    mixes examples, and a linear head.
+    """Three strided 3x3 convolutions of 1, 2 and 4 times `width` channels with GroupNorm, which never mixes examples,
+    and a linear head.
     """
     channels, _ = _image(shape, "cnn_norm", 8)
     layers: list[nn.Module] = []
@@ -223,8 +226,8 @@ def cnn_norm(shape: tuple[int, ...], classes: int, groups: int = 4, width: int =
 
 
 def projected(net: nn.Module, width: int = 256) -> nn.Sequential:
-    """A new network with MOON's head (Li, He and Song, CVPR 2021) before the classifier, Linear(d, d), ReLU,
-    Linear(d, width), and with the same body.
+    """The network with MOON's projection head (Li, He and Song, CVPR 2021), Linear(d, d), ReLU, Linear(d, width),
+    inserted before a new classifier; the body is unchanged.
     """
     layers = list(net) if isinstance(net, nn.Sequential) else []
     last = layers[-1] if layers else None
@@ -241,7 +244,7 @@ def projected(net: nn.Module, width: int = 256) -> nn.Sequential:
 
 
 class WordMean(nn.Module):
-    """The mean of learned vectors of the words of a text; 0, behind the last word, is none."""
+    """The mean of the embeddings of a text's words; token 0 stands for no word, and pads a text."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
@@ -255,8 +258,8 @@ class WordMean(nn.Module):
 
 
 class WordsBeside(nn.Module):
-    """An embedding of each text in a row, beside all its other inputs. `texts`: the first input of each, and its
-    length.
+    """The mean word embedding of each text in a row, followed by all its other inputs. `texts`: the first input of each
+    text, and its length.
     """
 
     def __init__(self, tokens: int, width: int, texts: Sequence[tuple[int, int]], inputs: int) -> None:
@@ -277,7 +280,7 @@ def text(
     width: int = 32,
     texts: Sequence[tuple[int, int]] | None = None,
 ) -> nn.Module:
-    """A vector for each word, their mean, and a linear layer, which also sees inputs that are not text."""
+    """Text classifier: the mean of word embeddings and a linear layer, which also takes inputs that are not text."""
     for name, given in (("tokens", tokens), ("width", width)):
         check_range(f"model.{name}", given, Range(least=1), "text-model-size")
     if len(shape) != 1:

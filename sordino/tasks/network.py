@@ -1,7 +1,7 @@
 """A network over rows: its inputs, its outputs, and the features that its last layer sees. The loss comes from
 subclasses.
 
-Rows stay as they were decoded (uint8, channels last) until a batch is read.
+Images stay as decoded (uint8, channels last) until a batch is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GPU_FLOATS = 64 * POOL_FLOATS  # the same on a GPU, which they fill
 
 
 class InputSettings(NamedTuple):
-    """Settings that turn rows into inputs of a network and run it over them, whatever is predicted."""
+    """Settings by which rows become inputs of a network, independent of what it predicts."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,10 +47,10 @@ class InputSettings(NamedTuple):
 
 
 class NetworkOnRows:
-    """One network, and raw rows as its inputs."""
+    """A network with raw rows as its inputs."""
 
     def __init__(self, net: nn.Module, inputs: InputSettings, written_out: bool = True) -> None:
-        """`written_out`: the gradient of the loss is written out, so no graph is needed."""
+        """`written_out`: whether the gradient of the loss is written out, so that no autograd graph is needed."""
         name, shape, mean, std, image, precision, augment, keeps = inputs
         self.name = name
         self._augment = AUGMENT[augment]
@@ -87,7 +87,7 @@ class NetworkOnRows:
         self._draws = self._chain is None and draws_numbers(self._pass)
 
     def init(self, key: keys.Key) -> Params:
-        """The values that training starts from: drawn by the key, or the network's own where it keeps them."""
+        """Initial parameters: drawn from the key, or the network's own values where it keeps them."""
         if self._held is not None:
             return {name: value.clone() for name, value in self._held.items()}
         if self._chain is None:
@@ -112,8 +112,8 @@ class NetworkOnRows:
         return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
 
     def stacks(self, n: int) -> int:
-        """Number of clients of n rows that are trained in one call; one where the arithmetic of a single client fills
-        the processor.
+        """Number of clients with n rows each that are trained in one call; 1 where a single client keeps the processor
+        busy.
         """
         if self._chain is None or self._chain.images:
             return 1
@@ -129,12 +129,16 @@ class NetworkOnRows:
 
     @property
     def pads(self) -> bool:
-        """True if padding rows can stand in a batch: random draws for a row go by its place."""
+        """True if a batch may contain padding rows: in a chain without dropout and augmentation, whose draws depend on
+        a row's place in the batch.
+        """
         return self._chain is not None and not self._drops and self._augment is None
 
     @property
     def replays(self) -> bool:
-        """True where a pass depends on parameters, rows and draws alone, and no branch of it on a number."""
+        """True if a pass depends on parameters, rows and draws alone, without a branch on a computed number, so that a
+        CUDA graph can replay it.
+        """
         return self._chain is not None
 
     @property
@@ -143,7 +147,7 @@ class NetworkOnRows:
 
     @cached_property
     def _floats(self) -> int:
-        """Numbers that a pass over one row goes through."""
+        """Numbers that are read or written in a forward and backward pass over one row."""
         assert self._chain is not None
         one = torch.zeros(1, *self._shape, dtype=torch.uint8 if self._image else torch.float32)
         own = self._values
@@ -157,13 +161,15 @@ class NetworkOnRows:
 
     @cached_property
     def flops(self) -> int:
-        """The operations of one example through the network, there and back; a way back counts as two ways there."""
+        """Floating-point operations of a forward and backward pass over one example; the backward pass counts as two
+        forward passes.
+        """
         self._net.eval()
         return 3 * count_flops(lambda: self._net(self._inputs(self._sample[:1], dict(self._trained))))
 
     def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
-        """The input of the last linear layer [n, d], differentiable in `params`. With keys, one per example, as in
-        training; without, as in `predict`. The last `plain` images are never cut or mirrored.
+        """The input of the last linear layer [n, d], differentiable in `params`. With keys, one per example, the
+        network is in training mode; without, it computes as in `predict`. The last `plain` images are not augmented.
         """
         if self._chain is not None and not transforming():  # torch.func does not go the chain's own way back
             kind = next(iter(params.values())).dtype
@@ -177,17 +183,19 @@ class NetworkOnRows:
             return head.input(self._net, own, self._inputs(x, params, keys, plain))
 
     def look(self, params: Params, x: Tensor) -> Tensor:
-        """Features of images [n, c, h, w] between 0 and 1, differentiable in them."""
+        """Features of images [n, c, h, w] between 0 and 1, differentiable with respect to the images."""
         head, scale, shift = self._head, 255 * self._across(self._scale), self._across(self._shift)
         self._net.eval()
         return head.input(self._net, params, (x * scale + shift).to(next(iter(params.values())).dtype))
 
     def image(self, seen: Tensor) -> Tensor:
-        """Images [n, c, h, w] between 0 and 1 from inputs of the network of the same shape: the way back of `look`."""
+        """Images [n, c, h, w] between 0 and 1 from standardised network inputs of the same shape: the inverse of the
+        scaling in `look`.
+        """
         return (seen - self._across(self._shift)) / (255 * self._across(self._scale))
 
     def _across(self, each: Tensor) -> Tensor:
-        """A number for every pixel, or for every channel, shaped to broadcast over images [n, c, h, w]."""
+        """A value per pixel or per channel, reshaped to broadcast over images [n, c, h, w]."""
         return each.movedim(-1, 0) if each.dim() == 3 else each.view(1, -1, 1, 1)
 
     @cached_property
@@ -202,7 +210,7 @@ class NetworkOnRows:
         return self.features(leaves, self._sample).requires_grad
 
     def head(self, params: Params, z: Tensor) -> Tensor:
-        """Logits from features."""
+        """Logits computed from features."""
         if self._chain is not None:
             logits, _ = self._chain.links[-1].forward(params, z, None)
             return logits
@@ -210,7 +218,7 @@ class NetworkOnRows:
 
     @property
     def _values(self) -> Params:
-        """The fields of the model, at the values that the network holds now."""
+        """The model's parameters and running statistics at the network's present values."""
         return {name: p.detach() for name, p in self._trained} | self._first
 
     @cached_property
@@ -219,7 +227,7 @@ class NetworkOnRows:
 
     @cached_property
     def _sample(self) -> Tensor:
-        """Random rows, to probe a network with."""
+        """Random rows for probing the network."""
         shape = (3, *self._shape)
         x = keys.uniform(keys.root(1), torch.Size(shape).numel()).reshape(shape)
         return (255 * x).to(torch.uint8) if self._image else x.float()
@@ -233,8 +241,8 @@ class NetworkOnRows:
         return out
 
     def _passed(self, params: Params, training: bool) -> Params:
-        """Parameters for one pass. A pass in training moves running statistics: those of `params` where it is followed
-        by a gradient, else a copy.
+        """Parameters for one pass. A training pass updates running statistics: those of `params` itself if a gradient
+        follows, else copies.
         """
         if not self.statistics:
             return params
@@ -243,13 +251,15 @@ class NetworkOnRows:
         return {**params, **(kept if asked or not training else {n: value.clone() for n, value in kept.items()})}
 
     def still(self, *asked: object) -> AbstractContextManager[None]:
-        """Refuses a network, or a user's own functions `asked`, that change while single examples are asked about."""
+        """Context that raises an error if the network, or a user's own functions `asked`, change state while gradients
+        of single examples are computed.
+        """
         if self._chain is not None and not of_calls(asked):
             return nullcontext()
         return still(self._net, self._rest, asked)
 
     def _train_mode(self, keys: Tensor | None, on: bool = True) -> None:
-        """Sets training mode, and one key per example for dropout."""
+        """Switches training mode on or off, and gives each dropout layer one key per example."""
         self._net.train(on)
         for dropout in self._dropouts:
             dropout.keys = keys
@@ -259,7 +269,7 @@ class NetworkOnRows:
         self._net(self._inputs(self._sample, dict(self._trained)))
 
     def _seeded(self, drawn: Tensor | None) -> AbstractContextManager[None]:
-        """Seeds draws inside the network by the keys of its examples."""
+        """Context that seeds random draws inside the network with the keys of its examples."""
         return nullcontext() if drawn is None or not self._draws else seeded(drawn)
 
     def _spans(self, n: int) -> bool:
@@ -270,7 +280,7 @@ class NetworkOnRows:
         return self._seen(x, next(iter(params.values())).dtype, draws, plain).contiguous()
 
     def _seen(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None, plain: int = 0) -> Tensor:
-        """Inputs of the network; with keys augmented, as in training."""
+        """Inputs of the network; with `draws` they are augmented, as in training, except the last `plain` ones."""
         scaled, some = self._scaled(x, dtype), len(x) - plain
         if draws is None or self._augment is None or not some:
             return scaled
@@ -278,7 +288,7 @@ class NetworkOnRows:
         return torch.cat([cut, scaled[some:]]) if plain else cut
 
     def _scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """(x - mean) / std; images as [n, c, h, w] in channels-last memory, their layout on disk."""
+        """(x - mean) / std; images become [n, c, h, w] in channels-last memory, their layout on disk."""
         scaled = x.to(dtype, copy=True).mul_(self._scale.to(dtype)).add_(self._shift.to(dtype))
         if not self._image:
             return scaled
@@ -292,7 +302,9 @@ def _pass_floats() -> int:
 
 
 def _beside(net: nn.Module, trained: Params, moving: tuple[str, ...]) -> dict[str, Tensor | str]:
-    """The entries of a network's `state_dict`, in its order: the name of a field of the model, or a frozen value."""
+    """The entries of a network's `state_dict`, in order: for each the name of the model's parameter or statistic, or
+    the frozen value itself.
+    """
     names = {id(p): name for name, p in trained.items()} | {id(net.get_buffer(name)): name for name in moving}
     return {
         name: names.get(id(value)) or value.detach().clone()
@@ -311,8 +323,9 @@ def draws_numbers(passing: Callable[[], object]) -> bool:
 
 @contextmanager
 def seeded(drawn: Tensor) -> Iterator[None]:
-    """Seeds torch's generator by the keys of all examples together, so that another process draws the same; other draws
-    are not moved."""
+    """Context that seeds torch's generator with the keys of all examples together, so that another process draws the
+    same numbers, and restores its state afterwards.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(torch.as_tensor(keys.fold(drawn, "own draws")).sum()))
         with drawing():
@@ -336,8 +349,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def count_flops(forward: Callable[[], object]) -> int:
-    """Floating-point operations of a forward pass, by torch's own formulas. Its compiler is not loaded: the import
-    takes a second of every process.
+    """Floating-point operations of a forward pass, by torch's own formulas, without importing torch's compiler, which
+    would take a second in every process.
     """
     with _Counting() as counting, torch.no_grad():  # type: ignore[no-untyped-call]
         forward()

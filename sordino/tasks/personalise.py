@@ -1,9 +1,9 @@
-"""Personalisation: a client's own version of the shared model, by no change, by steps on its own data, or by the
-nearest mean of its own features.
+"""Personalisation: a client's own version of the shared model: unchanged, fine-tuned on its own data, or a nearest-mean
+classifier on its own features.
 
 Prototypes (Snell, Swersky and Zemel, NeurIPS 2017): the mean of the features of each class over the client's own
-examples; an image is given the class of the nearest mean. Nothing is trained for it and nothing leaves the client.
-Labels only divide examples, so the names of classes do not matter.
+examples; an image is given the class of the nearest mean. This needs no training, and nothing leaves the client. Labels
+only group examples, so the names of classes do not matter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shared:
-    """No personal training: the shared model as it is."""
+    """The shared model without personalisation."""
 
     task: Task
     params: Params
@@ -33,7 +33,7 @@ class Shared:
         return self.task.score(self.params, examples)
 
     def answers(self, x: Tensor) -> Tensor:
-        """Probabilities, labels or numbers for new examples."""
+        """Predictions for new examples: probabilities of classes or labels, or numbers."""
         return self.task.answers(torch.cat([self.task.predict(self.params, part) for part in torch.split(x, 512)]))
 
 
@@ -55,7 +55,7 @@ class NearestMean:
         return {"accuracy": ((found.argmax(1) == place) & known).double(), "loss": loss}
 
     def answers(self, x: Tensor) -> Tensor:
-        """The probability of every class; 0 for a class that the client never saw."""
+        """The probability of every class; 0 for a class without examples at the client."""
         found = distances(_features(self.task, self.params, x), self.means).double().softmax(1)
         return found.new_zeros(len(x), self.task.labels).index_copy_(1, self.labels, found)
 
@@ -65,7 +65,7 @@ def plain(task: Task, params: Params, shard: Shard) -> Shared:
 
 
 def finetune(task: Task, params: Params, shard: Shard) -> Shared:
-    """The model after one step of 0.1 along the gradient of all of the client's data."""
+    """The model after one gradient step with learning rate 0.1 on all of the client's data."""
     params = {**params, **{name: params[name].clone() for name in task.statistics}}  # the pass moves them
     for batch in shard.batches(Work(None, 1, None), keys.root(0)):
         params = tree.formed(tree.axpy(-0.1, batch.grad(task.losses, params), params))
@@ -99,31 +99,30 @@ WAYS: dict[str, Callable[[Task, Params, Shard], Shared | NearestMean]] = {
 
 
 class OwnModels:
-    """A method whose clients keep models of their own, by which it is judged."""
+    """A method whose clients keep personal models, on which it is evaluated."""
 
     own_way: str | None = None  # how they make one from their examples alone; None: it takes what a client keeps
 
     def personal(self, task: Task, params: Params, c: Any, shard: Shard) -> Scorer:
-        """The model that a client makes of the server's, from its own examples and state."""
+        """The personal model that a client derives from the server's model, its own examples and its state."""
         return WAYS[self.own_way or PLAIN](task, params, shard)
 
 
 def ways(algorithm: object, asked: Sequence[str]) -> tuple[str, ...]:
-    """The ways asked for, else the algorithm's own, where it has one."""
+    """The personalisations in `asked`; if there are none, that of the algorithm, where it has one."""
     return tuple(asked) or ((OWN,) if isinstance(algorithm, OwnModels) else ())
 
 
 def distances(z: Tensor, means: Tensor) -> Tensor:
-    """Logits that are minus the squared distance to the mean of each class."""
+    """Logits equal to minus the squared distance to each class mean."""
     return 2 * z @ means.T - (z**2).sum(1, keepdim=True) - (means**2).sum(1)
 
 
 @pure
 def episode_loss(task: Task, params: Params, support: Examples, query: Examples, draws: Tensor) -> Tensor:
-    """The mean cross-entropy of the queries against the prototypes of the support, with the gradient flowing through
-    both.
+    """The mean cross-entropy of the queries against the prototypes of the support, differentiable through both.
 
-    A query whose class the support lacks has no say.
+    Queries whose class is not in the support are left out.
     """
     z = task.features(params, torch.cat([support.x, query.x]), draws)
     held, asked = z[: len(support.y)], z[len(support.y) :]

@@ -24,12 +24,12 @@ MOST_LABELS = 62  # a label is a bit of a whole number
 
 
 class Problem(ABC):
-    """The kind of prediction, with its labels, outputs and loss."""
+    """Kind of prediction, with its labels, outputs and loss."""
 
     @property
     @abstractmethod
     def needs_task_loss(self) -> str:
-        """The reason why a method with losses of its own cannot learn this; "" where it can."""
+        """Reason why a method with its own losses cannot train this problem; "" where it can."""
 
     @property
     def outcome(self) -> LabelKind | None:
@@ -38,23 +38,23 @@ class Problem(ABC):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the labels, where [task] names them, and not data.label."""
+        """Names of the label columns if [task] names them; empty if data.label does."""
         return ()
 
     @abstractmethod
     def outputs(self, classes: int) -> int:
-        """Outputs of the network for an example, where it has one head."""
+        """Number of network outputs for an example, with a single head."""
 
     @abstractmethod
     def built(
         self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
     ) -> Supervised:
-        """The network with its loss; `loss`: a user's own, in place of the usual one."""
+        """The network with its loss; `loss` is a user's own, which replaces the usual one."""
 
 
 @dataclass(frozen=True)
 class Classify(Problem):
-    """One class of several."""
+    """Classification: one class of several."""
 
     class_weights: dict[str, float] | tuple[float, ...] | str | None = None
 
@@ -101,7 +101,7 @@ class Classify(Problem):
         return Classification(net, **inputs._asdict(), labels=len(classes), loss=loss)
 
     def _weights(self, classes: Sequence[str]) -> list[float]:
-        """One for each class, in their order."""
+        """The weight of each class, in the order of `classes`."""
         given = self.class_weights
         if isinstance(given, Mapping) and given.keys() == set(classes):
             return [given[name] for name in classes]
@@ -117,7 +117,7 @@ class Classify(Problem):
 
 @dataclass(frozen=True)
 class Regress(Problem):
-    """A number between two declared ends."""
+    """Regression: a number in a declared range."""
 
     range: tuple[float, float]
     loss: Literal["squared", "huber"] = "squared"
@@ -162,7 +162,7 @@ class Regress(Problem):
 
 @dataclass(frozen=True)
 class Count(Problem):
-    """The number of times that something happens: a whole number from 0 to a declared maximum."""
+    """Count regression: a whole number of events, from 0 to a declared maximum."""
 
     most: int
 
@@ -196,7 +196,7 @@ class Count(Problem):
 
 @dataclass(frozen=True)
 class Mark(Problem):
-    """Several labels that an example has or lacks; each is a column of 0 and 1."""
+    """Multi-label classification; each label is a column of 0 and 1."""
 
     labels: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Quadratic task with an optimum in closed form, on which laws of federated optimisation are checked."""
+"""Quadratic task with an optimum in closed form, for checking properties of federated optimisation."""
 
 from __future__ import annotations
 

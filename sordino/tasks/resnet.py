@@ -1,8 +1,8 @@
 """ResNet18 for small images (He et al., CVPR 2016): a 3x3 stem without pooling, four stages of two basic blocks, mean
 pool, linear head.
 
-A plain sequence whose last module is the head, so that features are found there. Normalised by groups; or by batches,
-as in the paper, where no protection is promised.
+The network is a `Sequential` whose last module is the head, so that features can be taken before it. It uses GroupNorm;
+or BatchNorm, as in the paper, in runs without a privacy guarantee.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # times the width, and the stride of 
 
 
 def _convolution(inputs: int, outputs: int, side: int, stride: int, norm: Norm, groups: int) -> nn.Sequential:
-    """Convolution with its norm, or with a bias where there is no norm to shift its output."""
+    """A convolution followed by its norm, or with a bias where there is no norm."""
     convolution = nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, bias=norm == "none")
     if norm == "none":
         return nn.Sequential(convolution)
@@ -44,8 +44,8 @@ class Block(nn.Module):
 def resnet18(
     shape: tuple[int, ...], classes: int, norm: Norm = "group", groups: int = 32, width: int = 64
 ) -> nn.Sequential:
-    """ResNet-18 (He et al., CVPR 2016) for images of 32x32: 3x3 stem, no max-pooling, GroupNorm or (where no protection
-    is promised) BatchNorm, 11,173,962 parameters for 10 classes.
+    """ResNet-18 (He et al., CVPR 2016) for images of 32x32: 3x3 stem, no max-pooling, GroupNorm or (in runs without a
+    privacy guarantee) BatchNorm, 11,173,962 parameters for 10 classes.
     """
     if norm not in get_args(Norm):
         raise ConfigError(

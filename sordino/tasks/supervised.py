@@ -1,4 +1,4 @@
-"""Supervised learning: a network and a loss of each labelled example, for classes, several labels, or numbers."""
+"""Supervised learning: a network and a loss per labelled example, for classes, several labels, or numbers."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ class Supervised(NetworkOnRows, ABC):
     @property
     @abstractmethod
     def metrics(self) -> tuple[str, ...]:
-        """The names of the values that `score` gives, the headline first."""
+        """Names of the metrics that `score` returns, the main one first."""
 
     @abstractmethod
     def answers(self, outputs: Tensor) -> Tensor:
-        """Predictions from outputs of the network: probabilities of classes, or of labels; or numbers."""
+        """Predictions from network outputs: probabilities of classes or labels, or numbers."""
 
     def truth(self, y: Tensor) -> Tensor:
-        """Labels as `answers` can be compared with them."""
+        """Labels in the form in which `answers` gives predictions."""
         return y
 
     @abstractmethod
     def constant(self, y: Tensor) -> float:
-        """The headline metric of the best constant answer."""
+        """The main metric of the best constant prediction."""
 
     def all_outputs(self, params: Params, x: Tensor) -> Tensor:
-        """Outputs for any number of rows."""
+        """Network outputs for any number of rows."""
         many = 128 if self._image else 1024  # rows whose activations fit the cache
         return torch.cat([self.predict(params, x[i : i + many]) for i in range(0, len(x), many)])
 
     @cached_property
     def labels(self) -> int:
-        """The outputs that there are labels for."""
+        """Number of network outputs that have a label."""
         return self.classes
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Supervised(NetworkOnRows, ABC):
 
     @abstractmethod
     def _any_labels(self, many: int) -> Tensor:
-        """Possible labels, to try a loss on."""
+        """Arbitrary valid labels, for probing a loss."""
 
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
         self._train_mode(keys)
@@ -77,8 +77,8 @@ class Supervised(NetworkOnRows, ABC):
         return self._loss(logits, y)
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
-        """Rows and labels as `gradient` takes them: prepared once, cut into batches later. `whole` means all rows of
-        a client, of which all will be used.
+        """Rows and labels prepared once for `gradient`, to be cut into batches later. `whole`: these are all rows of a
+        client, and all will be used.
         """
         scaled = self._scaled(x, torch.float32)
         if self._chain is None:
@@ -91,9 +91,9 @@ class Supervised(NetworkOnRows, ABC):
     def gradient(
         self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
     ) -> Params:
-        """The gradient of the mean loss over rows that are `ready`: what autograd gives for `losses`, without a graph
-        where the network is a chain. `share`: the weight of each row in the mean, where `pads`. Running statistics
-        among `params` are moved by the pass, and have the gradient zero.
+        """The gradient of the mean loss over rows from `ready`, equal to autograd's gradient of `losses`; a chain needs
+        no graph for it. `share`: the weight of each row in the mean, only where `pads`. The pass updates running
+        statistics among `params`, whose gradient is zero.
         """
         kind = next(iter(params.values())).dtype
         drawn = draws() if self._drops or self._draws or self._augment is not None else None
@@ -132,7 +132,7 @@ class Supervised(NetworkOnRows, ABC):
         return made
 
     def _moved(self, params: Params, x: Tensor, y: Tensor, drawn: Tensor | None) -> Params:
-        """The gradient of the mean loss; the pass moves the running statistics of `params`."""
+        """The gradient of the mean loss; the pass updates the running statistics in `params`."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         self._train_mode(drawn)
         with self._seeded(drawn), several():
@@ -142,7 +142,7 @@ class Supervised(NetworkOnRows, ABC):
         return dict(zip(leaves, back, strict=True))
 
     def _target(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Labels as the backward pass of a chain takes them."""
+        """Labels in the form that a chain's backward pass takes."""
         assert self._chain is not None
         assert isinstance(self._loss, WrittenLoss)
         return self._loss.target(y, self._chain.classes, dtype)
@@ -153,7 +153,7 @@ class Supervised(NetworkOnRows, ABC):
         return self._loss.slope
 
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> Sides:
-        """Both sides of every layer for many clients' rows at once."""
+        """The input and the output gradient of every layer for the rows of many clients in one pass."""
         assert self._chain is not None
         kind = next(iter(params.values())).dtype
         tape = self._chain.tape(params, self._scaled(x, kind), self._target(y, kind), None, self._slope)
@@ -164,8 +164,8 @@ class Supervised(NetworkOnRows, ABC):
     ) -> Params:
         """Sum of the examples' gradients, each clipped to `clip` in the given norm over all parameters jointly.
 
-        All examples go through at once where each link of a chain is known to keep them apart; through a user's own
-        network or losses each goes alone.
+        All examples go through in one pass if every layer is known never to mix them; a user's own network or losses
+        take one example at a time.
         """
         if self._chain is not None and losses == self.losses:
             return self._sides(self._chain, params, batch, keys, clip, order).sum(params)
@@ -196,8 +196,8 @@ class Supervised(NetworkOnRows, ABC):
     def median_sum(
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor
     ) -> tuple[Params, dict[str, float]]:
-        """The sum of the examples' gradients, each parameter's cut to the median of its norms, and these medians. It
-        supports no promise.
+        """The sum of the examples' gradients, where each parameter's gradients are clipped to the median of their
+        norms, and these medians. It gives no privacy guarantee.
         """
         if self._chain is None or losses != self.losses:
             return slow_medians(losses, params, batch, keys)
@@ -205,7 +205,7 @@ class Supervised(NetworkOnRows, ABC):
         return sides.sum(params), sides.radii
 
     def _ruled(self, losses: Losses, params: Params) -> bool:
-        """True if the layer rules give the gradients of these losses."""
+        """True if the per-layer rules give the correct per-example gradients of these losses; tested once for each."""
         if self._recorder.supported and (self._tried is None or self._tried[0] != losses):
             self._tried = losses, self._rules_hold(losses, params)
         return self._tried is not None and self._tried[1]
@@ -244,8 +244,9 @@ class Classification(Supervised):
         loss: LossFunction | None = None,
         keeps: bool = False,
     ) -> None:
-        """`labels`: how many classes there are, where the network has outputs beyond them; `loss`: of each example, in
-        place of cross-entropy; `keeps`: training starts from the network's own values, and not from drawn ones."""
+        """`labels`: number of classes, if the network has more outputs; `loss`: a loss per example that replaces
+        cross-entropy; `keeps`: training starts from the network's own values, not from drawn ones.
+        """
         inputs = InputSettings(name, shape, mean, std, image, precision, augment, keeps)
         super().__init__(net, inputs, CrossEntropy() if loss is None else loss)
         self._labels = labels
@@ -260,14 +261,14 @@ class Classification(Supervised):
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """The names of the values that `score` gives, the headline first."""
+        """Names of the metrics that `score` returns, the main one first."""
         return ("accuracy", "loss", *(("accuracy_of_all_outputs",) if self.classes > self.labels else ()))
 
     def answers(self, outputs: Tensor) -> Tensor:
         return outputs[:, : self.labels].double().softmax(1)
 
     def constant(self, y: Tensor) -> float:
-        """The share of the most frequent class: accuracy of a constant answer."""
+        """The share of the most frequent class, which is the accuracy of the best constant prediction."""
         return int(torch.bincount(y).max()) / len(y)
 
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
@@ -283,7 +284,7 @@ class Classification(Supervised):
 
 
 class MultiLabel(Supervised):
-    """Several yes-or-no answers. The label of an example is a whole number, whose i-th bit is the i-th label."""
+    """Multi-label classification. The label of an example is a whole number, whose i-th bit is the i-th label."""
 
     metrics = ("label_accuracy", "loss")
     scores = ("auroc", "f1")
@@ -302,7 +303,7 @@ class MultiLabel(Supervised):
         return {"label_accuracy": right.double().mean(1), "loss": self._loss(outputs, examples.y).double()}
 
     def constant(self, y: Tensor) -> float:
-        """The share of right answers when each label always gets its most frequent value."""
+        """The accuracy if each label is always predicted as its most frequent value."""
         held = self.truth(y).double().mean(0)
         return float(torch.maximum(held, 1 - held).mean())
 
@@ -312,7 +313,7 @@ class MultiLabel(Supervised):
 
 
 class Regression(Supervised):
-    """A number in a declared range."""
+    """Regression to a declared range."""
 
     metrics = ("mean_absolute_error", "loss")
     scores = always = ("rmse", "r2")
@@ -325,7 +326,7 @@ class Regression(Supervised):
         range: tuple[float, float],
         value: Callable[[Tensor], Tensor],
     ) -> None:
-        """`value`: turns an output of the network into the unit of the label."""
+        """`value`: converts a network output to the unit of the label."""
         super().__init__(net, inputs, loss)
         self._range, self._value = range, value
 

@@ -1,8 +1,8 @@
-"""Threads of this process that compute several clients, or many test examples, at once: torch releases the interpreter
-while it computes.
+"""Threads that compute several clients, or many test examples, at once in this process: torch releases the interpreter
+lock while it computes.
 
-Each thread has a task of its own, because a network is changed while it runs. Results do not depend on the thread that
-computes them, and come in the order of the requests: the number of threads changes no byte.
+Each thread has a task of its own, because a running network changes its state. Results do not depend on the thread that
+computes them and come in the order of the requests, so the number of threads changes no byte of a result.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ HEAVY = 2_000_000  # weights times rows of one pass: from here on threads gain m
 
 
 def heavy(weights: int, rows: int) -> bool:
-    """True if a pass has enough arithmetic for threads to gain: where Python itself does the work, they wait for each
-    other.
+    """True if a pass has enough arithmetic to gain from threads: in small passes Python does most of the work, and
+    threads wait for its lock.
     """
     return weights * rows >= HEAVY
 
 
 class Threads:
-    """The threads of a site: one, or several that start when there is work for two."""
+    """Threads of a site: one, or several that start as soon as there are two units of work."""
 
     def __init__(self, task: Task, many: int = 1, another: Callable[[], Task] | None = None) -> None:
-        """`another`: builds the same task once more."""
+        """`another`: builds another instance of the same task."""
         self._tasks = [task]
         self.many = many if another is not None and task.threads else 1
         self._another = another
@@ -46,8 +46,8 @@ class Threads:
     def map(
         self, work: Callable[[Task, T], R], units: Iterable[T], worth: Callable[[T], bool] = lambda unit: True
     ) -> Iterator[R]:
-        """The results for all units, in their order. Units are requested in the caller's thread, few of them ahead.
-        `worth`: true of a unit that is worth a thread.
+        """Results for all units, in their order. Units are taken from the iterator in the caller's thread, a few ahead
+        of time. `worth`: whether a unit has enough work for a thread.
         """
         units = iter(units)
         first = list(islice(units, 2 if self.many > 1 else 0))

@@ -1,5 +1,4 @@
-"""A chain of known layers with its backward pass written out: the gradients of a small network without an autograd
-graph.
+"""A chain of known layers with its backward pass written out: gradients of a small network without an autograd graph.
 
 On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A
 `torch.nn.Sequential` of the layers in `LINKS` is run forward and backward here by the same kernels that autograd would
@@ -37,7 +36,7 @@ Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (logits, target) -> the
 
 
 class Passed(NamedTuple):
-    """The input of a layer with parameters, and the gradient at its output."""
+    """The input of a layer with parameters, and the gradient at its output, from one forward and backward pass."""
 
     name: str
     module: nn.Module
@@ -47,7 +46,7 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True)
 class Link(ABC):
-    """One layer, written out. `forward` gives the output and the values that `backward` needs."""
+    """One layer with its backward pass written out. `forward` returns the output and what `backward` needs."""
 
     name: str
     module: Any
@@ -60,7 +59,7 @@ class Link(ABC):
         """The gradient at the input; any value where `deeper` is False, as it is not used."""
 
     def seen(self, kept: object) -> Tensor | None:
-        """The input of a layer with parameters."""
+        """The input of a layer that has parameters, from the kept values; None for other layers."""
         return None
 
     def weights(self, p: Params, kept: object, g: Tensor, deeper: bool) -> tuple[Tensor, Gradients]:
@@ -73,7 +72,7 @@ class Link(ABC):
 
     @cached_property
     def bias(self) -> str:
-        """The place of the bias among the parameters, "" where the layer has none."""
+        """Name of the bias among the parameters; "" where the layer has none."""
         return "" if self.module.bias is None else f"{self.name}.bias"
 
 
@@ -192,8 +191,8 @@ class MaxPool(Link):
         return found.permute(0, 3, 1, 2)
 
     def _by_halves(self, x: Tensor) -> bool:
-        """True if squares of four pixels leave no rest, and channels lie side by side. Two maxima then find the same
-        numbers as the kernel, without storing places of 64 bits each. In float32 that gains nothing.
+        """True if 2x2 pooling can be done by two element-wise maxima: bfloat16, even sides, channels last. They give
+        the kernel's numbers without its 64-bit indices. In float32 this gains nothing.
         """
         return (
             x.dtype == torch.bfloat16
@@ -205,7 +204,7 @@ class MaxPool(Link):
 
 
 def _to_the_larger(g: Tensor, a: Tensor, b: Tensor, at_a: Tensor, at_b: Tensor) -> None:
-    """Each gradient goes to the larger of two numbers, or to the first of two that are equal."""
+    """Writes each gradient to the position of the larger of two numbers, of the first if they are equal."""
     aten.threshold_backward.grad_input(g, b - a, 0, grad_input=at_b)
     torch.sub(g, at_b, out=at_a)
 
@@ -259,7 +258,7 @@ LINKS: dict[type[nn.Module], Callable[[str, Any], Link]] = {
 
 
 def _plain(m: nn.Module) -> bool:
-    """True if the layer has only the settings that its link knows, the forward of its class, and no hooks."""
+    """True if the layer has only settings that its link implements, its class's own `forward`, and no hooks."""
     if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
         return False
     if isinstance(m, nn.Conv2d):
@@ -272,7 +271,7 @@ def _plain(m: nn.Module) -> bool:
 
 
 class Chain:
-    """The links of one network, first to last."""
+    """The layers of a network as links, first to last."""
 
     def __init__(self, links: list[Link]) -> None:
         self.links = links
@@ -290,8 +289,8 @@ class Chain:
         """The chain of a network. None where the network is not a chain of known layers that ends in a linear one,
         each used once with parameters of its own.
 
-        No link looks at two examples, which private readers rely on. `shape` of an example: a convolution takes a batch
-        of planes for channels of one image.
+        No link mixes examples, on which private readers rely. `shape` is that of one example; it tells a batch of
+        planes from the channels of one image.
         """
         if type(net) is not nn.Sequential or (len(shape) != 3 and any(isinstance(m, nn.Conv2d) for m in net)):
             return None
@@ -311,13 +310,15 @@ class Chain:
         return Chain(links)
 
     def forward(self, p: Params, x: object, draws: Tensor | None) -> tuple[Tensor, list[Kept]]:
-        """The output for `x`, which are images or some of the `ClientRows` that images are once they are flat."""
+        """The output for `x`: images, or, for a network that only flattens them before a linear layer, a `Part` of
+        `ClientRows`.
+        """
         z, kept = self.body(p, x, draws)
         logits, saved = self.links[-1].forward(p, z, draws)
         return logits, [*kept, saved]
 
     def body(self, p: Params, x: Ready, draws: Tensor | None) -> tuple[Ready, list[Kept]]:
-        """The input of the last layer, which makes logits of it."""
+        """The input of the last layer, which computes the logits, and the values kept for the backward pass."""
         start = self.first if isinstance(x, Part) else 0
         kept: list[Kept] = [None] * start
         for link in self.links[start:-1]:
@@ -326,7 +327,7 @@ class Chain:
         return x, kept
 
     def back(self, p: Params, kept: list[object], g: Tensor) -> Gradients:
-        """The gradients of a backward pass, from the output of the last link that left something."""
+        """The gradients of all parameters up to the last link with kept values, whose output has the gradient `g`."""
         found: Gradients = {}
         for i in range(len(kept) - 1, self.first - 1, -1):
             g, own = self.links[i].weights(p, kept[i], g, i > self.first)
@@ -339,8 +340,8 @@ class Chain:
         return x
 
     def spans(self, n: int) -> bool:
-        """True if n rows cost less as `ClientRows` than as images: where a first linear layer has more weights than the
-        rows have coefficients.
+        """True if n rows cost less as `ClientRows` than as images: the first layer is linear and has at least as many
+        weights as the coefficients of the rows.
         """
         if not self._linear:
             return False
@@ -348,7 +349,9 @@ class Chain:
         return bool(n * (first.in_features + first.out_features) <= first.in_features * first.out_features)
 
     def floats(self, p: Params, one: Tensor) -> int:
-        """Numbers that a forward and backward pass over one row goes through, windows of convolutions included."""
+        """Numbers that are read or written in a forward and backward pass over one row, including the windows of
+        convolutions.
+        """
         total, x = one.numel(), one
         for link in self.links:
             x, _ = link.forward(p, x, None)
@@ -359,9 +362,9 @@ class Chain:
     def gradient(
         self, p: Params, x: object, target: Tensor, draws: Tensor | None, slope: Slope, share: Tensor | None = None
     ) -> Gradients:
-        """The gradient of the mean loss, in the precision of `p`; leaves are tensors or products of two. `slope` is
-        that of the sum at the logits, in the precision of the target: float32 at least; `share` is the weight of each
-        row in the mean, where weights differ.
+        """The gradient of the mean loss, in the precision of `p`; leaves are tensors or products of two. `slope` gives
+        the gradient of the summed losses with respect to the logits, in the precision of the target, which is at least
+        float32; `share` is the weight of each row in the mean, where weights differ.
         """
         logits, kept = self.forward(p, x, draws)
         g = slope(logits, target)
@@ -372,7 +375,7 @@ class Chain:
         return {name: found[name] for name in p}
 
     def tape(self, p: Params, x: Tensor, target: Tensor, draws: Tensor | None, slope: Slope) -> list[Passed]:
-        """The inputs and output gradients of the layers with parameters, for the sum of the examples' losses."""
+        """The inputs and output gradients of all layers with parameters, for the summed losses of the examples."""
         logits, kept = self.forward(p, x, draws)
         g, passed = slope(logits, target), []
         for i in range(len(self.links) - 1, self.first - 1, -1):

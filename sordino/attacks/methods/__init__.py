@@ -1,4 +1,4 @@
-"""Attacks on a run, a file for each family and a class for each paper."""
+"""Attacks on a run: one file for each family, one class for each paper."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ GROUPS = 40  # of the attacker's own images, of either kind
 class PropertyInference(Attack):
     """Inference of a property of all of a client's images that the model was not meant to learn.
 
-    Every client holds the half of its images that has most of the property, or the other half. The judge compares
-    scores of the uploads of both kinds of clients.
+    Every client trains on the half of its images that has most of the property, or on the other half. The judge
+    compares scores of uploads from both kinds of clients.
     """
 
     sees: ClassVar[Adversary] = "server"
@@ -41,11 +41,11 @@ class PropertyInference(Attack):
 
     @abstractmethod
     def much(self, images: Tensor) -> Tensor:
-        """Amount of the property in each of these images [n, c, h, w]. Attacker and judge both know the property."""
+        """How much of the property each of these images [n, c, h, w] has. Attacker and judge both know the property."""
 
     @abstractmethod
     def score(self, views: list[UpdateView]) -> Tensor:
-        """A number for each upload of one round, larger where the images seem to have more of the property."""
+        """One score for each upload of a round, larger if its images seem to have more of the property."""
 
     def unfit(self, run: AttackedRun) -> str:
         if run.without_images:
@@ -89,7 +89,7 @@ class Brightness(PropertyInference, name="brightness"):
 
 
 def _groups(view: UpdateView, rows: Tensor, many: int, key: Key) -> Tensor:
-    """Gradients at the broadcast model, of groups of so many of the attacker's images."""
+    """Gradients at the broadcast model, each of a group of `many` of the attacker's own images."""
     found = []
     for i in range(GROUPS):
         few = rows[keys.permutation(keys.fold(key, i), len(rows))[:many]]

@@ -1,4 +1,5 @@
-"""Nasr et al., S&P 2021 and USENIX Security 2023: the white-box game on one client's upload, released again and again.
+"""Nasr et al., S&P 2021 and USENIX Security 2023: the white-box distinguishing game on one client's upload, which is
+released many times.
 
 Deviations: the canary is noise with a label at random, one of a client's few images; the other side holds another image
 in its place, or none where that is the promise.
@@ -29,7 +30,7 @@ NO_UPLOAD = "no single upload can be read"
 
 @dataclass(frozen=True)
 class Canary(Attack, name="canary"):
-    """Tells many releases of one client's upload with a chosen image from those without it."""
+    """Tells releases of one client's upload with a chosen image from releases without it."""
 
     sees = "server"
 
@@ -68,7 +69,7 @@ class Canary(Attack, name="canary"):
 
 @dataclass(frozen=True)
 class CanaryGame:
-    """Both sides of the game, with the run's gates or without them."""
+    """The distinguishing game with and without the canary, with the run's gates or without protection."""
 
     rounds: Rounds  # that stand before the attacked one
     heard: Heard  # its messages
@@ -78,7 +79,7 @@ class CanaryGame:
     key: keys.Key
 
     def release(self, with_: bool, number: int) -> Params:
-        """The change of the model in one more release of the upload, with noise of its own."""
+        """The change of the model in another release of the upload, with or without the canary and with fresh noise."""
         site, rows = self.rounds.site, self.sides[with_]
         draw = keys.word(keys.fold(self.key, "release", int(with_), number))
         before, agreed = site.state(self.client), len(self.sides[True].y)  # the same, whether the canary counts or not
@@ -91,7 +92,7 @@ class CanaryGame:
         return change
 
     def towards(self) -> Params:
-        """The gradient of the canary, which its presence adds."""
+        """The gradient of the canary, by which its presence changes the upload."""
         task, params = self.rounds.simulation.setup.task, self.heard.before
         shares = F.one_hot(self.canary.y, task.classes).float()
         found = gradient(task, params, pictures(self.canary.x), shares)

@@ -1,4 +1,4 @@
-"""Gradient inversion: draw the images behind one update, from its gradient. One class for each paper."""
+"""Gradient inversion: reconstruct the images behind one update from its gradient. One class for each paper."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Analytic(Reconstruction, name="analytic"):
 
     Phong, Aono, Hayashi, Wang and Moriai, IEEE TIFS 2018, section 3; Geiping et al., NeurIPS 2020, proposition 3.1.
 
-    Deviations: with several images each unit of the layer gives a mixture of those that it reacts to. A mixture on
-    which several units agree is one image alone; then come the most plausible mixtures. None is drawn twice.
+    Deviations: with several images each unit of the layer gives a mixture of those that activate it. A mixture that
+    several units share is a single image; these are returned first, then the most plausible mixtures, without
+    duplicates.
     """
 
     def unfit(self, run: AttackedRun) -> str:
@@ -57,7 +58,7 @@ class Analytic(Reconstruction, name="analytic"):
 
 
 def first_linear(params: Params, shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """Names of weights and biases of the first layer, where it has an input for every value of an image."""
+    """Names of weights and biases of the first layer, if it is linear with one input for every value of an image."""
     name = next(iter(params))
     bias = f"{name.removesuffix('weight')}bias"
     sees = name.endswith("weight") and params[name].dim() == 2 and params[name].shape[1] == math.prod(shape)
@@ -65,13 +66,13 @@ def first_linear(params: Params, shape: tuple[int, ...]) -> tuple[str, str] | No
 
 
 def inputs(weight: Tensor, bias: Tensor) -> Tensor:
-    """Input of each unit: exact where it saw one image, since dL/dW = dL/db x and dL/db is a number."""
+    """The input of each unit: exact if one image activated it, since dL/dW = dL/db x and dL/db is a number."""
     return weight / bias[:, None]
 
 
 def chosen(mixtures: Tensor, strength: Tensor, many: int) -> Tensor:
-    """The likeliest images, none twice: those on which units agree; then those in the range of pixels, smooth, and from
-    a unit that reacts.
+    """The likeliest images without duplicates: first those on which units agree; then those with values in the range of
+    pixels, smooth, and from a unit with a strong gradient.
     """
     flat = mixtures.flatten(1)
     agree = (torch.cdist(flat, flat) ** 2 / flat.shape[1] < SAME).sum(1)
@@ -95,7 +96,7 @@ ENOUGH = 1e-6  # distance at which a search ends
 
 @dataclass(frozen=True)
 class DeepLeakage(Reconstruction, name="dlg"):
-    """Moves images and labels until their gradient is the observed one (DLG).
+    """Optimises images and labels until their gradient is the observed one (DLG).
 
     Zhu, Liu and Han, NeurIPS 2019, Algorithm 1.
 
@@ -111,7 +112,9 @@ class DeepLeakage(Reconstruction, name="dlg"):
         return best([self.once(view, off, keys.fold(view.key, "dlg", i), None) for i in range(self.starts)])
 
     def once(self, view: UpdateView, off: Mismatch, key: keys.Key, labels: Tensor | None) -> tuple[float, Tensor]:
-        """One start, with known labels or sought ones: the remaining distance, and the images."""
+        """One search from one start, with known labels or optimised ones: returns the remaining distance and the
+        images.
+        """
         x = torch.logit(start(view, key)).requires_grad_()
         classes = view.task.classes
         if labels is None:
@@ -139,13 +142,13 @@ class DeepLeakage(Reconstruction, name="dlg"):
 
 
 def best(found: list[tuple[float, Tensor]]) -> Tensor:
-    """Images of the start that came nearest."""
+    """Images of the search that ended with the smallest distance."""
     return min(found, key=lambda one: one[0] if one[0] == one[0] else float("inf"))[1]
 
 
 @dataclass(frozen=True)
 class ImprovedLeakage(DeepLeakage, name="idlg"):
-    """Reads the labels off the last layer's gradient, and then moves images alone (iDLG).
+    """Reads the labels off the last layer's gradient, then optimises the images alone (iDLG).
 
     Zhao, Mopuri and Bilen, 2020 (arXiv 2001.02610).
 
@@ -159,7 +162,7 @@ class ImprovedLeakage(DeepLeakage, name="idlg"):
 
 @dataclass(frozen=True)
 class InvertingGradients(Reconstruction, name="inverting_gradients"):
-    """Moves smooth images until their gradient points in the direction of the observed one.
+    """Optimises smooth images until their gradient points in the direction of the observed one.
 
     Geiping, Bauermeister, Dröge and Moeller, NeurIPS 2020.
 

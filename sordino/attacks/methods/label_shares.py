@@ -1,6 +1,7 @@
 """Wainakh et al., PoPETs 2022; Zhao, Mopuri and Bilen, 2020 (arXiv 2001.02610).
 
-Deviations: shares of all classes come from one linear system in what the model says of the attacker's own images.
+Deviations: shares of all classes are the solution of one linear system, built from the model's predictions on the
+attacker's own images.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DEVIATIONS = 3  # standard deviations of the guess, where few labels are found b
 
 
 class LabelCounting(Attack):
-    """Inference of the labels behind an update, judged by the overlap of both counts.
+    """Inference of the labels behind an update, judged by the overlap of inferred and true counts.
 
     The guess is the label distribution of the attacker's own images.
     """
@@ -63,13 +64,13 @@ class LabelShares(LabelCounting, name="label_shares"):
 
 
 def overlap(counts: Sequence[Tensor], true: Tensor) -> float:
-    """Mean share of labels on which both counts agree: 1 less the total variation between them."""
+    """Mean share of labels on which both counts agree: 1 minus the total variation distance between them."""
     found = torch.nan_to_num(torch.stack([count.double() for count in counts]), 0.0).clamp_min(0)
     return float(torch.minimum(shares(found), shares(true)).sum(1).mean())
 
 
 def shares(table: Tensor) -> Tensor:
-    """Rows [devices, classes] as shares that add up to one; a row of zeros becomes equal shares."""
+    """Rows [devices, classes] scaled to sum to one; a row of zeros becomes equal shares."""
     table, classes = table.double(), table.shape[1]
     total = table.sum(1, keepdim=True)
     return torch.where(total > 0, table / total.clamp_min(1e-300), 1 / classes)

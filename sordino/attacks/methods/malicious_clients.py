@@ -1,4 +1,6 @@
-"""Malicious clients: false uploads of a few clients that spoil the model or plant a task. One class for each paper."""
+"""Malicious clients: manipulated uploads of a few clients that spoil the model or plant a backdoor. One class for each
+paper.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class LabelFlip(Poisoning, name="label_flip"):
 
 @dataclass(frozen=True)
 class SignFlip(Poisoning, name="sign_flip"):
-    """Sends the change of the model that it should, in the opposite direction and ten times as long.
+    """Sends the honest change of the model in the opposite direction and ten times as long.
 
     Li, Xu, Chen, Giannakis and Ling, "RSA", AAAI 2019: the sign-flipping attack.
 
@@ -52,7 +54,7 @@ class SignFlip(Poisoning, name="sign_flip"):
 
 @dataclass(frozen=True)
 class Scaling(Poisoning, name="scaling"):
-    """Sends the change of the model that it should, a thousand times as long.
+    """Sends the honest change of the model, a thousand times as long.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS 2017: one upload of any length decides a plain mean.
 
@@ -67,7 +69,7 @@ class Scaling(Poisoning, name="scaling"):
 
 @dataclass(frozen=True)
 class ModelReplacement(Poisoning, name="model_replacement"):
-    """Sends the way from the server's model to another one, boosted, so that a plain mean ends there.
+    """Sends the difference from the server's model to another one, boosted, so that a plain mean becomes that model.
 
     Bagdasaryan, Veit, Hua, Estrin and Shmatikov, AISTATS 2020, equation 3: the plain mean becomes a model that the
     attackers chose.
@@ -126,7 +128,9 @@ class Backdoor(Poisoning, name="backdoor"):
         )
 
     def obeyed(self, run: AttackedRun, model: Params) -> float:
-        """Percentage of test images of other classes that are classified as the target once they have the trigger."""
+        """Percentage of test images of other classes that are classified as the target class once they have the
+        trigger.
+        """
         others = taken(run.tested, (run.tested.y != self.target).nonzero()[:, 0])
         return accuracy(run, model, others._replace(x=marked(others.x), y=torch.full_like(others.y, self.target)))
 
@@ -135,7 +139,7 @@ class Backdoor(Poisoning, name="backdoor"):
 
 
 def marked(x: Tensor) -> Tensor:
-    """Images [n, h, w, c] with a bright square in their last corner."""
+    """Images [n, h, w, c] with a bright square in the bottom right corner."""
     side, found = max(2, x.shape[1] // 6), x.clone()
     found[:, -side:, -side:] = 255
     return found

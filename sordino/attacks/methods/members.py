@@ -1,4 +1,4 @@
-"""Membership inference: tell members of the training data by their losses. One class for each paper."""
+"""Membership inference from losses: members of the training data have lower ones. One class for each paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.attacks.member_inference import MemberInference, losses
 
 @dataclass(frozen=True)
 class LossThreshold(MemberInference, name="loss_threshold"):
-    """Takes an example for a member where the released model has a low loss on it.
+    """Classifies an example as a member if the released model has a low loss on it.
 
     Yeom, Giacomelli, Fredrikson and Jha, CSF 2018.
 
@@ -45,8 +45,9 @@ class LikelihoodRatio(MemberInference, name="lira"):
 
 
 def above(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
-    """Deviations by which an example's confidence [n] lies above that of models without it. `shadows` [models, n] are
-    losses, `inside` marks the models that had the example; an example in all of them scores 0.
+    """Standard deviations by which an example's confidence [n] exceeds the mean confidence of models trained without
+    it. `shadows` [models, n] are losses, `inside` marks the models trained on the example; an example in all of them
+    scores 0.
     """
     one, many, without = confidence(target), confidence(shadows), (~inside.bool()).double()
     known = without.sum(0)
@@ -56,6 +57,6 @@ def above(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
 
 
 def confidence(loss: Tensor) -> Tensor:
-    """Log odds of the true class, which are nearly normal over models."""
+    """Log odds of the true class, which are nearly normally distributed over models."""
     loss = loss.double().clamp_min(1e-12)
     return -loss - torch.log(-torch.expm1(-loss))

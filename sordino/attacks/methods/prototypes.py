@@ -1,4 +1,4 @@
-"""Prototype inversion: draw images from means of features, by a ridge regression or a trained decoder."""
+"""Prototype inversion: reconstruct images from means of features, by a ridge regression or a trained decoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LinearMap(PrototypeInversion, name="linear_map"):
 
 
 def fitted(features: Tensor, images: Tensor, prototypes: Tensor, ridge: float = 1e-3) -> Tensor:
-    """Images from features by ridge regression on the attacker's own sample; `ridge` is a share of the mean variance
+    """Images from features by ridge regression on the attacker's own sample; `ridge` is relative to the mean variance
     of a feature.
     """
     z, x, centre = features.double(), images.double().flatten(1), features.double().mean(0)

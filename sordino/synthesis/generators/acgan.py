@@ -153,7 +153,7 @@ def _adam(net: nn.Module, settings: AcganSettings) -> torch.optim.Optimizer:
 
 
 def _gradient(loss: Tensor, net: nn.Module, keep: bool = False) -> list[Tensor]:
-    """Gradients for this network alone."""
+    """Gradients with respect to the parameters of this network alone."""
     return list(torch.autograd.grad(loss, list(net.parameters()), retain_graph=keep))
 
 

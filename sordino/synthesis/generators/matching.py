@@ -2,10 +2,10 @@
 2024).
 
 Images of a class, seen through the extractor that the class's prototype came from, should have that prototype as their
-mean: a maximum mean discrepancy with a linear kernel. Means alone leave one image per class, so images of one label
-must also differ as their noise does (Mao et al., "Mode seeking generative adversarial networks", CVPR 2019): 1/(ratio +
-1e-5) is made small. The formula as printed makes the ratio itself small, which rewards equal images; `sign = "literal"`
-implements that and shows the collapse.
+mean: a maximum mean discrepancy with a linear kernel. Means alone would give a single image per class, so images of one
+label must also differ in proportion to their noise (Mao et al., "Mode seeking generative adversarial networks", CVPR
+2019): 1/(ratio + 1e-5) is made small. The formula as printed makes the ratio itself small, which rewards equal images;
+`sign = "literal"` implements that and shows the collapse.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ClassTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class MatchingSettings:
-    """Settings of a generator's training. `diversity` None: 0.03 of the discrepancy at the first step. Training
-    stops once `plateau` steps lower the mean loss by less than `gain`.
+    """Settings of a generator's training. `diversity` is the weight of the diversity loss; None: 0.03 of the
+    discrepancy at the first step. Training stops once `plateau` steps lower the mean loss by less than `gain`.
     """
 
     steps: int = 10_000
@@ -61,7 +61,7 @@ SIGNS: dict[str, Callable[[Tensor], Tensor]] = {"reciprocal": lambda ratio: 1 / 
 
 
 def diversity(x1: Tensor, x2: Tensor, r1: Tensor, r2: Tensor, sign: str = "reciprocal") -> Tensor:
-    """Diversity loss: small where images of the same labels differ as much as their two noises do."""
+    """Diversity loss: small if images with the same label differ in proportion to the difference of their noise."""
     return SIGNS[sign]((x1 - x2).abs().mean() / (r1 - r2).abs().mean())
 
 
@@ -141,7 +141,7 @@ def train(
 
 
 def visited(classes: Tensor, count: int, key: keys.Key) -> Tensor:
-    """Labels of one step: random classes, equally often up to one, and at least twice each."""
+    """Labels of one step: random classes, whose frequencies differ by one at most, each at least twice."""
     many = min(len(classes), max(1, count // 2))
     chosen = classes[keys.permutation(key, len(classes))[:many]]
     return chosen[torch.arange(count) % many]

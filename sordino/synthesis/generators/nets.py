@@ -1,8 +1,8 @@
 """Networks of SlaugFL's conditional image generators (IEEE Transactions on Mobile Computing, 2024).
 
 `strong` is the generator of ACGAN (Odena, Olah and Shlens, ICML 2017) on 32x32 images, `weak` the one of FedFTG (Zhang
-et al., CVPR 2022), `small` one for 16x16 images and a processor. Networks are built on the meta device and filled from
-a state: nothing is drawn that no key names.
+et al., CVPR 2022), `small` one for 16x16 images and training on a CPU. Networks are built on the meta device and filled
+from a state: no random number is drawn without a key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MixedInput(nn.Module):
 
 
 class JoinedInput(nn.Module):
-    """Input layer of which half of the output is linear in the noise, half in the label."""
+    """Input layer in which one half of the output is linear in the noise, the other half in the label."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Generator(nn.Module):
 
 
 class Several(nn.ModuleList):
-    """Generators of `per` consecutive classes each; an image comes from the one that has its label."""
+    """Several generators of `per` consecutive classes each; the label of an image selects the generator."""
 
     def __init__(self, parts: list[nn.Module], per: int) -> None:
         super().__init__(parts)
@@ -197,7 +197,7 @@ def draw(
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Bytes [n, h, w, c] of images [n, c, h, w] from -1 to 1."""
+    """Images [n, c, h, w] from -1 to 1, converted to bytes [n, h, w, c]."""
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
 
 
@@ -210,7 +210,7 @@ def _stretched(x: Tensor) -> Tensor:
 
 
 class Halved(nn.Module):
-    """Dropout of one half, by random bits from the stream of its training."""
+    """Dropout with rate one half, by random bits from the random stream of its training."""
 
     source: torch.Generator
 

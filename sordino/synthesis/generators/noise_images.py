@@ -34,7 +34,7 @@ LEAK = 2**0.5  # keeps the variance through a leaky ReLU
 
 @dataclass(frozen=True)
 class Latents:
-    """Size of a latent, and scatter of class means and of the images of a class."""
+    """Size of a latent, scatter of class means, and scatter of the images of a class."""
 
     size: int
     between: float

@@ -1,4 +1,4 @@
-"""Shape of a generator and its output, known without building it."""
+"""Shape of a generator and of its output, known without building it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneratorShape:
-    """Kind, input and output of a generator. `split` generators share the classes, consecutive ids each."""
+    """Kind, input and output of a generator. `split`: number of generators among which the classes are divided, with
+    consecutive ids each.
+    """
 
     kind: Literal["strong", "weak", "small"]
     classes: int
@@ -59,7 +61,7 @@ class GeneratorShape:
 
     @property
     def per(self) -> int:
-        """Number of classes of one generator."""
+        """Number of classes of each generator."""
         return self.classes // self.split
 
     def one(self) -> GeneratorShape:

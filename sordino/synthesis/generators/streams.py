@@ -1,4 +1,4 @@
-"""Long random vectors from one key, drawn on the processor: the same on every device."""
+"""Long random vectors from one key, drawn on the CPU, so that they are the same on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Expensive images, cached one by one, so that an interrupted run continues where it stopped."""
+"""Generation of images that are expensive to draw: each is cached by itself, so that an interrupted run continues where
+it stopped.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class _Order(NamedTuple):
 def draw_all(
     wanted: Wanted, texts: Sequence[Sequence[str]], depends: Mapping[str, object], batch: int, start: Callable[[], Draw]
 ) -> Drawn:
-    """An image for every text. `depends`: everything that determines an image beside its text and seed; `start` loads
-    the model, if any image is missing.
+    """An image for every text, from the cache where possible. `depends`: everything that determines an image beside its
+    text and seed; `start` loads the model, if any image is missing.
     """
     orders = [_order(wanted, of, at, text, depends) for of, own in enumerate(texts) for at, text in enumerate(own)]
     found = {order.name: image for order in orders if (image := _from_cache(wanted, order)) is not None}

@@ -26,7 +26,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 @dataclass(frozen=True)
 class PublicSplit:
-    """A slice of the training images, held back before the partition, as another camera would see them."""
+    """A part of the training images, held back before the partition and altered as if taken by another camera."""
 
     shift: float = 1.0  # strength of the other camera; 0: the images as they are
     bad_fraction: float = 0.15
@@ -106,7 +106,7 @@ def digit(name: str) -> int | None:
 
 
 def shows(of: int, classes: int, count: int, bad: float, key: keys.Key) -> Array:
-    """True class of each of `count` images with the label `of`: a share `bad` of them shows another class."""
+    """Class that each of `count` images with the label `of` really shows: for a share `bad` of them another class."""
     shown = np.full(count, of, np.int64)
     wrong = keys.permutation(keys.fold(key, "wrong"), count).numpy()[: round(bad * count)]
     if classes > 1:
@@ -116,7 +116,9 @@ def shows(of: int, classes: int, count: int, bad: float, key: keys.Key) -> Array
 
 
 def _anyone(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
-    """A row of the true class of each image: every row of a class once before any repeats."""
+    """A random row for each image, of the class that it really shows; every row of a class is used once before any
+    repeats.
+    """
     taken = np.zeros(len(shown), np.int64)
     for of, own in enumerate(rows):
         at = np.flatnonzero(shown == of)

@@ -1,4 +1,6 @@
-"""Pretrained models: packages from an extra, folders on disk, and no file that could run code."""
+"""Pretrained models: import of their optional packages, and model folders on disk, without files that could run
+code.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def extra(called: str) -> Iterator[None]:
 
 
 def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Path:
-    """The folder of a model on this disk: its own, or that of an id in the hub's cache, which `fetch(local_only)`
-    returns.
+    """The folder of a model on this disk: `model` itself, or that of a hub id in the hub's cache, which
+    `fetch(local_only)` returns.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():

@@ -62,7 +62,7 @@ def _files(root: Path, of: int, name: str) -> list[Path]:
 
 
 def _some(files: list[Path], wanted: Wanted, name: str) -> list[Path]:
-    """A random selection of as many as are wanted, or all."""
+    """A random selection of as many files as are wanted; all if there are fewer."""
     order = keys.permutation(keys.fold(wanted.key, "folder", name), len(files))[: wanted.per_class]
     return [files[at] for at in sorted(order.tolist())]
 

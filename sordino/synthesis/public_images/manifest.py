@@ -15,7 +15,7 @@ PUBLIC = f"{PROXY}; uses labelled public data"
 
 
 def spoken(name: str) -> str:
-    """A class name in words: `pickup_truck` is a pickup truck."""
+    """A class name in words: "pickup truck" for `pickup_truck`."""
     return " ".join(name.replace("_", " ").split())
 
 

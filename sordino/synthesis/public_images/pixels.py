@@ -20,7 +20,7 @@ Shape = tuple[int, int, int]
 
 
 def fit(images: Array, shape: Shape) -> Array:
-    """Images [n, h, w, c] in the wanted size and number of channels."""
+    """Images [n, h, w, c] converted to the given size and number of channels."""
     if images.shape[1:] == shape:
         return np.ascontiguousarray(images)
     return to_bytes(resized(recoloured(to_float(images), shape[2]), shape))
@@ -51,13 +51,13 @@ def resized(images: Tensor, shape: Shape) -> Tensor:
 
 
 def is_blank(image: Array) -> bool:
-    """True for an image of one colour, as a safety filter leaves it."""
+    """True for an image of a single colour, which a safety filter returns in place of a blocked one."""
     return bool((image == image[0, 0]).all())
 
 
 def moved(images: Tensor, key: int) -> Tensor:
-    """Images, each turned by up to 15 degrees, sheared, scaled by up to a sixth and shifted by up to a tenth, in a
-    frame as wide as MNIST's (28 for 20 pixels).
+    """The images, each rotated by up to 15 degrees, sheared, scaled by up to a sixth and shifted by up to a tenth, with
+    margins as in MNIST (a figure of 20 pixels in a frame of 28).
     """
     u = keys.uniform(key, 5 * len(images)).float().reshape(5, -1) * 2 - 1
     angle, shear, grow = u[0] * (math.pi / 12), u[1] * 0.15, 1.4 * torch.exp(u[2] * math.log(7 / 6))
@@ -68,8 +68,8 @@ def moved(images: Tensor, key: int) -> Tensor:
 
 
 def shifted(images: Tensor, strength: float, key: int) -> Tensor:
-    """The images as seen by another camera, the same for all: less contrast, turned hue, blur and noise. Strength 0
-    changes nothing.
+    """The images as if taken by another camera: lower contrast, rotated hue, blur and noise, the same for all images.
+    Strength 0 changes nothing.
     """
     grey = images.mean((1, 2, 3), keepdim=True)
     images = grey + (images - grey) * 0.75**strength + 0.04 * strength

@@ -1,7 +1,7 @@
-"""Candidates drawn with a few strokes, by the words of a prompt: digits for classes named by digits, a shape of its own
-for every other class.
+"""Candidates drawn with a few strokes, styled by the words of a prompt: digits for classes named by digits, a shape of
+its own for every other class.
 
-They need no model, and are far from photographs.
+They need no model, and do not resemble photographs.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _drawn(texts: tuple[str, ...], shown: Array, wanted: Wanted, key: keys.Key) 
 
 
 def look(text: str) -> Look:
-    """Settings of a picture, by the words of its prompt."""
+    """Style of a picture, chosen by the words of its prompt."""
     found = Look()._asdict()
     for phrase, (name, factor) in TIMES.items():
         if _says(text, phrase):
@@ -116,12 +116,14 @@ def _says(text: str, phrase: str) -> bool:
 
 
 def _chalk(text: str) -> tuple[Array, Array]:
-    """Ground and ink of a digit: bright on dark, as in data sets of digits."""
+    """Background and stroke colours of a digit: bright on dark, as in data sets of digits."""
     return np.full(3, 0.03), np.full(3, 0.97)
 
 
 def _paint(text: str, of: int) -> tuple[Array, Array]:
-    """Ground and ink of a shape: a colour of the prompt, or one of its class: hues a golden section apart."""
+    """Background and stroke colours of a shape: the colour named in the prompt, or that of its class; hues of classes
+    are a golden section apart.
+    """
     ground = next((level for phrase, level in GROUNDS.items() if _says(text, phrase)), GROUND)
     hue = 2 * np.pi * ((of * 0.618034) % 1 + np.array([0, 1 / 3, 2 / 3]))
     own = 0.5 + 0.45 * np.cos(hue)
@@ -134,7 +136,7 @@ def _paint(text: str, of: int) -> tuple[Array, Array]:
 def render(
     texts: list[str], figure: Array, paint: Callable[[str], tuple[Array, Array]], shape: tuple[int, int, int], key: int
 ) -> Array:
-    """The figure once for every prompt, each in another handwriting: uint8 [n, h, w, c]."""
+    """One picture of the figure for every prompt, each in another handwriting: uint8 [n, h, w, c]."""
     height, width, channels = shape
     looks = np.array([look(text) for text in texts])
     of = {name: looks[:, at] for at, name in enumerate(Look._fields)}
@@ -162,7 +164,7 @@ def render(
 
 
 def _bent(figure: Array, of: dict[str, Array], hand: Array, key: int) -> Array:
-    """The figure turned, slanted, stretched and moved, by prompt and handwriting: [n, segments, 2, 2]."""
+    """The figure rotated, slanted, stretched and moved, according to prompts and handwriting: [n, segments, 2, 2]."""
     turn, slant = of["angle"] + 0.15 * hand[0], of["slant"] + 0.2 * hand[1]
     wide = of["size"] * of["wide"] * (1 + 0.12 * hand[2])
     tall = of["size"] * of["tall"] * (1 + 0.12 * hand[6])
@@ -190,7 +192,7 @@ def _arc(x: float, y: float, wide: float, tall: float, start: float, end: float)
 
 
 def _corners(count: int, radius: float = 0.4, inner: float = 1.0, turn: float = -90) -> Line:
-    """A regular polygon, or with `inner` below 1 a star; closed."""
+    """The closed outline of a regular polygon, or with `inner` below 1 of a star."""
     points = count if inner == 1 else 2 * count
     radii = [radius * (inner if at % 2 else 1) for at in range(points)]
     turns = [np.radians(turn + 360 * at / points) for at in range(points)]

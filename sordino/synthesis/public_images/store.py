@@ -1,6 +1,6 @@
-"""Cache on disk of expensive results, under the hash of everything that they depend on.
+"""Cache on disk of expensive results, keyed by the hash of everything that they depend on.
 
-Each file is its own SHA-256 followed by its content, and appears whole or not at all: a damaged one is made again.
+Each file holds the SHA-256 of its content, then the content, and is written atomically. A damaged file is made again.
 """
 
 from __future__ import annotations

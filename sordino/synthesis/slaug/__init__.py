@@ -1,1 +1,1 @@
-"""SlaugFL: its preparation, its generator and its training."""
+"""SlaugFL: its preparation, generator and training."""

@@ -33,7 +33,7 @@ HANDS = "the generator, to all clients"
 
 
 class Anchor(NamedTuple):
-    """A prototype, and the model that made its features."""
+    """A class prototype, with the model that computed its features."""
 
     label: int
     mean: Tensor
@@ -48,7 +48,7 @@ class Anchor(NamedTuple):
             return self._last(torch.cat([self.task.features(self.model, rows, None) for rows in torch.split(x, ROWS)]))
 
     def looks(self, x: Tensor) -> Tensor:
-        """Features of images in 0..1 [n, c, h, w], differentiable in them."""
+        """Features of images in 0..1 [n, c, h, w], differentiable with respect to the images."""
         return self._last(self.task.look(self.model, x))
 
     def _last(self, z: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Recipe:
         ]
 
     def template(self) -> Made:
-        """Empty state before the generator is made."""
+        """An empty result with the tensor shapes of the finished generator."""
         from sordino.synthesis.generators import nets
 
         classes = self.shape.classes
@@ -203,7 +203,9 @@ class Recipe:
         known = {a.label: a for a in anchors}
 
         def score(images: Tensor, labels: Tensor) -> float:
-            """Mean probability of the class on drawn images, by the device that knows it best."""
+            """Mean probability of the right class on generated images, by the model of the best device for each
+            class.
+            """
             sure = []
             for label, anchor in known.items():
                 mine = images[labels == label]
@@ -218,7 +220,7 @@ class Recipe:
         return Made(made.state, kept, empty.learned, self.logged(made.log))
 
     def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
-        """Candidates of each class that are nearest to its prototypes, random ones where it has none."""
+        """The candidates nearest to the prototypes of each class; random ones for a class without prototypes."""
         found = {}
         for label in range(self.shape.classes):
             rows = torch.nonzero(candidates.y == label).flatten()
@@ -232,7 +234,7 @@ class Recipe:
         return found
 
     def _merged(self, anchors: Sequence[Anchor]) -> list[Anchor]:
-        """Prototypes averaged by class, as published, with the extractor of the best device alone."""
+        """Prototypes averaged by class, as published, each with the extractor of its best device alone."""
         by: dict[int, list[Anchor]] = {}
         for anchor in anchors:
             by.setdefault(anchor.label, []).append(anchor)
@@ -247,19 +249,19 @@ class Told(NamedTuple):
 
 
 def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor:
-    """Features of single images; projected ones have length 1."""
+    """Features of images without gradient; if a projection matrix is given, projected and scaled to length 1."""
     with torch.no_grad():
         z = task.features(params, x, None)
         return z if matrix is None else torch.nn.functional.normalize(z @ matrix.to(z.dtype), dim=1)
 
 
 def chosen(kept: Tensor) -> list[list[int]]:
-    """Numbers of the kept candidates, class by class."""
+    """Indices of the kept candidates, class by class."""
     return [[i for i in row if i >= 0] for row in kept.tolist()]
 
 
 class Projects(Protocol):
-    """A phase that sends features in fewer dimensions."""
+    """A phase that sends features in reduced dimension."""
 
     @property
     def project(self) -> int: ...
@@ -268,12 +270,14 @@ class Projects(Protocol):
 
 
 def dimensions(phase: Projects, task: Task) -> int:
-    """Dimensions of the sent features, at most those of the network."""
+    """Number of dimensions of the sent features, at most that of the network's features."""
     return min(phase.project or task.width, task.width)
 
 
 def projected_by(phase: Projects, task: Task) -> Tensor:
-    """Projection drawn from the run's key alone: the same for all clients and independent of data."""
+    """Random projection drawn from the run's key alone, so that it is the same for all clients and independent
+    of data.
+    """
     assert phase.known is not None, "an algorithm is fitted before it runs"
     return projection(task.width, phase.project, keys.fold(phase.known.key, "projection"))
 

@@ -8,7 +8,8 @@ beside the model:
     R_e = M (d_m + d_g) / (2 T K d_m) + C d_p / d_m           the published ratio: without the prototypes that are sent
                                                               once
 
-The formula knows no first broadcast, no running statistics and no headers: the measured bytes stand beside it.
+The formula does not count the first broadcast, running statistics and headers, so reports show the measured bytes
+beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Owner(NamedTuple):
-    """State of a device between phases: its own model."""
+    """State of a device between phases: the model that it trained."""
 
     model: Params
 
@@ -53,7 +54,9 @@ class Up(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """State of the server during `ask`: one request for each slot, a class and a device."""
+    """State of the server during `ask`. A slot is a prototype to be collected: a class and the device that is asked for
+    it.
+    """
 
     order: Tensor  # [ranks, classes]
     models: Params  # [ranks, classes, ...]
@@ -78,7 +81,7 @@ class Wishes(NamedTuple):
 
 
 class Prototype(NamedTuple):
-    """A sum of features and its number of images; zero images: the device declines."""
+    """A sum of features and its number of images; with zero images the device declines the request."""
 
     label: Tensor
     total: Tensor
@@ -86,7 +89,7 @@ class Prototype(NamedTuple):
 
 
 def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list[Asked]]:
-    """Devices that were asked for each class, by rank; empty where their skills are unknown."""
+    """Devices that were asked for a prototype of each class, by rank; empty if their skills are unknown."""
 
     def of(label: int) -> list[Asked]:
         mine = s.slots == label
@@ -99,7 +102,9 @@ def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list
 
 
 def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Sizes | None:
-    """Traffic by formula (18), which covers models of devices and a generator; None where training uses none."""
+    """Numbers for formula (18), which covers models of devices and a generator; None where the run uses none of
+    these.
+    """
     if not isinstance(training, Calibrated):
         return None
     from sordino.synthesis.generators import nets
@@ -116,7 +121,7 @@ def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Size
 
 
 class Sizes(NamedTuple):
-    """Numbers in the formula, all of them public."""
+    """Public numbers that enter formula (18)."""
 
     devices: int
     chosen: int  # per round
@@ -128,12 +133,12 @@ class Sizes(NamedTuple):
 
     @property
     def round(self) -> int:
-        """Parameters of one round of FedAvg, both directions."""
+        """Parameters sent in one round of FedAvg, in both directions."""
         return 2 * self.chosen * self.model
 
     @property
     def messages(self) -> dict[Message, float]:
-        """Parameters of each kind of message, which add up to the formula."""
+        """Parameters sent in each kind of message; their sum is formula (18)."""
         prototypes = self.classes * self.prototype
         each = self.rounds * self.chosen * prototypes
         return {
@@ -146,21 +151,23 @@ class Sizes(NamedTuple):
 
     @property
     def parameters(self) -> float:
-        """More than FedAvg, over all rounds: formula (18)."""
+        """Parameters sent beyond those of FedAvg over all rounds: formula (18)."""
         prototypes = self.classes * self.prototype
         prepared = self.devices * (self.model + self.generator) + prototypes
         return prepared + 2 * self.rounds * self.chosen * prototypes
 
     @property
     def ratio(self) -> float:
-        """R_e, as a share of FedAvg's traffic over all rounds: it falls with the number of rounds."""
+        """The published ratio R_e: extra traffic, without the prototypes that are sent once, as a share of FedAvg's
+        over all rounds. It falls with the number of rounds.
+        """
         return self.upfront / self.rounds + self.classes * self.prototype / self.model
 
     @property
     def upfront(self) -> float:
-        """Rounds of FedAvg whose traffic equals that before round 1: models up, generators down."""
+        """Traffic before round 1, models up and generators down, in rounds of FedAvg."""
         return self.devices * (self.model + self.generator) / self.round
 
     def charged(self, rounds: float) -> float:
-        """Rounds of FedAvg whose traffic equals that of so many rounds, everything extra included."""
+        """Traffic of this number of rounds including everything extra, in rounds of FedAvg."""
         return rounds + self._replace(rounds=rounds).parameters / self.round

@@ -1,12 +1,12 @@
-"""Private form of SlaugFL's preparation: every device sends sums of features by class, in place of a model and
+"""Private variant of SlaugFL's preparation: every device sends sums of features by class instead of a model and
 prototypes.
 
-The extractor is public: trained on candidates, or stored. Features are projected and scaled to length 1; the generator
-is made from the direction of each class's sum. With `ClassSums` as its reader a device sends one Gaussian release,
-differentially private for each of its examples against every adversary.
+The feature extractor is public: trained on candidates, or read from a file. Features are projected and scaled to length
+1; the generator is made from the direction of each class's sum. With `ClassSums` as its reader a device sends one
+Gaussian release, differentially private for each of its examples against every adversary.
 
-Deviations from SlaugFL (IEEE Transactions on Mobile Computing, 2024): all of this; it is our private form of its
-selective data collection.
+Deviations from SlaugFL (IEEE Transactions on Mobile Computing, 2024): the whole file, which is our private variant of
+its selective data collection.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Pool(
 
 
 def fitted(task: Task, examples: Examples, epochs: int, batch: int, lr: float, momentum: float, key: Key) -> Params:
-    """Weights after some epochs of momentum SGD on public examples."""
+    """Weights after some epochs of SGD with momentum on public examples."""
     params, velocity = task.init(keys.fold(key, "init")), None
     for epoch in range(epochs):
         order = keys.permutation(keys.fold(key, "epoch", epoch), len(examples.y))

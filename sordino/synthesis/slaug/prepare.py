@@ -5,10 +5,10 @@ SlaugFL, IEEE Transactions on Mobile Computing, 2024, section "selective data co
     ask      for each class the best device is asked for a prototype, the mean feature of its held-back images of the
              class; if it declines, the next one is asked
 
-Then the server makes a generator (`generator`). `pool` is the private form without these two phases.
-Deviations: a silent device has declined. After `ranks` refusals a class has no prototype. Devices are ranked by F1 by
-default: by recall, as published, the best device of a class may be one that assigns everything to it. One device
-answers for one class a round.
+Then the server makes a generator (`generator`). `pool` is the private variant, which replaces these two phases.
+Deviations: a device that does not answer counts as declining. After `ranks` refusals a class has no prototype. Devices
+are ranked by F1 by default: by recall, as published, the best device of a class may be one that assigns everything to
+it. One device answers for one class per round.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Ask(
 
     @property
     def rounds(self) -> int:
-        """Rounds for which a device's privacy is charged, at most: in later ones it is silent."""
+        """The largest number of rounds for which a device's privacy is charged; in later rounds it does not answer."""
         return ROUNDS
 
     def init(self, task: Task, key: Key) -> Asking:
@@ -245,7 +245,9 @@ class Ask(
             )
 
     def _answers(self, home: Home) -> bool:
-        """True where any client has enough images to hold some back; noised prototypes use all images."""
+        """True if any client has enough images to hold some back; with noised prototypes, which use all images,
+        always.
+        """
         return self.read.offer() is not None or max(home.sizes) >= FEWEST
 
     def over(self, s: Asking) -> bool:
@@ -270,7 +272,7 @@ class Ask(
         return wishes.device[wishes.device >= 0].tolist()
 
     def broadcast(self, s: Asking) -> Wishes:
-        """The first waiting slot of every requested device and of every class: an answer names its class, not its
+        """The first waiting slot of every device and of every class, because an answer names its class, not its
         device.
         """
         device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
@@ -364,14 +366,14 @@ class Ask(
 
 
 def parts(shard: Shard) -> tuple[Shard, Shard | None]:
-    """Training examples of a device and held-back ones; None where it has too few."""
+    """A device's training examples and its held-back ones; None in place of the latter if it has too few."""
     if shard.size < FEWEST:
         return shard, None
     return shard.split(KEPT, keys.root(0))
 
 
 def given_examples(phase: Train, home: Home) -> Examples:
-    """Labelled examples on which the server tests models."""
+    """Labelled examples on which the server tests the devices' models."""
     sources = {"holdout": "probe", "test": "tested", "candidates": "candidates"}
     found: Examples | None = getattr(home, sources[phase.probe])
     if found is None:

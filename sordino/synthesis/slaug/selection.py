@@ -44,7 +44,7 @@ def skill(task: Task, params: Params, probe: Examples) -> Skill:
 
 
 def ranked(score: Tensor, confidence: Tensor) -> Tensor:
-    """Devices [devices, classes] from the best of each class to the worst, by score, then confidence, then number."""
+    """Device numbers [devices, classes], for each class from best to worst, by score, then confidence, then number."""
     order = torch.arange(len(score)).expand(score.shape[1], -1)
     for column in (confidence, score):  # stable sorts, the least important first
         order = order.gather(1, column.T.gather(1, order).argsort(dim=1, descending=True, stable=True))
@@ -62,13 +62,13 @@ def nearest(distance: Tensor, keep: int) -> Tensor:
 
 
 def some(count: int, most: int, key: Key) -> Tensor:
-    """Different random numbers below `count`, `most` of them or all."""
+    """`most` different random numbers below `count`, or all of them if there are fewer."""
     return keys.permutation(key, count)[:most]
 
 
 def requests(classes: int, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Class of each of `count` prototypes, and the rank of the first device to ask: every class once; random classes if
-    there are fewer prototypes, and runners-up of random classes if there are more.
+    """Class of each of `count` prototypes, and the rank of the device that is asked first: every class once; fewer
+    prototypes are of random classes, additional ones are asked of the next-best devices of random classes.
     """
     mixed = keys.permutation(keys.fold(key, "slots"), classes)
     if count <= classes:

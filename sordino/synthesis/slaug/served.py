@@ -1,9 +1,9 @@
-"""SlaugFL with the prototypes of drawn images made by the server. SlaugFL, IEEE Transactions on Mobile Computing, 2024,
-"privacy-free" prototypes.
+"""SlaugFL in which the server computes the prototypes of generated images. SlaugFL, IEEE Transactions on Mobile
+Computing, 2024, "privacy-free" prototypes.
 
-They follow from the uploaded model and from images that the generator draws by a public key, so the server can compute
-them and devices need not send them. This takes a pass over all drawn images of a round at the server, and an uplink
-that shows it each model.
+These prototypes depend only on the uploaded model and on images that the generator draws with a public key, so devices
+need not send them. This costs the server a pass over all generated images of a round, and needs an uplink that shows it
+each model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Holding(NamedTuple):
-    """State of the server."""
+    """State of the server between rounds."""
 
     x: Params
     prototypes: Tensor

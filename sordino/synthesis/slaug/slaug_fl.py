@@ -32,7 +32,7 @@ Variant = Literal["as_published", "secagg", "dp_proto_only", "pooled", "rigorous
 
 @dataclass(frozen=True)
 class Settings(SlaugFL):
-    """Settings of the training and of its preparation."""
+    """Settings of SlaugFL's training and of its preparation."""
 
     lr: float = 0.01
     momentum: float = 0.9
@@ -63,7 +63,7 @@ class Settings(SlaugFL):
     share: float = 0.2  # of a budget, for each phase of the preparation
 
     def recipe(self) -> Recipe:
-        """Recipe of the generator."""
+        """Recipe by which the server makes the generator."""
         diversity = self.diversity if isinstance(self.diversity, float) else None
         gan = acgan.AcganSettings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
         match = matching.MatchingSettings(
@@ -73,15 +73,15 @@ class Settings(SlaugFL):
         return Recipe(self.generator, self.scenario, self.keep, self.merge, gan, match, self.threshold, published)
 
     def training(self) -> SlaugFL | Served:
-        """The phase that trains, before a variant changes its gates."""
+        """The training phase, before a variant changes its gates."""
         return recast(SlaugFL, self) if self.proto_upload == "devices" else recast(Served, self)
 
     def alone(self) -> Train:
-        """The phase in which every device trains by itself."""
+        """The phase in which every device trains a model of its own."""
         return self._like(Train(patience=self.patience, rank=self.rank, probe=self.probe))
 
     def pool(self) -> Pool:
-        """The phase that needs no model of a device."""
+        """The private preparation, which needs no models of devices."""
         return self._like(Pool(recipe=self.recipe(), project=self.project, extractor=self.extractor))
 
     def _like(self, phase: P) -> P:
@@ -112,8 +112,8 @@ class Settings(SlaugFL):
 def slaug_fl(
     base: Settings, variant: Variant = "as_published", clip: float = 1.0, rate: float = 0.1, private_steps: int = 10
 ) -> Phased:
-    """Scenario 1 chooses candidates and trains an ACGAN on them, scenario 2 has prototypes alone. A preset fills in
-    what is not set. `clip`, `rate` and `private_steps` are of the rigorous variants.
+    """Scenario 1 selects candidates and trains an ACGAN on them, scenario 2 trains a generator on prototypes alone. A
+    preset gives the defaults. Only the rigorous variants use `clip`, `rate` and `private_steps`.
 
     as_published   models and prototypes are sent unprotected
     secagg         the same, with secure aggregation in the rounds of training

@@ -2,9 +2,9 @@
 data augmentation", IEEE Transactions on Mobile Computing, 2024. `prepare` makes the generator; this file
 is the collaborative phase, with its dual calibration.
 
-Each client draws, once, as many images as it has examples, all classes alike, and trains on both: cross-entropy of its
-own images, `synthetic` times that of drawn ones, and `separation` times a contrast that pulls the means of its classes
-towards global prototypes. The prototypes come from drawn images alone.
+Each client draws, once, as many images as it has examples, equally many of each class, and trains on both:
+cross-entropy of its own images, `synthetic` times that of drawn ones, and `separation` times a contrast that pulls the
+means of its classes towards global prototypes. The prototypes come from drawn images alone.
 
 Deviations: a client of n examples draws the rest of n / classes for random classes (the original drops it). Prototypes
 are averaged over all drawn images of a round. A momentum starts afresh in every round, unless it is kept. `label_mode =
@@ -59,7 +59,7 @@ State: TypeAlias = Client | Moving
 
 
 class Start(Protocol):
-    """Message to a client at the start of a round."""
+    """Broadcast to a client at the start of a round."""
 
     @property
     def x(self) -> Params: ...
@@ -80,7 +80,7 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, FollowsPhase, ABC):
-    """Training of a client with drawn images. Subclasses define its uploads."""
+    """Client training with generated images. Subclasses define what is uploaded."""
 
     generator: Kind = "auto"
     scenario: Literal[1, 2] = 1
@@ -123,13 +123,13 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
 
     @property
     def heads(self) -> int:
-        """Outputs of the network per class."""
+        """Number of network outputs per class."""
         return 2 if self.label_mode == "shifted" else 1
 
     # start ------------------------------------------------------------------------------------------------------------
 
     def start(self, task: Task, key: Key) -> Server:
-        """Initial state; models of the preparation are not used again."""
+        """Initial state of the server; models of the preparation are not reused."""
         x = task.init(key)
         return Server(
             x, torch.zeros(task.labels, task.width), torch.zeros(task.labels, dtype=torch.uint8), torch.tensor(0)
@@ -139,7 +139,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return {**before.generator, CLASSES: torch.nonzero(before.learned).flatten()}
 
     def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples:
-        """Drawn once: as many images as the client has examples, all classes alike."""
+        """Generated images, drawn once: as many as the client has examples, evenly over classes."""
         classes, state = tensors[CLASSES], {name: value for name, value in tensors.items() if name != CLASSES}
         labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
         return generated(self._shape, state, labels, keys.fold(key, "noise"), self.rescale)
@@ -174,7 +174,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
 
     @property
     def how(self) -> How:
-        """Drawn images come beside a client's own."""
+        """How batches combine generated images with a client's own: "half" or "union"."""
         return "half" if self.match_steps else "union"
 
     def advanced(self, s: Start, mean: Up) -> Server:
@@ -209,8 +209,8 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return total
 
     def _apart(self, task: Task, down: Start, walk: Walk, shard: Shard, key: Key) -> None:
-        """Losses of single examples: of the client's own through the reader, which may clip and noise them; of drawn
-        ones as they are.
+        """Training on losses of single examples: those of the client's own go through the reader, which may clip and
+        noise their gradients; generated ones need no protection.
         """
         losses = partial(self._own_losses, task, down)
         for step in shard.mixed(self.work, key, self.how):
@@ -238,7 +238,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return bool(self.separation) and bool(down.known.any())
 
     def _names(self, task: Task, labels: Tensor) -> Tensor:
-        """Labels of drawn images for the network."""
+        """Labels of generated images as the network is trained on them."""
         return labels + task.labels if self.label_mode == "shifted" else labels
 
     def _features(self, task: Task, params: Params, x: Tensor) -> Tensor:
@@ -289,7 +289,9 @@ class SlaugFL(Calibrated[Server, Server, Up], carries_statistics=True):
         return Up(tree.sub(y, down.x), (sums / shard.size).float(), (counts / shard.size).float()), after
 
     def prototype_sums(self, task: Task, params: Params, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Sums of features by class with the numbers of images: of drawn ones, which reveal no more than the model."""
+        """Sums of features of generated images by class, with numbers of images; they reveal no more than the model
+        does.
+        """
         assert shard.public is not None
         return class_sums(lambda x: self._features(task, params, x), shard.public, task.labels)
 
@@ -310,7 +312,9 @@ def generated(
 
 
 def all_alike(number: int, classes: int, key: Key) -> Tensor:
-    """Labels of `number` images: equally many of each class, at least one, and random classes for the rest."""
+    """Labels of `number` images, evenly over classes: equally many of each class, at least one, and random classes for
+    the rest.
+    """
     labels = torch.arange(classes).repeat_interleave(max(1, number // classes))
     rest = number % classes if number >= classes else 0
     return torch.cat([labels, keys.permutation(key, classes)[:rest]])

@@ -1,4 +1,4 @@
-"""Sources of prompts: a language model, a grammar, files, or the bare name of a class."""
+"""Sources of prompts: a language model, a grammar, files, or the class name alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Prompts from any server with OpenAI's /v1/chat/completions: a hosted one, or one on this machine.
+"""Prompts from any server with OpenAI's /v1/chat/completions interface, a hosted one or one on this machine.
 
-It learns the names of the classes and nothing else. The key is read from the environment, sent to no other address,
-and never written down.
+The server learns the names of the classes and nothing else. The API key is read from the environment, sent to no other
+address, and never stored.
 """
 
 from __future__ import annotations

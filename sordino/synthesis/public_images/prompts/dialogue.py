@@ -1,4 +1,5 @@
-"""Dialogue with a language model for prompts, until there are enough or nothing new comes, and parsing of its answers.
+"""Dialogue that asks a language model for prompts until there are enough or it repeats itself, and the parser of its
+answers.
 
 An answer is a JSON list, or numbered or bulleted lines, possibly cut off.
 """
@@ -39,8 +40,8 @@ class Reply(NamedTuple):
 def converse(
     backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted
 ) -> Prompts:
-    """Prompts from a dialogue, which `say` answers. The grammar fills in missing ones; a model without a single prompt
-    is an error.
+    """Prompts from a dialogue with a language model, called by `say`. The grammar supplies missing prompts; a model
+    that gives none at all is an error.
     """
     dialogue: list[Message] = [{"role": "user", "content": _request(name, min(per_call, count))}]
     found: dict[str, str] = {}
@@ -91,7 +92,7 @@ def _useless(backend: str, name: str, does: str, code: str, text: str) -> DataEr
 
 
 def parse(reply: str) -> list[str]:
-    """Prompts of a reply in order, none twice (case is ignored)."""
+    """Prompts in a reply, in order, without duplicates (case is ignored)."""
     reply = THOUGHT.sub("", reply)
     found = _listed(reply)
     if found is None:
@@ -123,7 +124,7 @@ def _texts(item: object) -> list[str]:
 
 
 def _cut_off(text: str) -> list[str]:
-    """Complete strings of a list that is cut off; of objects, those of a known key."""
+    """Complete strings of a list that is cut off; in objects, the strings of a known key."""
     found = []
     for match in STRING.finditer(text):
         try:

@@ -1,4 +1,4 @@
-"""Prompts without a language model: from a grammar, from files, or the bare name of a class.
+"""Prompts without a language model: from a grammar, from files, or the class name alone.
 
 The grammar combines a style, the class by one of its names, its look, pose, place, light and viewpoint.
 """
@@ -76,7 +76,9 @@ class PromptSource(Protocol):
 
 
 def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]) -> Prompts:
-    """Prompts from the cache, where there is one: a language model would not repeat them, and images depend on them."""
+    """Prompts from the cache, else made by `make` and cached: a language model would not repeat them, and images depend
+    on them.
+    """
     if wanted.cache is None:
         return make()
     place = store.place(wanted.cache, "prompts", store.name(**depends))
@@ -171,14 +173,14 @@ def _of_json(place: Path, line: str) -> str:
 
 @dataclass(frozen=True)
 class LabelOnly:
-    """The bare name of the class, with another seed for each image: a baseline for the prompts of a language model."""
+    """The class name alone, with another seed for each image: a baseline for the prompts of a language model."""
 
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
         return Prompts((spoken(name),) * count, {"label_only": count})
 
 
 def unique(texts: Iterable[str]) -> list[str]:
-    """The first of all texts that differ only in case."""
+    """The texts without duplicates; of texts that differ only in case the first is kept."""
     first: dict[str, str] = {}
     for text in texts:
         first.setdefault(text.casefold(), text)
