@@ -54,9 +54,7 @@ LONG = 0.05  # seconds of a round, from which on processes gain more than they c
 
 @dataclass
 class Site(Executor):
-    """Clients of one place, with their examples and states. As an executor it holds all clients in the server's own
-    process.
-    """
+    """Clients of one place, with their examples and states; as an executor, all clients in the server's own process."""
 
     algorithm: AnyAlgorithm
     task: Task
@@ -164,9 +162,7 @@ class Site(Executor):
                 asked.give_up(told["number"])
 
     def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
-        """Divides clients into units that are computed in one call, in an order that does not depend on which process
-        computes.
-        """
+        """Divide clients into units computed in one call, in an order that every process computes alike."""
         if self.sharing == "pooled":
             return pools(members, self.task, tree.size(down))
         if not self._shared:

@@ -40,9 +40,7 @@ Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed a
 
 @dataclass(frozen=True)
 class OpenRound:
-    """One round in the books: `open` makes it, and `reserve` returns it with prices, granted clients and noise filled
-    in.
-    """
+    """One round in the books: `open` makes it, `reserve` adds prices, granted clients and noise."""
 
     t: int
     rates: NDArray[np.float64] | None  # of its coins, where budgets are personal
@@ -94,9 +92,7 @@ class Accounts:
         return range(self.population) if self.only is None else self.only
 
     def payer(self, client: int) -> int:
-        """Client under whose number the counters of this one are kept: where all pay the same price, one set of
-        counters serves all.
-        """
+        """Client whose counters serve this one: where all pay the same price, one set serves all."""
         return 0 if self.plan.one_price else client
 
     def op(self, t: int) -> str:
@@ -123,9 +119,7 @@ class Accounts:
         return self.spent.get(client, self.plan.currency.zero())
 
     def may_be_asked(self, client: int) -> bool:
-        """True where this client has a planned exposure left, or where nothing is priced, so that exposures are
-        unlimited.
-        """
+        """True where this client has a planned exposure left, or where nothing is priced."""
         asked = self.exposures.get(self.payer(client), 0)
         return self.plan.pricing is None or asked < self.plan.exposures[client]
 

@@ -165,9 +165,7 @@ class Links:
         return [self._unread(claim, multiplier) for claim in made]
 
     def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
-        """The claim of noise on a sum, amplified where the cohort's sampling is hidden from this adversary; other
-        claims as they are.
-        """
+        """The claim of noise on a sum, amplified where this adversary cannot see who takes part."""
         if not self.central:
             return claim
         event = amplify(claim.event, adversary)
@@ -195,9 +193,7 @@ class Links:
         return _claim(neighbours, "server", event, "conditional", (*more, *because))
 
     def trusted(self, claim: Claim) -> Claim:
-        """The claim from the view of a client, which must trust the server where it adds noise to a sum or draws the
-        cohort.
-        """
+        """The claim for a client, which must trust the server where it adds noise or draws the cohort."""
         if claim.adversary == "server" or isinstance(claim.event, NonPrivate):
             return claim
         noised = bool(private(self.server)) or self.per_coordinate is not None
@@ -215,9 +211,7 @@ class Links:
 
 
 def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """The stages completed: quantisation before a secure sum, and a threshold that opens no sum with too few shares of
-    noise.
-    """
+    """The stages completed: quantisation before a secure sum, and a threshold for shares of noise."""
     secure = next((stage for stage in stages if isinstance(stage, SecureStage)), None)
     shares = [i for i, stage in enumerate(stages) if isinstance(stage, NoiseShare)]
     if secure is not None and not any(isinstance(stage, Quantise) for stage in stages):
