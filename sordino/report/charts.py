@@ -81,7 +81,7 @@ class ScatterPoint(NamedTuple):
 
 
 def some(things: Sequence[T], most: int = POINTS) -> Sequence[T]:
-    """At most `most` of the things, at even distances, always with the last one."""
+    """Up to `most` of the things, at even distances, always with the last one."""
     if len(things) <= most:
         return things
     return [things[(i + 1) * len(things) // most - 1] for i in range(most)]
