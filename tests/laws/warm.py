@@ -177,6 +177,7 @@ def serve(listener: socket.socket, alive: int) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the attendants
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup takes it from all tests, and some of them hang up
             listener.close()
             os.close(alive)
             _attend(line, entries)
