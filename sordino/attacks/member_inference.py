@@ -133,7 +133,7 @@ def roc(sides: TwoSides) -> tuple[tuple[float, float], ...]:
 
 
 class Separation(NamedTuple):
-    """How well scores separate members from others."""
+    """Separation of members from others by their scores: the area under the ROC curve, with its interval."""
 
     auc: float
     low: float

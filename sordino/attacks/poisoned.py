@@ -25,7 +25,7 @@ from sordino.types import Params, Terms
 
 
 class LiarsView(NamedTuple):
-    """What a malicious client knows when it sends its upload."""
+    """View of a malicious client at the time of its upload."""
 
     model: Params  # that went down
     change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model
@@ -34,7 +34,7 @@ class LiarsView(NamedTuple):
 
 
 class Lies(NamedTuple):
-    """What malicious clients change: their rows before training, and their uploads."""
+    """Lies of malicious clients: changes of their rows before training, and of their uploads."""
 
     rows: Change
     sent: Callable[[Tree, LiarsView], Tree]

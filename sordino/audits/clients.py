@@ -44,7 +44,7 @@ class ThisRound(Uplink):
 
 
 class Stand:
-    """What the attacker has: the uplink of the first round, and uploads of its shape."""
+    """The attacker's view: the uplink of the first round, and uploads of its shape."""
 
     def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm

@@ -151,8 +151,8 @@ def line(seen: Seen, since: WatchStart) -> str:
 
 
 def connected(seen: Seen) -> str:
-    """How many sites are connected to a running run, with the absent ones by name; in a site's own folder, its own
-    state.
+    """Count of sites that are connected to a running run, with the absent ones by name; in a site's own folder, its
+    own state.
     """
     if seen.state != "running" or not seen.sites:
         return ""

@@ -60,7 +60,9 @@ class Executor(Clients):
 
     @abstractmethod
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
-        """Scores of models on each client's own test examples. Nothing is released by it."""
+        """Scores of models on each client's own test examples. No noise covers them; a site sends them only if it
+        shares scores.
+        """
 
     @abstractmethod
     def keep(self, step: int) -> Mapping[str, Tree]:

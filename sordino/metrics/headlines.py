@@ -19,8 +19,8 @@ MEASURED: dict[Way, str] = {  # the models that a score is of
 
 
 def measured(way: Way, model: str = "") -> str:
-    """Which models a score is of, in words. `model`: the name of one of the server's models, where it is not the global
-    one.
+    """Words for the models that a score is of. `model`: the name of one of the server's models, where it is not the
+    global one.
     """
     words = MEASURED[way]
     if not model:

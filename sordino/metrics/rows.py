@@ -85,7 +85,7 @@ class Scores(Fact):
 
     @property
     def measured(self) -> str:
-        """Which models were scored, in words."""
+        """Words for the models that were scored."""
         return measured(self.way, self.model)
 
 

@@ -42,7 +42,7 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True)
 class RunInPlay:
-    """What all phases of a run share: one folder, one ledger, one record of releases."""
+    """Shared parts of all phases of a run: one folder, one ledger, one record of releases."""
 
     folder: Path
     name: str

@@ -33,7 +33,7 @@ SOON = 0.5  # seconds between two looks at who is there, and at whether to stop
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a round waits, in seconds, and for how many clients."""
+    """Deadline of a round in seconds, and the number of clients that it waits for."""
 
     timeout: float = FOREVER  # after it a round goes on without those who are silent
     minimum: int = 0  # clients that must have answered before a round goes on

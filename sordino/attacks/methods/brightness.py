@@ -41,7 +41,7 @@ class PropertyInference(Attack):
 
     @abstractmethod
     def much(self, images: Tensor) -> Tensor:
-        """How much of the property each of these images [n, c, h, w] has. Attacker and judge both know the property."""
+        """Amount of the property in each of these images [n, c, h, w]. Attacker and judge both know the property."""
 
     @abstractmethod
     def score(self, views: list[UpdateView]) -> Tensor:

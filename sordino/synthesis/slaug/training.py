@@ -174,7 +174,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
 
     @property
     def how(self) -> How:
-        """How batches combine generated images with a client's own: "half" or "union"."""
+        """Combination of generated images with a client's own in a batch: "half" or "union"."""
         return "half" if self.match_steps else "union"
 
     def advanced(self, s: Start, mean: Up) -> Server:
