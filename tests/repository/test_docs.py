@@ -63,7 +63,7 @@ def read(page: str, desk: Path, patient: bool = True) -> None:
 
 
 @pytest.mark.one_fast
-@pytest.mark.parametrize("page", ["docs/guide/own-algorithm.md", "docs/guide/exit-codes.md"])
+@pytest.mark.parametrize("page", ["docs/guide/own-algorithm.md", "docs/guide/shell.md"])
 def test_a_page_does_what_it_says(page: str, desk: Path) -> None:
     """What is quick of it, at every change: the slow tier follows all of all pages."""
     read(page, desk, patient=False)
