@@ -283,7 +283,8 @@ class Forks:
         """Answers of one unit, the next from this fork; where the fork has died, of all units that it owes, computed
         here.
         """
-        if (frame := fork.heard()) is None:  # what it owes is done here
+        # exact because `compute` draws from the keys of its clients alone: who computes a unit changes nothing
+        if (frame := fork.heard()) is None:
             self._forks.remove(fork)
             fork.end()
             for number, unit in fork.given.items():
@@ -348,6 +349,7 @@ class ForksWork:
         ):
             self.give_up(number)
             return
+        # exact because tensors cross as their bytes, and lazy ones as their coefficients: nothing is rounded on the way
         tensors: list[Tensor] = []
         made = [[apart(tree.leaves(one), tensors) for one in trees] for trees in (uploads, states)]
         self._ends.say({"number": number, "seconds": time.perf_counter() - self._began, "made": made}, tensors)

@@ -144,7 +144,9 @@ def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[lis
 
 
 def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
-    """The same clients with one shared pass through the network, which the first that reads computes for all."""
+    """The same clients with one shared pass through the network, which the first that reads computes for all: exact
+    because every example is clipped by its own norm, and every sum is over a client's own rows.
+    """
     pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
     return [one._replace(grant=replace(one.grant, pool=pool)) for one in few]
 
@@ -177,6 +179,8 @@ def together(
     keys = torch.tensor([signed(member.key) for member in stack])
     x, y = _padded([member.examples.x for member in stack]), _padded([member.examples.y for member in stack])
     rows = torch.tensor(sizes)
+    # exact because vmap computes each client's slice as if alone; where differing sizes or counts could change that,
+    # `differences` has tried it
     flat = torch.vmap(local)(x, y, rows, keys, columns)
     upload, new = seen
     each = zip(*(column.unbind() for column in flat), strict=True)
@@ -184,7 +188,9 @@ def together(
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all clients as one tensor, padded with zeros to the length of the longest."""
+    """Rows of all clients as one tensor, padded with zeros to the length of the longest: exact because padding rows
+    have weight 0 in a `PaddedShard`.
+    """
     most = max(map(len, parts))
     if all(len(part) == most for part in parts):
         return torch.stack(list(parts))

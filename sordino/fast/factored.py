@@ -163,6 +163,7 @@ class ClientRows:
 
     While the weights move inside the span of x, W = W0 + c^T x, a batch x_b sees x_b W^T = x_b W0^T + (x_b x^T) c: x
     W0^T and x x^T are computed once, and a step updates one coefficient per example and output instead of every weight.
+    Exact, except for the rounding of another order of additions, because gradients of the layer are combinations of x.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -269,6 +270,7 @@ class Span(Lazy):
 
     def finite(self) -> bool:
         """True if all numbers are finite; where the factors are too small to overflow, the product is not computed."""
+        # exact because no number of c^T x is larger than this bound; a NaN fails the comparison
         most = _largest(self.c) * self.rows.largest * len(self.c)
         return most < torch.finfo(self.dtype).max / 2 or super().finite()
 
@@ -308,6 +310,7 @@ class Scaled(Lazy):
         return Scaled(self.x * factor, self.factor)
 
     def finite(self) -> bool:
+        # exact because a factor of at most 1 makes no finite number infinite
         return finite(self.x) if abs(self.factor) <= 1 else super().finite()
 
     def kept(self) -> Scaled:
@@ -363,7 +366,7 @@ def _largest(x: Tensor) -> float:
 
 
 def finite(value: Matrix) -> bool:
-    """True if all numbers are finite. A finite sum means finite summands, so one pass usually suffices."""
+    """True if all numbers are finite. One pass usually suffices: exact because infinity and NaN survive every sum."""
     if isinstance(value, Lazy):
         return value.finite()
     return bool(value.sum().isfinite()) or bool(value.isfinite().all())

@@ -34,6 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return found if bias is None else found + bias
     if not _worth(x, weight, len(weight)):
         return torch.nn.functional.linear(x, weight, bias)
+    # exact because an output row depends on its own input row alone
     parts = [
         _asked(x[rows], weight, bias) if block else torch.nn.functional.linear(x[rows], weight, bias)
         for rows, block in _blocks(len(x))
@@ -69,6 +70,7 @@ def add_to(y: Tensor, left: Tensor, right: Tensor, factor: float) -> Tensor:
 
 
 def _onto(y: Tensor, left: Tensor, right: Tensor, factor: float, parts: Iterable[tuple[slice, bool]]) -> Tensor:
+    # exact, except for the order of additions, because left^T right is the sum of such products over blocks of rows
     for rows, block in parts:
         if block:
             y.add_(_asked(left[rows].t(), right[rows].t(), None), alpha=factor)
@@ -123,4 +125,5 @@ def _of_each(clients: int, x: Operand, weight: Operand) -> Tensor:
     rows = x.of(clients)
     if weight.each:
         return rows @ weight.whole.mT
+    # exact because rows of clients that share the weights do not meet in a product
     return linear(rows.flatten(0, 1), weight.whole).view(*rows.shape[:2], len(weight.whole))

@@ -128,6 +128,7 @@ class Conv(Link):
 class Norm(Link):
     def forward(self, p: Params, x: Tensor, draws: Tensor | None) -> tuple[Tensor, Kept]:
         n, c, m = x.shape[0], x.shape[1], self.module
+        # exact because statistics are over all positions of a group, whose arrangement does not enter
         flat = x.reshape(n, c, -1).contiguous()
         rest = flat.shape[2]
         out, mean, rstd = aten.native_group_norm(flat, p[self.weight], p[self.bias], n, c, rest, m.num_groups, m.eps)
@@ -205,6 +206,7 @@ class MaxPool(Link):
 
 def _to_the_larger(g: Tensor, a: Tensor, b: Tensor, at_a: Tensor, at_b: Tensor) -> None:
     """Writes each gradient to the position of the larger of two numbers, of the first if they are equal."""
+    # exact because b - a > 0 just where b > a, and the other position gets g - g = 0 or g - 0 = g
     aten.threshold_backward.grad_input(g, b - a, 0, grad_input=at_b)
     torch.sub(g, at_b, out=at_a)
 
@@ -231,6 +233,7 @@ class Mean(Link):
         return x.mean((2, 3)), x.shape
 
     def backward(self, p: Params, kept: Kept, g: Tensor, deeper: bool) -> Tensor:
+        # exact because each of the pixels enters the mean with the same weight
         found: Tensor = (g / (kept[2] * kept[3]))[:, :, None, None].expand(kept)
         return found
 
@@ -305,6 +308,7 @@ class Chain:
             return None
         links = [LINKS[type(m)](name, m) for name, m in modules]
         for i in range(len(links) - 1):
+            # exact because ReLU is monotone: the ReLU of the largest number is the largest of the ReLUs
             if isinstance(links[i], Relu) and isinstance(links[i + 1], MaxPool):
                 links[i], links[i + 1] = links[i + 1], links[i]
         return Chain(links)
@@ -319,6 +323,7 @@ class Chain:
 
     def body(self, p: Params, x: Ready, draws: Tensor | None) -> tuple[Ready, list[Kept]]:
         """The input of the last layer, which computes the logits, and the values kept for the backward pass."""
+        # exact because a `Part` holds flat rows, and before the first layer there is nothing but `Flatten`
         start = self.first if isinstance(x, Part) else 0
         kept: list[Kept] = [None] * start
         for link in self.links[start:-1]:

@@ -107,6 +107,7 @@ def fast_sum(
             return losses(held, x[None], y[None], key[None])[0], tape.given
 
     each = torch.func.vmap(torch.func.grad(one, has_aux=True), in_dims=(None, 0, 0, 0))
+    # exact because adding a tap of zeros changes no output, and the gradient at the tap is the one at the output
     taps = {name: torch.zeros_like(made) for name, made in first.made.items()}
     back, given = each(taps, batch.x, batch.y, keys)
     passed = [(name, layer, given[name][:, 0], back[name][:, 0]) for name, layer in recorder.layers.items()]
@@ -264,10 +265,12 @@ class Outer:
     bias: bool
 
     def norms(self, order: int) -> dict[str, Tensor]:
+        # exact because the norm (L1 or L2) of an outer product of two vectors is the product of their norms
         g = _norm(self.g, order, 1)
         return {"weight": _norm(self.a, order, 1) * g} | ({"bias": g} if self.bias else {})
 
     def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
+        # exact because a weighted sum of outer products is one matrix product, with the weights on either factor
         back = _only(finite, self.g[rows])
         g = back * weights["weight"][:, None]
         weight: Any = Product(g, _only(finite, self.a[rows]))
@@ -289,6 +292,7 @@ class Positions:
 
     def norms(self, order: int) -> dict[str, Tensor]:
         if self.each is None and order == 2:
+            # exact because |sum_t g_t a_t^T|^2 = sum over s, t of (g_s . g_t)(a_s . a_t), except for rounding:
             aa, gg = torch.bmm(self.a.mT, self.a), torch.bmm(self.g.mT, self.g)
             # positions may cancel, and tiny squares vanish: what rounding may have taken from the terms is added back
             # to their sum
@@ -333,7 +337,8 @@ class Lookup:
 
     def norms(self, order: int) -> dict[str, Tensor]:
         same = self.index[:, :, None] == self.index[:, None, :]
-        first = ~same.tril(-1).any(2)  # every row of the table once
+        # exact because positions of equal index add up in one row of the table, which is counted once, at the first
+        first = ~same.tril(-1).any(2)
         each = torch.where(first[..., None], same.to(self.g.dtype) @ self.g, 0.0)
         return {"weight": _norm(each.flatten(1), order, 1)}
 
@@ -352,12 +357,14 @@ def _linear(module: nn.Module, a: Tensor, g: Tensor) -> Side:
 
 def _conv2d(module: nn.Module, a: Tensor, g: Tensor) -> Side:
     assert isinstance(module, nn.Conv2d)
+    # exact because a convolution is a linear layer on the window of each position
     columns = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
     return Positions(columns, g.flatten(2), module.weight.shape, module.bias is not None)
 
 
 def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
     assert isinstance(module, nn.GroupNorm)
+    # exact because the layer computes weight * normal + bias, and `normal` depends on neither parameter
     normal = F.group_norm(a, module.num_groups, eps=module.eps)
     over = tuple(range(2, a.dim()))
     return Elementwise({"weight": (normal * g).sum(over) if over else normal * g, "bias": g.sum(over) if over else g})
