@@ -51,7 +51,7 @@ def noisy_gradient(
     neighbours: Neighbours = "replace",
     multiplier: float | None = None,
 ) -> NoisyGradient:
-    """Gradients of single examples, cut and noised."""
+    """Per-example gradients, clipped and summed with noise."""
     if rate is None and sampling in ("poisson", "fixed_subset"):
         raise ConfigError(
             f"read.sampling = {sampling!r} without read.rate",
@@ -63,7 +63,7 @@ def noisy_gradient(
 
 
 def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier: float | None = None) -> Noise:
-    """Noise on every upload, or on the sum, as the list says in which it stands."""
+    """Noise on every upload (under `client`), or on the sum of uploads (under `server`)."""
     return Noise(LAWS[law], neighbours, multiplier)
 
 
@@ -74,24 +74,24 @@ def cells(
     rate: float = 0.2,
     multiplier: float | None = None,
 ) -> CellGradient:
-    """Gradients of episodes, cut and noised; what is protected is a fixed cell of a client's examples."""
+    """Gradients of episodes, clipped and noised; they protect a fixed cell of a client's examples."""
     return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
 
 
 def noise_share(
     survivors: int, law: Law = "gaussian", neighbours: Neighbours = "zero_out", multiplier: float | None = None
 ) -> NoiseShare:
-    """Every client adds a part of one noise; the parts of those who must stay are enough."""
+    """Noise divided among clients under secure aggregation: the shares of `survivors` clients add up to all of it."""
     return NoiseShare(LAWS[law], neighbours, multiplier, survivors=survivors)
 
 
 def privunit(neighbours: Neighbours = "replace", multiplier: float | None = None) -> OneDirection:
-    """The direction of an upload alone, under pure local privacy (Bhowmick et al., 2018)."""
+    """PrivUnit: a randomised direction of the upload, under pure local privacy (Bhowmick et al., 2018)."""
     return OneDirection(neighbours=neighbours, multiplier=multiplier)
 
 
 def quantise(bits: int = 24, headroom: int = 8, range: float = 1.0, strict: bool = False) -> Quantise:
-    """Numbers become integers, as sums that nobody reads need them."""
+    """Fixed-point integers for masked and encrypted sums: `bits` per number, `headroom` bits for adding clients."""
     return Quantise(Layout(bits, headroom, range), strict)
 
 
@@ -103,7 +103,7 @@ def encrypted(scheme: Literal["paillier", "bfv", "ckks"]) -> Callable[..., Encry
         key_bits: int = 3072,
         testing: bool = False,
     ) -> Encrypted:
-        """Uploads are encrypted and added as they are; who holds the key opens the sum."""
+        """Homomorphic encryption of uploads; the server adds ciphertexts, and the key holder decrypts the sum."""
         return Encrypted(scheme, key_bits, keys, at_least, mode, testing)
 
     return stage

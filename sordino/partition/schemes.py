@@ -80,8 +80,8 @@ class Scheme(ABC):
 
 @dataclass(frozen=True)
 class IID(Scheme):
-    """Equal shares of the data, whose sizes differ by at most one. The client of an example follows from its place and
-    the number of examples.
+    """Random equal shares of the data, whose sizes differ by at most one. The client of an example depends on the seed,
+    its position and the number of examples, and on no label.
     """
 
     reads_labels = False

@@ -32,7 +32,7 @@ def test_every_parameter_has_a_meaning_and_every_meaning_a_parameter() -> None:
         said = [entry["summary"] for entry in choices.values()]
         alike = {words for words in said if said.count(words) > 1}  # those of a file, where a choice has no own words
         assert all(said)
-        assert table == "algorithm" or all(words.startswith("Uploads are encrypted") for words in alike), alike
+        assert table == "algorithm" or all(words.startswith("Homomorphic encryption") for words in alike), alike
 
 
 def sections(section: type[Section]) -> list[type[Section]]:
