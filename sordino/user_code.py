@@ -85,7 +85,7 @@ def _of_session(path: str, what: str) -> Any:
     if (found := (_LENT.get() or {}).get(path.removeprefix(SESSION))) is None:
         raise ConfigError(
             f"{path!r} was an object of the Python session that began the run",
-            why="it is in no file that could be read again, so it must be given again",
+            why="it is not stored in a file, so it must be given again",
             fix=f"give it in Python, for example sordino.open_run(folder, {what}=...).report(), and with resume and "
             f"predict in the same way; or put it into a module, and begin a run with {what}=module:Name",
             code="own-session",
@@ -144,7 +144,7 @@ def of_kind(path: str, what: str, base: type[T]) -> type[T]:
     else:
         return made
     raise ConfigError(
-        f"{path!r} is no {what}",
+        f"{path!r} is not a valid {what}",
         why=why,
         fix=f"write a subclass of {base.__qualname__} with all of its methods; `sordino check FILE` tries it",
         code="not-a-part",

@@ -31,9 +31,9 @@ def check_neighbours(neighbours: object) -> None:
     if neighbours not in get_args(Neighbours):
         raise UnsoundGuarantee(
             f"there are no neighbours called {neighbours!r}",
-            why="who takes part, and with how many examples, is public here, and the noise is scaled by it: what can "
-            "be hidden is what a unit contributes, not that it exists. The number that other programs print under "
-            "add_remove is that of zero_out, its sentence is not",
+            why="participants and their numbers of examples are public here, and the noise is scaled by them: what can "
+            "be hidden is the contribution of a unit, not its existence. The number that other programs print for "
+            "add_remove is that of zero_out, but it promises something else",
             fix='write neighbours = "replace" or "zero_out"',
             code="unknown-neighbours",
         )

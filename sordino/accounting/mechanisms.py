@@ -303,7 +303,7 @@ def valid_epsilon(epsilon: float) -> float:
     if not math.isfinite(epsilon):
         raise InvalidBudget(
             "epsilon is infinite",
-            why="an infinite epsilon promises nothing, and no noise level belongs to it",
+            why="an infinite epsilon promises nothing, so no noise can be computed from it",
             fix="to run without privacy, leave epsilon out",
             code="epsilon-not-finite",
         )

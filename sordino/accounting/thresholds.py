@@ -164,7 +164,7 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
         raise InvalidBudget(
             f"a client with the budget {min(budgets):g} cannot take part at all, at delta {delta:g}",
             why="the conversion from Renyi divergence to epsilon alone costs more",
-            fix="raise the smallest budgets or delta, or use a cohort that everybody sees",
+            fix="raise the smallest budgets or delta, or use a visible cohort",
             code="budget-out-of-reach",
         )
     return found, each

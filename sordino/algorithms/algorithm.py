@@ -136,7 +136,7 @@ def own_algorithm(path: str) -> type[AnyAlgorithm]:
     raise ConfigError(
         f"{path!r} is not an algorithm",
         why=why,
-        fix=f"{fix}; `sordino check FILE` says what is missing",
+        fix=f"{fix}; `sordino check FILE` names what is missing",
         code="not-an-algorithm",
     )
 

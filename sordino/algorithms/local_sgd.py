@@ -102,7 +102,7 @@ class LocalSgd(Algorithm[S, C, D, U], Estimates, ABC):
         if self.local_steps is not None and self.local_epochs is not None:
             raise ConfigError(
                 "local_steps and local_epochs are both set",
-                why="both say how long a client trains in one round",
+                why="both set how long a client trains in one round",
                 fix="set only one of them",
                 code="steps-and-epochs",
             )

@@ -96,9 +96,9 @@ class PFLDyn(
     def check(self, home: Home) -> None:
         if not home.task.learns_features:
             raise ConfigError(
-                f"features of the model {home.task.name!r}, which has nothing to learn before its last layer",
-                why="this method trains what the last layer sees. Here that is the example itself, so nothing would be "
-                "learned, and the result would be the same at any noise",
+                f"the model {home.task.name!r} has nothing to train before its last layer",
+                why="this method trains the input of the last layer. Here that is the example itself, so it would "
+                "learn nothing, and the result would be the same at any noise",
                 fix="choose a network with layers before the last one, such as model=mlp, or model=cnn_norm for images",
                 code="no-features-to-learn",
             )

@@ -127,8 +127,8 @@ def _listed(pairs: list[tuple[str, object]], clients: _Clients, where: str) -> F
         raise InvalidBudget(
             f"{where} gives no budget for {len(missing)} of {clients.many} clients, the first is "
             f"{clients.names[missing[0]] if clients.names else missing[0]}",
-            why="without a budget of its own, a client has granted nothing",
-            fix="give every client a line, or leave its data out",
+            why="a client without a budget cannot take part",
+            fix="add a line for every client, or leave its data out",
             code="budget-missing",
         )
     return np.array([budgets[k] for k in range(clients.many)])

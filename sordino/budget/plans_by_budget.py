@@ -193,7 +193,7 @@ def _fitting(
         raise UnsoundGuarantee(
             f"a {type(cohort).__name__} cohort with {len(offers)} sources of noise"
             + (", one of them with a multiplier set by hand" if any(typed is not None for _, typed in offers) else ""),
-            why="this cohort keeps everybody within budget by choosing the size of the noise, and it can do so "
+            why="this cohort keeps every client within budget by choosing the size of the noise, and it can do so "
             "for exactly one noise",
             fix="use one private uplink without a multiplier of its own, and an open reader",
             code="personal-cohort-needs-its-noise",
@@ -210,7 +210,7 @@ def _fitting(
     if offer.subject.unit != "client" or offer.mechanism.calibration != "exact" or local != published:
         raise UnsoundGuarantee(
             f"a {type(cohort).__name__} cohort does not fit this noise",
-            why="in the published method each client adds noise to its own upload, and everybody sees who takes part"
+            why="in the published method each client adds noise to its own upload, and all parties see who takes part"
             if published
             else (
                 "personal rates amplify only central Gaussian noise on sums of clipped updates that hides "
@@ -222,8 +222,8 @@ def _fitting(
     if isinstance(budget.schedule, Adaptive):
         raise UnsoundGuarantee(
             "an adaptive schedule, with rates that were planned in advance",
-            why="if the rates followed what was released, they would tell who took part",
-            fix='set schedule = {name = "uniform"}, or use a cohort that everybody sees',
+            why="rates that depend on earlier releases would reveal who took part",
+            fix='set schedule = {name = "uniform"}, or use a visible cohort',
             code="personal-schedule",
         )
     if isinstance(cohort, ByBudget) and not isinstance(budget.schedule, Uniform):

@@ -69,7 +69,7 @@ def compare(
     try:
         found = run_all(files, seeds, out, changes + (set_ or []), target, _follow(Console(stderr=True, quiet=quiet)))
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped at a safe point. The same command goes on from there.")
+        Console(stderr=True).print("Stopped at a safe point. The same command continues from there.")
         raise typer.Exit(130) from None
     if form is Format.text and not quiet:
         Screen().print(text(found.table))

@@ -115,7 +115,7 @@ def _too_large(error: Exception) -> RunError:
         fix="look for a file or a folder with too many levels"
         if deep
         else "take a smaller model, fewer clients in a round or fewer engine.workers, or a machine with more memory; a "
-        "run that has begun goes on with `sordino resume RUN`",
+        "run that has begun continues with `sordino resume RUN`",
         code="nested-too-deeply" if deep else "out-of-memory",
     )
 

@@ -85,8 +85,8 @@ class AnyVerb(TyperCommand):
                 option = word.rstrip("=") or (before if before.startswith("-") else "a word")
                 raise ConfigError(
                     f"{option} is empty",
-                    why="an empty text is neither a file nor a value; perhaps a variable of the shell that is not set",
-                    fix="say what is meant, or leave it out",
+                    why="it needs a value; perhaps a variable of the shell is not set",
+                    fix="give a value, or leave the option out",
                     code="empty-word",
                 )
         for option, value in self._unknown(args):

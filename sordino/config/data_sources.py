@@ -105,7 +105,7 @@ def check(given: Mapping[str, object]) -> None:
     if isinstance(given.get("path"), list) and source != "tabular":
         raise ConfigError(
             f"data.path = {given['path']!r} with data.source = {source!r}",
-            why="only tables can lie in a list of files",
+            why="only tables can be a list of files",
             fix="give one path, or set data.source=tabular",
             code="setting-of-another-source",
         )

@@ -61,8 +61,8 @@ def objects(given: Settings) -> dict[str, object]:
         elif place not in (DATA, *CHOSEN, *LISTED):
             raise ConfigError(
                 f"{place} cannot be given here",
-                why="a run goes on with the experiment that it began with; only objects of the session that it was "
-                "begun in are given again",
+                why="a run continues with the experiment that it began with; only objects of the session in which it "
+                "began are given again",
                 fix="give for example model=Net or data=frame, or leave it out",
                 code="not-an-object",
             )
@@ -108,7 +108,7 @@ def _chosen(place: str, value: object, lent: dict[str, object]) -> object:
         return {"name": NAMES.get(made) or _name(made, lent), **dict(_settings(value))}
     raise ConfigError(
         f"{place} = {type(value).__name__} object",
-        why="a run builds it anew in every process, so it needs the class and its arguments, and no finished object",
+        why="a run builds it again in every process, so it needs the class and its arguments instead of an object",
         fix=f"give the class, {place}=MyClass; with arguments: {place}={{'{chooser}': MyClass, ...}}, and those of a "
         "model in 'options'",
         code="object-for-a-class",

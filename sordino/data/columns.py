@@ -131,7 +131,7 @@ def _check_rows_per_key(held: WithoutGaps, name: str, said: Column) -> None:
         cells = texts(held.columns[name])
         value, rows = max(Counter(cells).items(), key=itemgetter(1), default=("", 0))
         if rows > said.rows:
-            what = f"stands in {rows} rows, and the schema allows {said.rows}"
+            what = f"is in {rows} rows, and the schema allows {said.rows}"
             raise held.unfit(name, value, cells.index(value), what, f"leave rows out, or declare rows = {rows}")
 
 
@@ -142,13 +142,13 @@ def _check_names(rows: TableRows, schema: TableSchema) -> None:
             f"{rows.name} lacks {', '.join(missing)}, which the schema declares",
             why=f"its columns are: {', '.join(present)}",
             fix="add the column, or remove it from the schema"
-            + (f"; or say how the file is written, which was read with {dialect}: data.separator" if dialect else ""),
+            + (f"; or set data.separator: the file was read with {dialect}" if dialect else ""),
             code="missing-declared-column",
         )
     if unnamed := [name for name in present if name not in schema.columns]:
         raise DataError(
             f"{rows.name} has {', '.join(unnamed)}, which the schema does not list",
-            why="a schema must say of every column what it holds, so that no column is used by mistake",
+            why="a schema must describe every column, so that no column is used by mistake",
             fix=f'add to [columns]: {unnamed[0]} = {{ kind = "ignored" }}, or another kind',
             code="undeclared-column",
         )

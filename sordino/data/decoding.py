@@ -40,7 +40,7 @@ def opened(data: bytes, where: str) -> Iterator[tuple[Image.Image, str]]:
         if claims.width * claims.height > LARGEST:
             raise DataError(
                 f"{where}: the image claims {claims.width}x{claims.height} pixels, more than {LARGEST:,}",
-                why="such a large image is a mistake or an attack: decoding it may fill the memory",
+                why="decoding such a large image may fill the memory",
                 fix="make the image smaller, or remove it",
                 code="image-too-large",
             )

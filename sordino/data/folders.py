@@ -147,7 +147,7 @@ def _check(root: Path, classes: Mapping[str, Path]) -> None:
     if set(classes) <= SPLITS:
         raise DataError(
             f"{root} holds no class folders",
-            why="the name of the folder that an image lies in is its label",
+            why="the label of an image is the name of its folder",
             fix="put the images of each class into a folder of their own: ROOT/train/CLASS/*.jpg or ROOT/CLASS/*.jpg",
             code="no-class-folders",
         )
@@ -158,7 +158,7 @@ def _as_declared(folders: Mapping[str, Path], classes: Sequence[str]) -> dict[st
     if strange := next((name for name in folders if name not in classes), ""):
         raise DataError(
             f"{folders[strange]} is not a class that data.classes lists",
-            why=f"the declared classes are {', '.join(classes)}; a class that some image brings along would change the "
+            why=f"the declared classes are {', '.join(classes)}; a class learned from an image would change the "
             "model's shape",
             fix="move or remove the folder, or add the class to data.classes (between sites: everywhere)",
             code="undeclared-class",
@@ -171,7 +171,7 @@ def _check_several(classes: Mapping[str, Path]) -> None:
         (folder,) = classes.values()
         raise DataError(
             f"{folder.parent} holds only one class: {folder.name}",
-            why="with one class there is nothing to tell apart",
+            why="a classifier needs at least two classes",
             fix="add a folder for every other class; if the class folders lie deeper, give the folder that holds them",
             code="one-class-folder",
         )

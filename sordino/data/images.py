@@ -156,7 +156,7 @@ def labels_of(files: list[Path], label: str | None) -> Array:
         raise DataError(
             f"{files[0]} holds no rows",
             why="training and testing both need examples",
-            fix="check how the file was written",
+            fix="check that the file is complete",
             code="empty-split",
         )
     if labels.min() < 0:

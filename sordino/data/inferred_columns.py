@@ -82,7 +82,7 @@ def inferred(source: TableSource) -> tuple[WithoutGaps, dict[str, Column]]:
     if source.missing == "fill":
         raise DataError(
             'data.missing = "fill" for a table without a schema',
-            why="what is put into a gap must be declared: a mean or a most frequent value would be learned from rows",
+            why="the value for a gap must be declared: a mean or a most frequent value would be learned from rows",
             fix='write a schema (`sordino data schema` drafts it) with missing = VALUE in its columns, or set "drop"',
             code="fill-without-schema",
         )
@@ -119,7 +119,7 @@ def find(rows: TableRows, wanted: str) -> None:
         f"{rows.name} has no column {wanted!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
         why=f"its columns are: {', '.join(names)}",
         fix="name one of these columns"
-        + (f"; or say how the file is written, which was read with {dialect}: data.separator" if dialect else ""),
+        + (f"; or set data.separator: the file was read with {dialect}" if dialect else ""),
         code="unknown-column",
     )
 
@@ -249,7 +249,7 @@ def _role(held: WithoutGaps, name: str, role: str) -> Column:
         raise DataError(
             f"{held.rows.name}: every row has the same {name}",
             fix="choose another column as data.label",
-            why="with one class there is nothing to tell apart",
+            why="a classifier needs at least two classes",
             code="one-class",
         )
     return Column(role, words=words)

@@ -81,7 +81,7 @@ def smaller(dataset: Dataset, train: int | None, test: int | None, seed: int) ->
         return replace(dataset, train=_part(dataset, "train", train, seed), test=_part(dataset, "test", test, seed))
     if test is not None:
         raise DataError(
-            f"{test} test examples of {dataset.name} were asked for",
+            f"data.test = {test} for {dataset.name}",
             why="with data.merge there is no separate test set: each client holds back some of its own examples",
             fix="leave data.test out",
             code="no-test-set-of-its-own",
@@ -97,8 +97,8 @@ def _part(dataset: Dataset, name: str, count: int | None, seed: int) -> Split:
     classes, held = np.unique(split.y, return_counts=True)
     if not len(classes) <= count <= len(split.y):
         raise DataError(
-            f"{count} {name} examples of {dataset.name} were asked for",
-            why=f"it has {len(split.y):,}, and each of its {len(classes)} classes must keep at least one",
+            f"data.{name} = {count} for {dataset.name}",
+            why=f"it has {len(split.y):,} such examples, and each of its {len(classes)} classes must keep at least one",
             fix=f"set a number from {len(classes)} to {len(split.y):,}",
             code="bad-subset-size",
         )

@@ -218,6 +218,6 @@ def _unfit(name: str, why: str) -> DataError:
         f"the data source {name} {why}",
         why="examples are arrays: x with one row each, y with their labels, which are whole numbers from 0 or what "
         "[task] says, and maybe a group",
-        fix="correct what it returns; `sordino check FILE` tries it",
+        fix="correct the returned value; `sordino check FILE` tests it",
         code="own-rows-unfit",
     )

@@ -199,7 +199,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
-            "the files cannot be put together",
+            "the files cannot be combined",
             why=str(error),
             fix="give a column the same type in every file",
             code="columns-differ",
@@ -212,7 +212,7 @@ def _read_one(
     if kind_of(file) not in TABLES and (file.suffix or file.exists()):
         raise DataError(
             f"{file}: sordino does not read {file.suffix or 'files without a suffix'}",
-            why="the end of its name says how a file is to be read",
+            why="the suffix of a file says how to read it",
             fix=f"use a file that ends in {', '.join(TABLES)}, or in one of these and .gz",
             code="unknown-table-format",
         )
@@ -249,7 +249,7 @@ def _check_table(file: Path, rows: int, names: Sequence[str]) -> None:
     if not rows:
         raise DataError(
             f"{file} holds no rows",
-            fix="check how the file was written",
+            fix="check that the file is complete",
             why="a data set needs at least one row",
             code="empty-table",
         )
@@ -283,7 +283,7 @@ def _check_encoding(file: Path, dialect: Dialect) -> None:
     if not plain:
         raise DataError(
             f"{file} is written in utf-8, and would be read in {dialect.encoding}",
-            why="its letters would become others, so levels and names would be unknown; one encoding holds for all "
+            why="its letters would be misread, so levels and names would be unknown; one encoding applies to all "
             "files that are read together",
             fix="leave the encoding out, and write files that are not in utf-8 anew: "
             f"iconv -f {dialect.encoding} -t utf-8 OLD > NEW",
@@ -329,7 +329,7 @@ def _check_letters(file: Path, table: pa.Table, dialect: Dialect) -> None:
                 raise DataError(
                     f"{file}: {name} = {cell.decode('cp1252', 'replace')!r} is not written in {dialect.encoding} "
                     f"(row {at + 1} after the header)",
-                    why="the encoding is seen in the first line alone, so that no row changes how another is read",
+                    why="the encoding is read off the first line alone, so that no row changes how another is read",
                     fix='say how all files are written: data.encoding = "cp1252", for example (`predict`: --encoding '
                     "cp1252); or write this one anew: iconv -f cp1252 -t utf-8 OLD > NEW",
                     code="wrong-encoding",

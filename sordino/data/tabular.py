@@ -124,7 +124,7 @@ def _by_file(rows: TableRows, found: Columns) -> Columns:
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(
             f"two files are called {twice!r}",
-            why="each file is one client, which is called as its file",
+            why="each file is one client, named after the file",
             fix="rename one of them, or name the column of the clients in data.group",
             code="two-clients-one-name",
         )

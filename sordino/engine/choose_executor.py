@@ -48,7 +48,7 @@ def device_of(name: str, number: int | None = None) -> str:
     if device.type == "mps":
         raise ConfigError(
             'engine.device = "mps"',
-            why="sums are taken, and seeded numbers drawn, in 64 bits, which Apple's graphics processors do not have",
+            why="sums and seeded draws use 64-bit floats, which Apple's graphics processors lack",
             fix='leave it out: "cpu" is the default',
             code="device-without-float64",
         )
@@ -81,7 +81,7 @@ def check_between_machines(name: str) -> None:
     if name != CPU:
         raise ConfigError(
             f"engine.device = {name!r} in a run between sites",
-            why="they compute on the processor: their server has no say in what their machines have",
+            why="sites compute on the processor, because the server does not know their hardware",
             fix='leave engine.device out; where all machines are yours, torchrun with engine.executor = "ranks" '
             "computes on their accelerators",
             code="device-of-one-process",

@@ -159,7 +159,7 @@ def read_command(fields: object) -> Command:
 
 def _no_command(error: ValueError) -> WireError:
     return WireError(
-        "a site was sent something that is not a command",
+        "a site received something that is not a command",
         why=str(error),
         fix="server and sites must run the same version of the library",
         code="no-command",

@@ -92,8 +92,8 @@ def check_one_broadcast(tells_each: bool) -> None:
     """
     if tells_each:
         raise UnsoundGuarantee(
-            "masked uploads, of clients that are each told something of their own",
-            why="clients notice a server that sends one of them another model by comparing what all of them got",
+            "masked uploads from clients that each get a message of their own",
+            why="clients detect a server that sends one of them another model by comparing what all of them received",
             fix="use another uplink, or an algorithm with one broadcast for all",
             code="masks-need-one-broadcast",
         )

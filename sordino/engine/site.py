@@ -373,7 +373,7 @@ class RoundHere:
         if difference := tree.unlike(upload, self._zero):
             raise ConfigError(
                 f"{type(self._site.algorithm).__name__}.local uploads {difference}",
-                why="`zero` says what an upload looks like, and uploads are added to it",
+                why="uploads are added to `zero`, so both need the same form",
                 fix="make both the same tree; `sordino check` tries this and more",
                 code="upload-unlike-zero",
             )

@@ -202,7 +202,7 @@ def _class(path: Path, name: str | None, kind: str | None = None) -> Any:
         why=f"it has {', '.join(likely)}" if likely else "no class in it has a method called local or update",
         fix="name one with --class"
         if likely
-        else "write one: a subclass of FedAvg is the easiest start, FedProx shows how",
+        else "write a subclass of FedAvg; FedProx (sordino/algorithms/fedprox.py) is an example",
         code="which-class",
     )
 

@@ -57,7 +57,7 @@ def scene(trial: PartTrial) -> ModelScene:
     require(
         not task.mixes_examples,
         f"its {task.mixes_examples} layer mixes the rows of a batch, so no private method takes it",
-        "use nn.GroupNorm or nn.LayerNorm; a run that promises nothing to anybody takes it as it is",
+        "use nn.GroupNorm or nn.LayerNorm; a run without any guarantee accepts it",
     )
     y = torch.arange(ROWS) % max(2, task.classes)
     return ModelScene(task, task.init(0), Examples(_rows(trial.inputs, 1), y), keys.bits(keys.root(3), ROWS))

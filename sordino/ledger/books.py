@@ -213,15 +213,14 @@ class Books:
             parts = (part for part, value in ours["charter"].items() if record["charter"].get(part) != value)
             raise LedgerError(
                 f"the ledger has another charter: it differs in {', '.join(parts)}",
-                why="budgets cannot be added up when they are about other data, other clients' rows, other units, "
-                "other neighbours or another currency",
+                why="budgets add up only for the same data, clients, units, neighbours and currency",
                 fix="keep the data, partition and seed of the earlier runs, or start a new ledger",
                 code="ledger-foreign",
             )
         if any(record.get(part) != ours.get(part) for part in ("caps", "each")):
             raise LedgerError(
                 "the ledger was created with other caps",
-                why="a cap that could be changed later would protect nobody",
+                why="a cap that can be changed later protects no one",
                 fix="give the caps that the ledger was created with, or start a new ledger",
                 code="ledger-caps-changed",
             )

@@ -340,7 +340,7 @@ class Ledger:
                 if at.stored is not None and any(self._record(at.stored)[part] != content[part] for part in content):
                     raise LedgerError(
                         f"operation {op!r} has already stored another content",
-                        why="an operation releases one content: a second one would show the difference of the two",
+                        why="an operation releases one content: a second one would reveal the difference of both",
                         fix="publish what release() returns",
                         code="op-two-releases",
                     )

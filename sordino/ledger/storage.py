@@ -150,7 +150,7 @@ def check_never_there(place: Path) -> None:
     left = [name for name in (f"{place}-wal", f"{place}-lock", f"{place}.key") if os.path.lexists(name)]
     if left and not os.path.lexists(place):  # in this order: what is left behind comes after the ledger
         raise LedgerError(
-            f"the ledger {place} is gone: {' and '.join(Path(name).name for name in left)} still lie there",
+            f"the ledger {place} is gone: {' and '.join(Path(name).name for name in left)} are still there",
             why="a ledger is never started again from zero: what was spent on it stays spent",
             fix="put the ledger back from a copy; for other people and other data, give a new ledger another name",
             code="ledger-gone",
@@ -175,7 +175,7 @@ def _check_database(connection: sqlite3.Connection) -> None:
 def _check_durable(connection: sqlite3.Connection) -> None:
     if _ask(connection, "journal_mode=WAL") != "wal" or _ask(connection, "synchronous") != _FULL_SYNC:
         raise LedgerError(
-            "SQLite does not write every commit of this file safely to disk",
+            "SQLite does not write every commit of this file durably to disk",
             why="a reservation must survive a power cut",
             fix="put the ledger on a local disk",
             code="ledger-not-durable",
@@ -198,7 +198,7 @@ def check_directory(place: Path) -> None:
     if kind in _REMOTE or kind.startswith(_REMOTE_FAMILIES):
         raise LedgerError(
             f"{place.parent} is on a network file system ({kind})",
-            why="over a network, locks and safe writes cannot be relied on",
+            why="file locks and durable writes are not reliable over a network",
             fix="put the ledger on a local disk of the machine that runs sordino",
             code="ledger-network-disk",
         )
@@ -271,8 +271,8 @@ def wait_for(descriptor: int) -> None:
 def damaged(what: str) -> LedgerError:
     return LedgerError(
         f"the ledger is damaged: {what}",
-        why="what was spent can no longer be read from it; a ledger is never started again from zero",
-        fix="put back a complete copy of it whose last record is the last one that was published",
+        why="the privacy spent can no longer be read from it; a ledger is never started again from zero",
+        fix="restore a complete copy that ends with the last published record",
         code="ledger-damaged",
     )
 
@@ -280,7 +280,7 @@ def damaged(what: str) -> LedgerError:
 def missing(place: Path) -> LedgerError:
     return LedgerError(
         f"there is no ledger {place}",
-        why="without the ledger nothing can be verified, and a run goes on from it",
+        why="without the ledger nothing can be verified, and no run can continue",
         fix="put the file back where it was; a run names a relative path from the folder where it began, and in its "
         "experiment.toml privacy.ledger may be changed",
         code="ledger-missing",

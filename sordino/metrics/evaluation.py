@@ -63,9 +63,9 @@ def check_shared(ways: Sequence[str]) -> None:
     """Refuses to share scores of personalised models with the server."""
     if taught := [way for way in ways if way != PLAIN]:
         raise UnsoundGuarantee(
-            f"shared scores of models that are made a client's own ({', '.join(taught)})",
-            why="such a model learns from training examples, as often as the server asks: its exact scores would tell "
-            "them, and no noise covers scores",
+            f"shared scores of personalised models ({', '.join(taught)})",
+            why="such a model learns from training examples, as often as the server asks: its exact scores would "
+            "reveal them, and no noise covers scores",
             fix='join without --share-scores, or agree on evaluation.personal = ["plain"]',
             code="scores-of-own-models",
         )

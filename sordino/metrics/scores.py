@@ -134,7 +134,7 @@ def metrics_named(names: Sequence[str]) -> dict[str, MetricFunction]:
             known = path.lower() in (*SCORED, "confusion")
             raise ConfigError(
                 f"evaluation.metrics names {path!r}",
-                why="these are functions of your own",
+                why="evaluation.metrics lists your own functions",
                 fix=f'set evaluation.scores = ["{path.lower()}"]'
                 if known
                 else "give module:function; accuracy and loss are always measured, and evaluation.scores takes "

@@ -390,7 +390,7 @@ def _exhausted(t: int) -> BudgetExhausted:
 def _elsewhere(t: int) -> LedgerError:
     return LedgerError(
         f"round {t + 1} has already been released elsewhere",
-        why="this folder, or its ledger, is a copy of a run that went on elsewhere: here the same round would "
+        why="this folder, or its ledger, is a copy of a run that continued elsewhere: here the same round would "
         "be released again, with fresh noise",
         fix="continue in the folder that holds the newest checkpoint",
         code="released-elsewhere",

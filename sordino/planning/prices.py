@@ -108,9 +108,9 @@ class PriceRequest:
         ):
             raise UnsoundGuarantee(
                 "two gates with noise, in a hidden cohort",
-                why="what clients pay for their examples tells who was drawn and how many examples they hold, and a "
-                "hidden cohort must show neither",
-                fix="use a cohort that everybody sees, or only one of the two gates",
+                why="the price that clients pay for their examples reveals who was drawn and how many examples they "
+                "hold; a hidden cohort must reveal neither",
+                fix="use a visible cohort, or only one of the two gates",
                 code="two-gates-hidden",
             )
 
@@ -292,7 +292,7 @@ def check_sizes(privacy: Privacy) -> None:
     if not privacy.public_sizes:
         raise UnsoundGuarantee(
             "the weights or the size of the noise depend on the clients' numbers of examples, but public_sizes = false",
-            why="a number that is computed from a secret size tells this size",
+            why="a number that is computed from a secret size reveals this size",
             fix="set privacy.public_sizes = true, or protect whole clients and use no stage that weighs by examples",
             code="sizes-not-public",
         )
@@ -320,24 +320,24 @@ def check_secure(
         if faults:
             raise UnsoundGuarantee(
                 "clients can be lost or late, in a secure sum over a hidden cohort",
-                why="everybody sees whether enough clients stay to the end of a round, and that depends on who was "
+                why="all parties see whether enough clients stay to the end of a round, and that depends on who was "
                 "drawn",
-                fix="use no [stragglers], no [chaos] and no timeout, or a cohort that everybody sees",
+                fix="use no [stragglers], no [chaos] and no timeout, or a visible cohort",
                 code="broken-rounds-tell",
             )
         if cohort.personal or chance > RARELY * delta:
             raise UnsoundGuarantee(
                 f"a hidden cohort, with a secure sum of at least {secure.least(0)} clients",
                 why=(
-                    f"a round with fewer clients is broken off, which everybody sees: over {rounds} rounds "
+                    f"a round with fewer clients is aborted, which all parties see: over {rounds} rounds "
                     f"the probability is {chance:.1g}, and delta is {delta:g}"
                 )
                 if not cohort.personal
                 else (
-                    "a round with fewer clients is broken off, which everybody sees, and with personal rates "
+                    "a round with fewer clients is aborted, which all parties see, and with personal rates "
                     "this is not accounted for"
                 ),
-                fix="set a lower threshold, a larger cohort, or use a cohort that everybody sees",
+                fix="set a lower threshold, a larger cohort, or use a visible cohort",
                 code="broken-rounds-tell",
             )
 

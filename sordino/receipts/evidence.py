@@ -96,7 +96,7 @@ def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence
         raise LedgerError(
             f"no document can be made of {folder}: the receipt does not hold",
             why="; ".join(verdict.wrong),
-            fix="ask whoever sent it for the files as the run has written them, or add --anyway: then the document "
+            fix="ask the sender for the files that the run wrote, or add --anyway: then the document "
             "says on its top that the receipt does not hold",
             code="receipt-does-not-hold",
         )

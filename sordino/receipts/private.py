@@ -68,7 +68,7 @@ def check_no_copy(run: Path) -> None:
     if not same:
         raise RunError(
             f"{run} is a copy of a run folder",
-            why="if the run and its copy both went on, rounds would be released twice with fresh noise, and paid "
+            why="if the run and its copy both continued, rounds would be released twice with fresh noise, and paid "
             "for once",
             fix=f"continue in the original run folder; if that folder no longer exists, use `sordino resume {run} "
             "--moved`, or --moved with the command of a run between sites, `sordino serve` or `sordino join`",
@@ -98,7 +98,7 @@ def key_of_data(run: Path) -> bytes:
 
 
 def kept(
-    place: Path, size: int, fix: str = "put the file back from a copy: without it, this run cannot go on"
+    place: Path, size: int, fix: str = "put the file back from a copy: without it, this run cannot continue"
 ) -> bytes:
     """Read a key or a secret; refuse another size, which would not protect."""
     try:

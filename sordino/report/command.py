@@ -37,7 +37,7 @@ def report(
     if out is not None and len(folders) > 1:
         raise ConfigError(
             f"--out {out} with {len(folders)} runs",
-            why="all their pages would have one name there",
+            why="their pages would overwrite each other",
             fix="give one RUN with each --out",
             code="one-run-for-out",
         )

@@ -275,7 +275,7 @@ def _run(experiment: Experiment, folder: Path, watch: Watch) -> Ended:
     if there.experiment.digest() != experiment.digest():
         raise RunError(
             f"{folder} holds a run with another configuration",
-            why="the experiment file was changed since then, and old and new results must not be mixed in one table",
+            why="the experiment file has changed since, and old and new results must not be mixed in one table",
             fix="remove that folder, or give another --out",
             code="stale-comparison",
         )

@@ -243,7 +243,7 @@ def _own_model(
     """Personalise the model on a client's rows, as in the run, from these rows alone."""
     if bundle.way is None:
         raise ConfigError(
-            "the model cannot be made anybody's own from rows alone",
+            "no personal model can be made from rows alone",
             why=KEPT if bundle.personalised else "the clients of this run use the shared model as it is",
             fix='leave the own rows out, or train with evaluation.personal = ["finetune"] (or "proto")',
             code="not-personalised",

@@ -199,7 +199,7 @@ def read(folder: Path) -> Bundle:
     place = next((f for f in (mine, RunFolder(mine.private)) if f.description_file.is_file()), None)
     if place is None:
         raise RunError(
-            f"{folder} has weights, and no {mine.description_file.name} that says how to use them",
+            f"{folder} has weights, but no {mine.description_file.name} that describes their use",
             why="the run learns no classes, or the file lies in a private folder elsewhere",
             fix=AGAIN,
             code="no-bundle",
@@ -243,8 +243,8 @@ def loaded(folder: Path, bundle: Bundle, code: bool) -> nn.Module:
     if built.is_own and not code and not user_code.is_lent(built.name):
         raise ConfigError(
             f"the model is {built.name}, a user's own class",
-            why="to build it, its file has to be imported, and that runs it",
-            fix="say --with-code (in Python with_code=True), where you trust that file",
+            why="building it imports its file, which runs the code in it",
+            fix="if you trust that file, say --with-code (in Python with_code=True)",
             code="own-model-needs-code",
         )
     net = built.built(0)

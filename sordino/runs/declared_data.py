@@ -103,7 +103,7 @@ class DeclaredData:
                     why="columns, levels and classes would be learned from the rows: a value that only one row has "
                     "would change the model's shape, and no noise hides that",
                     fix=f"run `{_drafting(data)}`, confirm what it wrote, and set data.schema to that file; or set "
-                    f'data.schema = "{LEARNED}", which claims nothing',
+                    f'data.schema = "{LEARNED}", which guarantees nothing',
                     code="table-without-schema",
                 )
             return None
@@ -111,7 +111,7 @@ class DeclaredData:
         if found.draft and private:
             raise UnsoundGuarantee(
                 f"the schema {data.schema} is still a draft, with real noise",
-                why="a draft is made from the rows, so the model's shape and scale would tell what some row holds",
+                why="a draft is made from the rows, so the model's shape and scale would reveal what single rows hold",
                 fix="confirm every range, level and class from what you know of the columns, then delete "
                 "`draft = true`",
                 code="schema-is-a-draft",
@@ -222,8 +222,7 @@ def check_own(data: Data, own: RowSource, classes: bool) -> None:
             f"data.source = {data.source!r} declares no {' and no '.join(unsaid)}, with real noise",
             why="how many classes there are, or how values are scaled, would be learned from the rows, and no noise "
             "hides that",
-            fix="declare them in the source: classes = 2, reach = (0.0, 1.0); values beyond are moved to the nearer "
-            "end",
+            fix="declare them in the source: classes = 2, reach = (0.0, 1.0); values outside are clipped",
             code="own-data-undeclared",
         )
 

@@ -140,7 +140,7 @@ def check_announced(data: Data, learned: tuple[str, ...] = ()) -> None:
 def _announces(what: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
         f"announcements of sites would be made of their rows: {what}",
-        why="a site announces what is declared, and how many rows it has; the mean with a row and the mean without it "
+        why="a site may announce only declarations and numbers of rows; a mean with a row and the mean without it "
         "give the row back to every reader of both files",
         fix="declare it: of a table a schema, of images data.classes and data.colours, of a source of your own classes "
         'and reach; and leave data.standardise out, or set it to "fixed"',

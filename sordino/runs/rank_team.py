@@ -126,7 +126,7 @@ def joined() -> Team:
     if "RANK" not in os.environ:
         raise ConfigError(
             'engine.executor = "ranks" was started without torchrun',
-            why="there is no other rank to share the clients with",
+            why="torchrun starts the other ranks, which share the clients",
             fix="start it as torchrun --nproc-per-node 2 -m sordino run ..., or use another executor",
             code="no-ranks",
         )

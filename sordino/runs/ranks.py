@@ -126,8 +126,7 @@ class Share:
             raise RunError(
                 f"there is no folder {Path(command.place) / shelf.name}",
                 why="the run was begun with another number of ranks, and each rank keeps its own clients",
-                fix="resume with the number of ranks it began with: it is in the names of the clients-RANK-of-RANKS "
-                "folders",
+                fix="resume with the original number of ranks: RANKS in the folder names clients-RANK-of-RANKS",
                 code="other-ranks",
             )
         for _ in self.site.obey(command, []):

@@ -178,7 +178,7 @@ def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> S
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
         raise LedgerError(
             f"the ledger of {folder} does not know what this run has spent",
-            why="it is an older copy, or another file: going on would give spent budget back",
+            why="it is an older copy, or another file: continuing would give spent budget back",
             fix="put the newest ledger back in its place",
             code="ledger-rolled-back",
         )
@@ -192,8 +192,7 @@ def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> S
 def _lost(phase: str) -> RunError:
     return RunError(
         f"the preparation was cut off in its phase {phase}, after its noise was drawn",
-        why="what it released is not known, drawn again it would be a second release, and its part of the budget is "
-        "spent",
+        why="its release is not known, a second draw would be a second release, and its part of the budget is spent",
         fix="begin a new run, with a budget of its own",
         code="preparation-lost",
     )

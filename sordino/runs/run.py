@@ -75,7 +75,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     if len(folder.parts) > DEEPEST:
         raise RunError(
             f"--out has {len(folder.parts)} folders inside each other",
-            why=f"more than {DEEPEST} are no place that anybody would find again",
+            why=f"at most {DEEPEST} are allowed",
             fix="choose another --out",
             code="out-too-deep",
         )
@@ -147,7 +147,7 @@ def resume(
     if site := RunFolder(folder).environment.site:
         raise RunError(
             f"{folder} is the folder of {site} in a run between sites",
-            why="it goes on together with the others",
+            why="it continues together with the others",
             fix="give the same command again: `sordino serve` at the server, `sordino join` at a site",
             code="between-sites",
         )
@@ -169,8 +169,8 @@ def _check_agreement(simulation: Simulation, folder: Path) -> None:
     """
     if not Agreement.read(folder).says(simulation.agreement()):
         raise RunError(
-            f"agreement.json of {folder} is not what this run's data and experiment give",
-            why="whoever verifies the receipt takes the public numbers from there",
+            f"agreement.json of {folder} does not follow from this run's data and experiment",
+            why="the receipt is verified against the public numbers in it",
             fix="put the old file back, or the data that the run began with",
             code="edited-run",
         )
@@ -188,7 +188,7 @@ def _check_unedited(experiment: Experiment, folder: Path) -> None:
     if any(each != now for each in said):
         raise RunError(
             f"experiment.toml of {folder} is not the experiment that this run began with",
-            why="what was released until now was planned, priced and promised under the other one",
+            why="all releases until now were planned and paid for under that one",
             fix="put the old file back; [engine] alone may be changed. Another experiment is another run",
             code="edited-run",
         )

@@ -79,7 +79,7 @@ class Whole(PlannedRun):
         if any(isinstance(phase, OwnLoss) for phase in self.methods.phases):
             raise ConfigError(
                 f"loss = {table.get('name')!r} with algorithm = {self.experiment.algorithm.get('name')!r}",
-                why="this algorithm trains with a loss of its own, so yours would change nothing, or half of it",
+                why="this algorithm trains with a loss of its own, so yours would change nothing, or only a part",
                 fix="leave the loss out, or choose another algorithm",
                 code="loss-of-the-algorithm",
             )

@@ -91,9 +91,9 @@ class Witness:
         """Notes that an operation is about to leave; refuses where a copy of this run has noted something meanwhile."""
         if op not in self.noted and not self._note([Departure.of(ledger, op)]):
             raise LedgerError(
-                f"{self.folder} goes on at the same time as a copy of it",
+                f"{self.folder} is running at the same time as a copy of it",
                 why="both would release the same rounds, each with noise of its own",
-                fix="stop both, and go on in the newest folder alone",
+                fix="stop both, and continue in the newest folder alone",
                 code="released-elsewhere",
             )
 
@@ -205,9 +205,9 @@ def _digest(name: str) -> str:
 def _rolled_back(folder: Path, many: int) -> LedgerError:
     return LedgerError(
         f"the ledger of {folder} is an older copy: it does not know of {many} rounds that have left since",
-        why="going on from it would draw their noise again, and give back what they cost",
-        fix="put the newest folder and ledger back; where they are lost, go on with --moved: these rounds then count "
-        "as lost, and stay paid for",
+        why="continuing from it would draw their noise again, and give back what they cost",
+        fix="put the newest folder and ledger back; where they are lost, continue with --moved: these rounds then "
+        "count as lost, and stay paid for",
         code="ledger-rolled-back",
     )
 

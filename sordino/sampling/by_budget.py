@@ -63,8 +63,7 @@ class _ByThreshold(Personal):
         if len(self.waste_weights) != 2 or not all(is_number(w) and 0 <= w < math.inf for w in self.waste_weights):
             raise ConfigError(
                 f"waste_weights = {self.waste_weights!r}",
-                why="they are the weights of what is lost by sampling and by noise: two numbers, neither of them "
-                "negative",
+                why="they weigh the loss by sampling and the loss by noise: two numbers, neither of them negative",
                 fix="set for example waste_weights = [0.7, 0.3]",
                 code="waste-weights",
             )
@@ -77,14 +76,14 @@ class _ByThreshold(Personal):
 
 @dataclass(frozen=True)
 class Threshold(_ByThreshold):
-    """A cohort in which all pay the same, and clients with a budget below a threshold are drawn less often."""
+    """Hidden cohort at one price for all, in which clients with a budget below a threshold are drawn less often."""
 
     hidden: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class ThresholdPublished(_ByThreshold):
-    """The threshold as a paper prints it, whose claims about budgets are not proved."""
+    """Threshold cohort of PDP-Prox as published; its claims about budgets are not proved."""
 
     cost: Literal["one_round", "share", "full_round"] = "one_round"
     retire_below: float = 0.01  # of the smallest budget: who has less left takes no part any more

@@ -165,7 +165,7 @@ class Random(Cohort):
                 self.t_plan,
                 COUNT,
                 "t-plan-not-positive",
-                why="it is how many times a client is planned to take part",
+                why="it is the planned number of rounds in which a client takes part",
             )
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
@@ -239,9 +239,9 @@ def check_promises(own: Cohort) -> None:
         sound = inspect.getattr_static(made, "amplify") is inspect.getattr_static(Cohort, "amplify")
     if not sound or own.personal:
         raise UnsoundGuarantee(
-            f"the cohort {made.__name__} says itself what its draw hides",
-            why="only independent coins that the library tosses and keeps hidden make noise count for more; whether "
-            "another rule does is not known",
+            f"the cohort {made.__name__} claims privacy amplification for its own draw",
+            why="amplification is proved only for independent coins that the library tosses and keeps hidden; for "
+            "another rule it is not known",
             fix="leave out `hidden`, `personal` and `amplify`: then the cohort is visible, and each client pays "
             "for its own rounds. For a hidden cohort, write a subclass of PoissonSample that says its rate, and "
             "nothing else",

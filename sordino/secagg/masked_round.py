@@ -93,9 +93,9 @@ class MaskedRound:
             return None
         if before[0] != asked.digest:
             raise LedgerError(
-                f"{asked.name} was asked before with another content",
-                why="with the answers to both, the server could open what only a sum may tell",
-                fix="the round is over for this site; the server goes on with the next one",
+                f"{asked.name} was requested before with another content",
+                why="with the answers to both, the server could open a single upload",
+                fix="the round is over for this site; the server continues with the next one",
                 code="other-content",
             )
         return before[1]

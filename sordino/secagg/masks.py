@@ -77,7 +77,7 @@ def agree(own: X25519PrivateKey, peer: bytes) -> bytes:
     except ValueError:
         raise SecAggAborted(
             f"the public key {peer.hex()} cannot be used",
-            why="with this key every agreed secret would be the same, and known to all",
+            why="with this key every agreed secret would be the same and publicly known",
             fix="leave out the client that sent it, and run the round again",
             code="secagg-weak-point",
         ) from None
@@ -98,7 +98,7 @@ def unseal(key: bytes, sealed: bytes, who: int) -> bytes:
         return AESGCM(key).decrypt(sealed[:12], sealed[12:], None)
     except InvalidTag:
         raise SecAggAborted(
-            f"what client {who} sent cannot be opened",
+            f"the message of client {who} cannot be decrypted",
             why="it was changed on the way, or the server showed the two clients different lists of members",
             fix="run the round again; nothing was uploaded. If it happens twice, ask the operator of the server",
             code="secagg-unsealed",

@@ -95,7 +95,7 @@ class Session:
         if len(self.model) != 32:
             raise ConfigError(
                 f"the digest of the model has {len(self.model)} bytes",
-                why="SHA-256 has 32",
+                why="a SHA-256 digest has 32 bytes",
                 fix="give the SHA-256 digest of the model",
                 code="secagg-digest",
             )

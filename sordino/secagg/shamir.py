@@ -77,7 +77,7 @@ def _secret(weights: list[int], parts: Row) -> bytes:
         raise IntegrityError(
             "the shares do not restore a secret",
             why="they belong to different secrets, or were changed",
-            fix="run the round again; this one is broken off and the model is unchanged",
+            fix="run the round again; this one is aborted and the model is unchanged",
             code="share-altered",
         )
     return value.to_bytes(SECRET_BYTES, "little")

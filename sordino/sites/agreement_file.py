@@ -117,7 +117,7 @@ def read(path: Path) -> SitesAgreement:
         raise ConfigError(
             f"cannot read the agreement {path}",
             why=str(error),
-            fix="`sordino data agree` makes one of what the sites have announced",
+            fix="`sordino data agree` makes one from the announcements of the sites",
             code="no-agreement",
         ) from None
 
@@ -134,6 +134,6 @@ def read_toml(text: str, name: str = "the agreement") -> SitesAgreement:
         raise ConfigError(
             f"{name} is not an agreement",
             why=why,
-            fix="`sordino data agree` makes one of what the sites have announced",
+            fix="`sordino data agree` makes one from the announcements of the sites",
             code="bad-agreement",
         ) from None

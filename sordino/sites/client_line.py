@@ -81,8 +81,8 @@ def _checked(address: str, name: str, tls: Certificates | None) -> Pems | None:
         return None
     if tls.name != name:
         raise ConfigError(
-            f"the certificate {tls.chain} is {tls.name!r}'s, and this is {name!r}",
-            fix="use the name that the certificate is made out to, or have one made for this name",
+            f"the certificate {tls.chain} belongs to {tls.name!r}, and this site is {name!r}",
+            fix="use the name in the certificate, or get a certificate for this name",
             code="other-name",
         )
     return tls.read()
@@ -186,7 +186,7 @@ class _Line:
                 self._came = len(letter), time.monotonic() - begin
                 heard.put(Posted(head[0], letter))
             for _ in call:
-                raise WireError("more came than one letter", fix="ignore it", code="no-letter")
+                raise WireError("more came than one message", fix="ignore it", code="no-letter")
         except Exception as error:  # raised where somebody waits
             heard.put(error)
         finally:

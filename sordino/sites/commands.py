@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sordino.transport.run_events import RunEvent
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-Identity = Annotated[Path, typer.Option(help="The key that signs letters, as `sordino identity new` made it.")]
+Identity = Annotated[Path, typer.Option(help="The key that signs messages, made by `sordino identity new`.")]
 Certificates = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Certificates of this end, as `sordino certificates` lays them out."),
@@ -174,7 +174,7 @@ def join(
         bool, typer.Option("--share-scores", help="Tell the server how well models meet this site's test examples.")
     ] = False,
     key_digest: Annotated[
-        str, typer.Option(help="Of an encrypted sum: the digest that the key holder told you, not the server.")
+        str, typer.Option(help="Digest of the key holder's public key, from the key holder and not from the server.")
     ] = "",
     show_plan: Annotated[bool, typer.Option("--show-plan", help="Say what would leave this site, and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked.")] = False,
@@ -246,9 +246,9 @@ def _agreed() -> bool:
         return typer.confirm("Take part?", default=False)
     except typer.Abort:
         raise ConfigError(
-            "nobody has said whether this site takes part",
-            why="there is no terminal to ask at, or the question was broken off",
-            fix="read what --show-plan says; a service that has nobody to ask consents with --yes",
+            "this site has not consented to take part",
+            why="there is no terminal to ask on, or the question was interrupted",
+            fix="read the output of --show-plan; a service consents with --yes",
             code="no-consent",
         ) from None
 

@@ -51,7 +51,7 @@ class EncryptedSites(RemoteSites):
         if HOLDER in self.members:
             raise UnsoundGuarantee(
                 f"a site with the name {HOLDER}",
-                why="who holds the key must not be one of those whose uploads it opens together with the server",
+                why="the key holder must not own any of the uploads that it decrypts",
                 fix="give the site another name in the agreement",
                 code="key-holder-has-clients",
             )

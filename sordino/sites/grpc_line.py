@@ -88,7 +88,7 @@ def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
     ticket, length = HEAD.unpack(head)
     if length > most:
         raise WireError(
-            f"a letter of {length} bytes; {most} are allowed",
+            f"a message of {length} bytes; {most} are allowed",
             fix="both sides must have begun the same run from the same files",
             code="too-long",
         )
@@ -100,9 +100,9 @@ def rest(stream: Iterator[bytes], length: int) -> bytes:
     taken = io.BytesIO()  # grows with what comes, and gives its content away without a copy
     while (came := taken.tell()) < length:
         if not (piece := next(stream, b"")):
-            raise WireError(f"{came} of {length} bytes of a letter came", fix="ignore it", code="letter-cut")
+            raise WireError(f"{came} of {length} bytes of a message came", fix="ignore it", code="letter-cut")
         if came + len(piece) > length:
-            raise WireError(f"more than the {length} bytes of a letter came", fix="ignore it", code="no-letter")
+            raise WireError(f"more than the {length} bytes of a message came", fix="ignore it", code="no-letter")
         taken.write(piece)
     return taken.getvalue()
 
@@ -111,8 +111,8 @@ def check_loopback(address: str) -> None:
     """Refuse an address on another machine, for connections without certificates."""
     if not is_loopback(address):
         raise ConfigError(
-            f"{address} is another machine's business, and there are no certificates",
-            why="without them anybody on the way reads all letters, and anybody can say to be a site",
+            f"{address} can be reached from other machines, and there are no certificates",
+            why="without them anyone on the way can read all messages, and anyone can claim to be a site",
             fix="give certificates (`sordino certificates DIR` makes some for a trial), or use 127.0.0.1",
             code="remote-without-tls",
         )

@@ -265,7 +265,7 @@ class Rpc(Carrier):
             with self._silence(hole, call, grpc_line.ANSWER):
                 head = grpc_line.begun(pieces, self._most)
             if head is None:
-                raise WireError("no letter came", code="no-letter")
+                raise WireError("no message came", code="no-letter")
             ticket, length = head
             late = ticket not in hole.letters and ticket != hole.answered
             if ticket in hole.letters:

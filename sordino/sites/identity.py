@@ -43,7 +43,7 @@ def check_name(name: str) -> str:
     except ValidationError:
         raise ConfigError(
             f"{name!r} is not a site's name",
-            why="it becomes the name of a file and stands in a certificate",
+            why="it becomes the name of a file and of a certificate",
             fix="use at most 63 letters, digits, dots, dashes and underscores, the first one a letter or a digit",
             code="no-name",
         ) from None
@@ -131,7 +131,7 @@ def allow(path: Path, name: str, key: Ed25519PublicKey) -> None:
     if name in keys and keys[name] != key:
         raise ConfigError(
             f"{name} is on the list with another key",
-            fix=f"`sordino identity revoke {name}` first, if the other key is not to be believed any more",
+            fix=f"`sordino identity revoke {name}` first, if the other key must not be trusted any more",
             code="name-taken",
         )
     for old_name, several in listed.revoked.items():
@@ -139,7 +139,7 @@ def allow(path: Path, name: str, key: Ed25519PublicKey) -> None:
             if key_of(old.key) == key:
                 raise ConfigError(
                     f"this key was revoked on {old.date} as that of {old_name}",
-                    why="whoever has it besides its owner could write letters again",
+                    why="anyone with a copy of it could sign messages again",
                     fix=f"have {name} make a new one with `sordino identity new`",
                     code="revoked-key",
                 )

@@ -10,7 +10,7 @@ import typer
 from sordino.cli.options import Json, Verbs
 from sordino.cli.screen import say
 
-app = Verbs(help="Keys that sign letters, and the list of keys to believe.", no_args_is_help=True)
+app = Verbs(help="Keys that sign messages, and the list of trusted keys.", no_args_is_help=True)
 
 List = Annotated[Path, typer.Option("--list", help="The list: a TOML file.")]
 DAYS = 365
@@ -18,7 +18,7 @@ DAYS = 365
 
 @app.command()
 def new(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub is for others.")]) -> None:
-    """Make the key pair that a server or a site signs its letters with."""
+    """Make the key pair with which a server or a site signs its messages."""
     from sordino.receipts.signature import generate, public_key
     from sordino.sites.identity import fingerprint
 

@@ -127,8 +127,8 @@ def _check_text(path: Path, experiment: dict[str, Any], told: Invited, with_code
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema not in (None, LEARNED) and not told.table_schema:
         raise ConfigError(
-            f"{path} names the file {schema!r} as the schema of the table, and does not hold it",
-            why="another file than the server's may lie there on this machine",
+            f"{path} names the file {schema!r} as the schema of the table, but does not contain it",
+            why="the file of that name on this machine may differ from the server's",
             fix="ask for an invitation that `sordino serve` wrote: it holds the schema",
             code="schema-not-in-invitation",
         )

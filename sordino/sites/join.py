@@ -139,9 +139,9 @@ class Proposed:
         if most is not None and not self.epsilon <= most:
             raise UnsoundGuarantee(
                 f"the plan costs this client more than --max-epsilon {most:g}",
-                why="in the whole run it may spend " + (self.worst.in_short if self.worst else "without end"),
-                fix="ask for a plan with a smaller budget or fewer rounds, or allow more; a row that is infinite is "
-                "below no cap: leave --max-epsilon out if you accept it",
+                why="in the whole run it may spend " + (self.worst.in_short if self.worst else "an unbounded epsilon"),
+                fix="ask for a plan with a smaller budget or fewer rounds, or allow more. No cap allows an infinite "
+                "row: leave --max-epsilon out if you accept it",
                 code="above-own-cap",
             )
 
@@ -231,7 +231,7 @@ def _check_first(asked: Proposed) -> None:
         raise LedgerError(
             f"{asked.site} has joined this run before, in another folder than {asked.folder}",
             why="a second folder would spend the budget of the first one again",
-            fix="give the --out that it joined with; if that folder is lost, --moved goes on without it: the rounds "
+            fix="give the --out that it joined with; if that folder is lost, --moved continues without it: the rounds "
             "that it answered then count as lost, and stay paid for",
             code="joined-before",
         )
@@ -256,7 +256,7 @@ def _check_same(asked: Proposed) -> None:
         if there != here:
             raise RunError(
                 f"{asked.folder} belongs to another {what} than this invitation",
-                why="what a site has accepted does not change while the run goes on",
+                why="what a site has accepted does not change during a run",
                 fix="use the invitation that this site joined with, or another --out for another run",
                 code="other-invitation",
             )

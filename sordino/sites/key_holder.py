@@ -95,8 +95,8 @@ class KeyHolder:
             raise LedgerError(
                 f"this key holder has opened {signed.length} sums of this run, and its folder knows of "
                 f"{len(self._opened)}",
-                why="it signed that itself: this folder is an older copy, and would open a second sum of a round, of "
-                "which the difference can be a single upload",
+                why="its own signature says so: this folder is an older copy, and would open a second sum of a round, "
+                "whose difference from the first can be a single upload",
                 fix="put the newest folder of the key holder back; if it is lost, no further sum of this run is opened",
                 code="key-holder-rolled-back",
             )
@@ -125,7 +125,7 @@ class KeyHolder:
             return Done(), []
         raise UnsoundGuarantee(
             f"a key holder is asked to {command.do}",
-            why="it opens sums, and does nothing else",
+            why="it decrypts sums, and does nothing else",
             fix="server and key holder must run the same version of sordino",
             code="not-for-key-holders",
         )
@@ -165,7 +165,7 @@ class KeyHolder:
             raise LedgerError(
                 f"another sum of {name} was opened before",
                 why="the difference of two sums of one round can be a single upload",
-                fix="the server must go on with the next round",
+                fix="the server must continue with the next round",
                 code="opened-before",
             )
         opened = {**self._opened, name: digest}
@@ -223,9 +223,9 @@ def pinned(key: bytes, digest: str) -> bytes:
     """Return a public key, if its digest is the one that the key holder gave the site."""
     if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), digest):
         raise UnsoundGuarantee(
-            "the server hands out another public key than that of the key holder"
+            "the server sends another public key than that of the key holder"
             if digest
-            else "this site was not told the digest of the key holder's key",
+            else "this site joined without the digest of the key holder's key",
             why="with a key of its own, the server would read every upload",
             fix=f"ask the {HOLDER} for the digest of its key, by another way than through the server",
             code="other-public-key",

@@ -137,8 +137,8 @@ class Membership(Porter):
         self.note(RunEvent(event="failed", why=f"{error.what} {error.why}".strip()))
         return RunError(
             "the work failed at this site",
-            why="what went wrong may tell something of its data, so only the site itself is told",
-            fix="ask the site what its own terminal and events.jsonl say",
+            why="the error may quote the site's data, so only the site itself sees it",
+            fix="ask the site for the error in its own terminal and events.jsonl",
             code=FAILED,
         )
 
@@ -221,16 +221,16 @@ class Membership(Porter):
         file = self._mine.handed_file
         if file.exists() and file.read_bytes() != given:
             raise LedgerError(
-                "the server hands out something else than before",
-                why="the rounds until now were played with what it gave first",
-                fix="the server must go on from the checkpoint that this belongs to",
+                "the server sends other tensors than before",
+                why="the rounds until now used those that it sent first",
+                fix="the server must continue from the checkpoint of these rounds",
                 code="other-content",
             )
         try:
             safetensors.torch.load(given)
         except (SafetensorError, ValueError) as error:
             raise WireError(
-                "what is handed out is not a file of tensors", why=str(error)[:200], code="no-tensors"
+                "the server's file does not hold tensors", why=str(error)[:200], code="no-tensors"
             ) from None
         if not file.exists():
             atomic_write(file, given)

@@ -101,7 +101,7 @@ class OwnData:
                     f"{self.path} is not what {theirs.name} announced: {what}",
                     why=f"here {here!r:.80}, in the agreement {there!r:.80}"
                     if what != "data"
-                    else "its rows are others, or they were announced with another identity",
+                    else "its rows differ, or they were announced with another identity",
                     fix="use the file and the identity that were announced, or announce these data and agree anew",
                     code="other-data",
                 )

@@ -66,8 +66,8 @@ class SignedHead:
         if not self._shown or self.behind is not None:
             raise LedgerError(
                 "this side was started again, and has not been asked to begin",
-                why="its folder may have been put back, and only the server knows how far it had come",
-                fix="ask it to begin, with the newest head that it has signed, and then for the same again",
+                why="its folder may be an older copy, and only the server knows its last round",
+                fix="ask it to begin, with the newest head that it has signed, then repeat the request",
                 code=BEGIN_FIRST,
             )
 
@@ -137,8 +137,8 @@ class Purse:
         if signed.length > answered or not knows:
             raise LedgerError(
                 f"this site has answered {signed.length} rounds of this run, and its folder knows of {answered}",
-                why="it signed that itself: this folder is an older copy, or not the one that joined, and what was "
-                "spent since would be spent again",
+                why="its own signature says so: this folder is an older copy, or not the one that joined, and budget "
+                "that was spent since would be spent again",
                 fix="put the newest folder of this site back, with its ledger; if it is lost, this site can take no "
                 "further part in this run",
                 code="site-rolled-back",
@@ -169,7 +169,7 @@ class Purse:
             if not self._shares_scores:
                 raise PrivacyError(
                     "this site shares no scores",
-                    why="how well a model meets its examples is covered by no noise",
+                    why="no noise covers the scores of a model on its examples",
                     fix="evaluate on the server's own examples, or ask the site to join with --share-scores",
                     code="scores-not-shared",
                 )
@@ -232,8 +232,8 @@ class Purse:
         if books.op(t) in self._answered:
             raise LedgerError(
                 f"round {t + 1} was answered before, and its answer is no longer kept",
-                why="a second answer would be computed with fresh noise, which nobody has paid for",
-                fix="the server must go on from its newest checkpoint",
+                why="a second answer would need fresh noise, which is not paid for",
+                fix="the server must continue from its newest checkpoint",
                 code="answered-before",
             )
         self._check_learned(phase, command, asked.messages)
@@ -292,8 +292,8 @@ class Purse:
             now = Place.parse(told)
         except ValueError:
             raise UnsoundGuarantee(
-                "the server does not say where its ledger stands",
-                why="a site must see that it only grows",
+                "the server does not state the head of its ledger",
+                why="a site must check that the ledger only grows",
                 fix=KEEP_TO,
                 code="no-ledger-place",
             ) from None

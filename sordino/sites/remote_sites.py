@@ -99,8 +99,8 @@ class RemoteSites(Sites):
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         if self.secure is not None:
             raise UnsoundGuarantee(
-                "uploads of a secure sum would travel in clear",
-                why="the server would read every one of them, and nobody may",
+                "uploads of a secure sum would be sent unencrypted",
+                why="the server could read every one of them",
                 fix="this is a mistake of the program: a secure sum between sites needs the sites that encrypt or mask",
                 code="clear-uploads",
             )

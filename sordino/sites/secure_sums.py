@@ -48,28 +48,28 @@ def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) ->
     if secure.mode != "full":
         raise UnsoundGuarantee(
             'mode = "probe" between sites',
-            why="all uploads but one would travel in clear",
+            why="all uploads but one would be sent unencrypted",
             fix='use mode = "full"',
             code="probe-between-sites",
         )
     if stragglers.leaves_out:
         raise ConfigError(
             "rehearsed faults in a secure sum between sites",
-            why="who is late or lost would have to be left out of a sum that is opened as a whole",
+            why="late or lost clients would have to be left out of a sum that is only opened as a whole",
             fix='use no [chaos] and no stragglers with policy = "late": real sites are late by themselves',
             code="rehearsed-between-sites",
         )
     if hidden and uplink.central:
         raise UnsoundGuarantee(
             "a secure sum over a hidden cohort, between sites",
-            why="real sites can fall silent, and everybody sees whether enough of those who were drawn stay to the end",
-            fix="use a cohort that everybody sees",
+            why="real sites can fall silent, and all parties see whether enough of the drawn sites stay to the end",
+            fix="use a visible cohort",
             code="broken-rounds-tell",
         )
     if uplink.grid is not None and uplink.grid.strict:
         raise UnsoundGuarantee(
             "strict = true in the quantise stage, between sites",
-            why="how many values of a client are outside the range is not covered by any noise, and is told to nobody",
+            why="the number of a client's values outside the range would have to be reported, and no noise covers it",
             fix="leave strict out, and set a larger range or clip the uploads",
             code="strict-between-sites",
         )

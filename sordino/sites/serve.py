@@ -122,7 +122,7 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
     if not experiment.privacy.real and not rehearsal:
         raise UnsoundGuarantee(
             f"privacy.noise = {experiment.privacy.noise!r} between real sites",
-            why="noise from a seed can be drawn again by everybody who has the experiment, so it hides nothing",
+            why="anyone who has the experiment can draw the same seeded noise again, so it hides nothing",
             fix='privacy.noise = "system"; for a trial without real people, --rehearsal',
             code="seeded-noise-between-sites",
         )
@@ -136,7 +136,7 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
     if experiment.privacy.ledger is not None:
         raise ConfigError(
             "privacy.ledger between sites",
-            why="every site keeps its own ledger, and the server one for this run",
+            why="every site keeps its own ledger, and the server keeps one for this run",
             fix="leave it out",
             code="shared-ledger-between-sites",
         )

@@ -54,7 +54,7 @@ def make(folder: Path, server_names: Sequence[str], sites: Sequence[str], days: 
     """Make a CA in a new folder, and certificates for a server that is reached under these names and for the sites."""
     if not server_names:
         raise ConfigError(
-            "the server has no name", fix="say under which host name or address sites reach it", code="no-server"
+            "the server has no name", fix="give the host name or address by which sites reach it", code="no-server"
         )
     _check_sites(folder, sites)
     _check_new(*(folder / name for name in ("ca.pem", "ca.key", "server.pem", "server.key")))
@@ -170,7 +170,7 @@ def _check_new(*paths: Path) -> None:
         if path.exists():
             raise ConfigError(
                 f"{path} already exists",
-                why="a certificate that is in use would be lost",
+                why="a certificate that may be in use would be lost",
                 fix="choose another folder; without --server, sites are added to the CA that is there",
                 code="certificate-exists",
             )

@@ -60,7 +60,7 @@ def statistics(net: nn.Module) -> tuple[str, ...]:
             raise UnsoundGuarantee(
                 f"the model has a {name} layer that cannot be trained here",
                 why=why,
-                fix="use nn.GroupNorm; where no protection is promised, nn.BatchNorm2d(width) with its defaults",
+                fix="use nn.GroupNorm; in a run without any guarantee, nn.BatchNorm2d(width) with its defaults",
                 code="batch-norm",
             )
     return tuple(found)

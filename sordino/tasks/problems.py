@@ -62,7 +62,7 @@ class Classify(Problem):
         if isinstance(self.class_weights, str):
             raise ConfigError(
                 f"task.class_weights = {self.class_weights!r}",
-                why="how often a class occurs stands in the clients' secret rows, and no budget pays for counting it",
+                why="the clients' secret rows decide how often a class occurs, and no budget pays for counting it",
                 fix="declare numbers: task.class_weights = {ill = 5.0, well = 1.0}, or a list in the order of the "
                 "classes",
                 code="weights-from-rows",
@@ -72,7 +72,7 @@ class Classify(Problem):
             raise ConfigError(
                 f"task.class_weights has {wrong[0]!r}",
                 why="a weight is a finite number above 0",
-                fix="leave a class out of the data where it should play no part",
+                fix="to ignore a class, leave it out of the data",
                 code="bad-class-weight",
             )
 
@@ -94,7 +94,7 @@ class Classify(Problem):
                 raise ConfigError(
                     "task.class_weights beside a loss of your own",
                     why="weights multiply the cross-entropy of an example, which your loss replaces",
-                    fix="weigh examples inside your loss, or leave one of both out",
+                    fix="weigh examples inside your loss, or leave one of them out",
                     code="weights-and-own-loss",
                 )
             loss = WeightedCrossEntropy(self._weights(classes))
@@ -130,14 +130,14 @@ class Regress(Problem):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(
                 f"task.range = {list(self.range)}",
-                why="the label is scaled by its declared range, and a number beyond is moved to the nearer end",
+                why="the label is scaled by its declared range, and a number outside it is clipped to it",
                 fix="set [lowest, highest], two numbers of which the first is smaller",
                 code="bad-label-range",
             )
         if (self.loss == "huber") != (self.bend is not None) or not (self.bend is None or 0 < self.bend < math.inf):
             raise ConfigError(
                 f"task.bend = {self.bend} with task.loss = {self.loss!r}",
-                why="it is the distance, in the unit of the label, from which on the Huber loss is linear",
+                why="it is the distance, in the unit of the label, beyond which the Huber loss is linear",
                 fix='set a number above 0 with task.loss = "huber", and none with "squared"',
                 code="bad-huber-bend",
             )
@@ -172,8 +172,8 @@ class Count(Problem):
         if self.most < 1:
             raise ConfigError(
                 f"task.most = {self.most}",
-                why="a count beyond it is moved to it, and the rate never exceeds it",
-                fix="set the highest count that can be, at least 1",
+                why="larger counts are clipped to it, and the rate never exceeds it",
+                fix="set the highest possible count, at least 1",
                 code="bad-label-range",
             )
 

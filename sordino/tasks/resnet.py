@@ -50,7 +50,7 @@ def resnet18(
     if norm not in get_args(Norm):
         raise ConfigError(
             f"resnet18 has no norm {norm!r}",
-            fix='set norm = "group" or "none"; "batch" where no protection is promised',
+            fix='set norm = "group" or "none"; "batch" only in a run without any guarantee',
             code="resnet-norm",
         )
     layers: list[nn.Module] = [*_convolution(shape[0], width, 3, 1, norm, groups), nn.ReLU()]

@@ -88,7 +88,7 @@ class Porter:
         """The key under which the uploads of this phase are encrypted."""
         raise KeyMismatch(
             "there is no key to encrypt uploads with",
-            why="only a site that was told the digest of a key holder's key has one",
+            why="only a site that joined with the digest of a key holder's key has one",
             fix="join with --key-digest",
             code="no-key-here",
         )
@@ -214,7 +214,7 @@ class Desk:
             raise WireError(
                 f"this site takes no part in the masked sum of round {command.t + 1}",
                 why="it was restarted since the round began, or has begun another one: its keys are gone",
-                fix="go on without its clients; they take part in the next round",
+                fix="continue without its clients; they take part in the next round",
                 code="no-such-sum",
             )
 
@@ -255,8 +255,8 @@ class Desk:
         if found is None and Operation.place_of(asked.name) < Operation.place_of(self._shelf.last):
             raise LedgerError(
                 f"{asked.name} comes before {self._shelf.last}, which this site has answered",
-                why="whether it was answered, too, is not known any more, and a second answer would be unpaid",
-                fix="the server must go on from its newest checkpoint",
+                why="it may have been answered too, and a second answer would be unpaid",
+                fix="the server must continue from its newest checkpoint",
                 code="answered-before",
             )
         return found
@@ -280,7 +280,7 @@ class Desk:
 
 def _other_uploads(hides: bool) -> UnsoundGuarantee:
     return UnsoundGuarantee(
-        f"the server asks for uploads {'in clear' if hides else 'for a secure sum'}",
+        f"the server asks for uploads {'without encryption' if hides else 'for a secure sum'}",
         why="this site has accepted an experiment "
         + ("whose single uploads the server may not read" if hides else "without a secure sum"),
         fix="the server must keep to the experiment of the invitation",

@@ -102,7 +102,7 @@ class Letterhead:
         ):
             if found != wanted:
                 raise WireError(
-                    f"a letter with another {what}: {found!r:.80}, expected {wanted!r:.80}",
+                    f"a message with another {what}: {found!r:.80}, expected {wanted!r:.80}",
                     why="both sides must have begun the same run from the same files",
                     fix="give both the same experiment and agreement, and the invitation of this run",
                     code=f"other-{what}",
@@ -160,7 +160,7 @@ def _opened(view: memoryview) -> tuple[Heading, bytes, bytes]:
 def _check_signature(known: Mapping[str, Ed25519PublicKey], head: Heading, text: bytes, signature: bytes) -> None:
     if (key := known.get(head.sender)) is None:
         raise WireError(
-            f"a letter from {head.sender!r}, who is not on the list",
+            f"a message from {head.sender!r}, who is not on the list",
             fix="`sordino identity allow` puts a site on the list",
             code="unknown-sender",
         )
@@ -168,12 +168,12 @@ def _check_signature(known: Mapping[str, Ed25519PublicKey], head: Heading, text:
         key.verify(signature, DOMAIN + text)
     except InvalidSignature:
         raise WireError(
-            f"a letter that {head.sender!r} did not sign",
-            why="it was written by another side, or changed on its way",
+            f"a message that {head.sender!r} did not sign",
+            why="it was written by another party, or changed on its way",
             fix="ignore it; if the site has a new key, take the old one off the list and allow the new one",
             code="wrong-signature",
         ) from None
 
 
 def _no_letter(why: str) -> WireError:
-    return WireError("the bytes that came are not a letter", why=why, fix="ignore it", code="no-letter")
+    return WireError("the received bytes are not a message", why=why, fix="ignore it", code="no-letter")

@@ -88,7 +88,7 @@ class Pipes(Carrier):
     def given_up(self, peer: str, seconds: float) -> SordinoError:
         return RunError(
             f"a client process has not answered for {seconds:g} s",
-            why="engine.deadline_s says that the work of one client takes no longer: it is too slow, or it never ends",
+            why="engine.deadline_s limits the work of one client: it is too slow, or it never ends",
             fix="look for an endless loop in your model or algorithm, or give a larger engine.deadline_s; then "
             "resume the run",
             code="deadline-passed",

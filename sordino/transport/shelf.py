@@ -56,9 +56,9 @@ class Shelf:
             return None
         if known.asked != asked:
             raise LedgerError(
-                f"{operation} was asked before with another content",
-                why="a second answer beside the first one would show their difference, which is not paid for",
-                fix="the server must go on from the checkpoint that this round belongs to",
+                f"{operation} was requested before with another content",
+                why="a second answer would reveal its difference from the first, which is not paid for",
+                fix="the server must continue from the checkpoint of this round",
                 code="other-content",
             )
         path = self._place / known.file

@@ -303,7 +303,7 @@ class Sites(Executor):
     def _read(self, out: _Out, data: bytes) -> Letter:
         letter = self.letterhead.read(data)
         if letter.head.sender != out.peer or letter.head.stage != self.stage:
-            raise WireError("an answer to another letter came", fix="ignore it", code="other-letter")
+            raise WireError("an answer to another message came", fix="ignore it", code="other-letter")
         if isinstance(answer := read_answer(letter.head.said), Refused):
             raise answer.error(self.named(out.peer))
         return letter
@@ -323,7 +323,7 @@ class Sites(Executor):
             return {}
         answer = read_answer(letter.head.said)
         if not isinstance(answer, Answered) or len(answer.clients) != len(letter.bodies):
-            error = WireError("a letter came that does not answer a round", fix="ignore it", code="no-answer")
+            error = WireError("a message came that does not answer a round", fix="ignore it", code="no-answer")
             self._refused(letter.head.sender, error)
             return {}
         return {k: body for k, body in zip(answer.clients, letter.bodies, strict=True) if k in clients}

@@ -287,7 +287,7 @@ MEANT: list[tuple[tuple[str, ...], str, str]] = [
     (("run", "--out="), "empty-word", "error --out is empty"),
     (("compare", "a.toml", "--out", ""), "empty-word", "error --out is empty"),
     (("show", ""), "empty-word", "error a word is empty"),
-    (("list", ""), "empty-word", "neither a file nor a value"),
+    (("list", ""), "empty-word", "it needs a value"),
     (("serve", "x.toml", "--rounds", "3"), "option-is-a-key", "fix write rounds = 3 into the experiment's file"),
 ]  # fmt: skip
 

@@ -115,7 +115,7 @@ def test_more_rows_of_one_person_than_are_declared_are_refused(
     words = [*visits, f"data.schema={tmp_path / 'rows.toml'}", "partition={scheme='iid',clients=3}"]
     said = cli("run", *words, "--out", tmp_path / "run")
     assert said.code != 0
-    assert "stands in 4 rows, and the schema allows 3" in " ".join(said.err.split())
+    assert "is in 4 rows, and the schema allows 3" in " ".join(said.err.split())
     assert not (tmp_path / "run" / "privacy.json").exists()
 
 

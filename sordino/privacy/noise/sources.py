@@ -225,8 +225,8 @@ def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSour
     if secret is None or len(secret) < SECRET:
         raise RunError(
             "the clients' secret is missing",
-            why="a client draws its random response once in a run; without the secret it would answer anew, or "
-            "from the public seed",
+            why="a client draws its random response once in a run; without the secret it would draw a second one, or "
+            "one from the public seed",
             fix="put private/clients.secret back from your copy, or start a new run",
             code="no-secret",
         )

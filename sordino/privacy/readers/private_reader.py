@@ -189,7 +189,7 @@ def check_apart(task: Task) -> None:
         raise UnsoundGuarantee(
             f"{task.mixes_examples} mixes examples",
             why="one example then changes the gradients of others, and its running statistics; no clip bounds that",
-            fix='use nn.GroupNorm; BatchNorm only where no protection is promised, as with algorithm = "fedavg" and '
+            fix='use nn.GroupNorm; BatchNorm only in a run without any guarantee, as with algorithm = "fedavg" and '
             "no [privacy]",
             code="batch-norm",
         )
@@ -200,8 +200,8 @@ def check_apart(task: Task) -> None:
 def remembering(name: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
         f"{name} changes during a forward pass",
-        why="what it keeps of one example reaches the gradients of other examples, where no clip bounds it",
-        fix="compute the forward pass, and what is asked of it, from their arguments alone, and write to nothing else",
+        why="a kept value of one example reaches the gradients of other examples, where no clip bounds it",
+        fix="compute the forward pass from its arguments alone, and write to nothing else",
         code="model-remembers",
     )
 

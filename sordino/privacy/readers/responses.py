@@ -72,8 +72,7 @@ class Responses(Open):
         if self.side is not None and not 1 <= self.side <= min(shape[:2]):
             raise ConfigError(
                 f"side is {self.side}",
-                why=f"images of {shape[0]} x {shape[1]} are reduced to at least 1 and at most {min(shape[:2])} values "
-                "a side",
+                why=f"each side of an image of {shape[0]} x {shape[1]} is reduced to this number of values",
                 fix=f"set side to a number from 1 to {min(shape[:2])}",
                 code="response-side",
             )

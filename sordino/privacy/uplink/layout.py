@@ -85,7 +85,7 @@ class Layout:
                 f"client {who} uploads the value {wide[~np.isfinite(wide)][0]} at index "
                 f"{int(np.argmin(np.isfinite(wide)))}",
                 why="NaN and infinity cannot be written as integers",
-                fix="lower the learning rate, or clip the update first; the round is broken off and the model is "
+                fix="lower the learning rate, or clip the update first; the round is aborted and the model is "
                 "unchanged",
                 code="non-finite-update",
             )
@@ -100,7 +100,7 @@ class Layout:
 def no_sum(what: str, code: str) -> IntegrityError:
     """The error for decrypted numbers that are not a sum of contributions."""
     return IntegrityError(
-        f"what was decrypted is not the sum of these uploads: {what}",
+        f"the decrypted numbers are not the sum of these uploads: {what}",
         why="the key is another one, or a message was changed or counted wrongly",
         fix="drop this round; the model is unchanged",
         code=code,

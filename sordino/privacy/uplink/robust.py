@@ -201,7 +201,7 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
         return
     if not takes_mean:
         raise ConfigError(
-            "a robust sum with an algorithm that does not only take the mean change of the model",
+            "a robust sum with an algorithm that uses more than the mean change of the model",
             why="clients of this method send counts, prototypes or sums beside their change, or the server reads "
             "single uploads: a median of these means something else",
             fix="use fedavg, fedopt, fedprox, ditto, moon, vhl, scaffold or what is made of them; an algorithm of "
@@ -210,7 +210,7 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
         )
     if hidden:
         raise ConfigError(
-            "a robust sum over a cohort whose size nobody knows beforehand",
+            "a robust sum over a cohort of unknown size",
             why="whether enough honest clients outvote the attackers depends on how many are drawn",
             fix='use a cohort of fixed size, for example cohort = {name = "random", size = 10}',
             code="robust-sum-hidden-cohort",

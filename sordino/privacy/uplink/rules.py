@@ -123,7 +123,7 @@ class Links:
                 "a personal clip in a hidden cohort",
                 why="it spends each client's own budget under one noise; in a hidden cohort each client has its own "
                 "rate instead",
-                fix="use a cohort that everybody sees, or by_budget or threshold without a personal clip",
+                fix="use a visible cohort, or by_budget or threshold without a personal clip",
                 code="personal-clip-hidden",
             )
         amplified = central and (hidden or bool(self.published))

@@ -249,7 +249,7 @@ def check_cohort(stage: SecureStage, layout: Layout, clients: int) -> None:
         raise ConfigError(
             f"a round has at most {clients} clients, but a sum of fewer than {stage.least(clients)} uploads is "
             "never opened",
-            why="every round would be broken off",
+            why="every round would be aborted",
             fix="use more clients, or a smaller threshold",
             code="cohort-below-threshold",
         )

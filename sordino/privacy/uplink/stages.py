@@ -88,8 +88,8 @@ def check_told(t: int, what: str, told: Sequence[float], least: float, most: flo
     """Refuses public numbers sent with the model that lie outside the range for which the bound holds."""
     if not all(least <= number <= most for number in told):
         raise WireError(
-            f"round {t + 1} comes with {what} of {', '.join(f'{number:g}' for number in told)}",
-            why=f"the bound that the noise is sized by is made for {least:g} to {most:g}",
+            f"the server sends {what} of {', '.join(f'{number:g}' for number in told)} in round {t + 1}",
+            why=f"the noise is sized for values from {least:g} to {most:g}",
             fix="the server must keep to the experiment",
             code="learned-beyond-plan",
         )
@@ -115,7 +115,7 @@ class Clip(Stage):
         if self.order not in (1, 2):
             raise ConfigError(
                 f"the order of the clip is {self.order}",
-                why="a length is measured in the 1-norm (order 1) or the 2-norm (order 2)",
+                why="the norm is the 1-norm (order 1) or the 2-norm (order 2)",
                 fix="set order = 1 or order = 2",
                 code="clip-order",
             )

@@ -245,7 +245,7 @@ class Uplink(Links):
 def single_uploads() -> UnsoundGuarantee:
     return UnsoundGuarantee(
         "this algorithm reads single uploads, but the uplink releases only their sum",
-        why="the promise covers the sum with noise, not what one client sent",
+        why="the promise covers the noised sum, not single uploads",
         fix="use an uplink without central noise or encryption, or another algorithm",
         code="aggregate-only",
     )

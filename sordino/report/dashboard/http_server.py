@@ -235,7 +235,7 @@ def check(host: str, run: Watched, tls: bool, token: bool) -> None:
     if run.evaluator and run.real and not token:
         raise ConfigError(
             "the evaluator's dashboard needs a token",
-            why="every user of this machine reaches its ports, and this page shows what only the evaluator may see",
+            why="every user of this machine can open its ports, and this page holds what only the evaluator may see",
             fix="give --token-file",
             code="open-dashboard",
         )

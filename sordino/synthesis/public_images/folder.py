@@ -46,7 +46,7 @@ def _files(root: Path, of: int, name: str) -> list[Path]:
     if place is None:
         raise DataError(
             f"{root} has no folder for {name!r}",
-            why="the candidates of a class lie in a folder with its name or number",
+            why="the candidates of a class are in a folder with its name or number",
             fix=f"put images into {root / name}, or drop the class",
             code="class-without-candidates",
         )

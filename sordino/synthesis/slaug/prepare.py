@@ -237,9 +237,8 @@ class Ask(
         self.recipe.check(home)
         if self.recipe.scenario == 2 and not self._answers(home):
             raise ConfigError(
-                "no client has a prototype, and nothing else would train the generator",
-                why=f"prototypes are made of images that a client holds back, and a client needs at least {FEWEST} of "
-                "them",
+                "no client can make a prototype, and the generator has no other training data",
+                why=f"a prototype needs at least {FEWEST} images that a client holds back",
                 fix="use fewer clients or more data, or set scenario = 1 with a [candidates] table",
                 code="nobody-holds-back",
             )
@@ -379,7 +378,7 @@ def given_examples(phase: Train, home: Home) -> Examples:
     if found is None:
         raise ConfigError(
             f"probe = {phase.probe!r}, but the server has no probe",
-            why="the server ranks clients by how well their models do on labelled examples of its own",
+            why="the server ranks clients by the scores of their models on its own labelled examples",
             fix='set data.probe = 50, or probe = "candidates" with a [candidates] table',
             code="no-probe",
         )
