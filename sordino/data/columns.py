@@ -1,7 +1,7 @@
 """Columns of a table as numbers. Each row is converted by itself according to the schema, so no row influences another.
 Without a schema one is inferred from all rows.
 
-A value that the schema does not know (a number beyond its range, an undeclared level) is moved to the nearer end or
+A value that the schema does not know (a number beyond its range, an undeclared level) is clipped to the range or
 becomes zeros, and is reported to the owner of the rows alone. Many such values at one site mean that its column is not
 written as declared, and training is refused.
 """
@@ -221,14 +221,14 @@ def unknown_values(
             continue
         if said[name].kind == "number":
             values = held.numbers_of(name)
-            yield Unknown(name, feature.unknown, values, ends[name], "moved to the nearer end", said[name].moved)
+            yield Unknown(name, feature.unknown, values, ends[name], "clipped to the range", said[name].moved)
         else:
             words, level = np.array(texts(held.columns[name])), "are not a level that the schema declares"
             yield Unknown(name, feature.unknown, words, level, "none of them: all zeros")
     for name in labels:
         values = held.numbers_of(name)
         beyond = (values < said[name].low) | (values > said[name].high)
-        yield Unknown(name, beyond, values, ends[name], "moved to the nearer end")
+        yield Unknown(name, beyond, values, ends[name], "clipped to the range")
 
 
 class Owners(NamedTuple):
@@ -274,10 +274,10 @@ def misfit(found: Sequence[Unknown], owners: Owners) -> DataError | None:
         return DataError(
             f"{owners.names[worst]}: {counts[worst]:,} of {rows[worst]:,} values of {one.column} {one.lies}, such as "
             f"{first.item()!r}",
-            why=f"each would silently be {one.becomes}; so many are another unit, or another way to write the same, "
-            "and a training would spend its budget on them",
-            fix="write the column as the schema declares it, or declare what it holds: a wider range, these levels; a "
-            'column that may hold such values says it, with outside = "move" (a number) or other = LEVEL',
+            why=f"each would silently be {one.becomes}; so many suggest another unit or another spelling, and training "
+            "would spend its budget on them",
+            fix="write the column as the schema declares it, or correct the schema: a wider range, these levels; a "
+            'column that may hold such values says so, with outside = "move" (a number) or other = LEVEL',
             code="values-outside-schema",
         )
     return None

@@ -38,7 +38,7 @@ class LabelKind(ABC):
 
 @dataclass(frozen=True)
 class Numbers(LabelKind):
-    """A number in a declared range; a value outside is moved to the nearer end."""
+    """A number in a declared range; a value outside is clipped to it."""
 
     low: float
     high: float

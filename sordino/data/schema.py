@@ -2,7 +2,7 @@
 the shape of a model.
 
     [columns]
-    age = { kind = "number", range = [0, 110] }              # values outside are moved to the nearer end
+    age = { kind = "number", range = [0, 110] }              # values outside are clipped to the range
     ward = { kind = "levels", levels = ["A", "B", "rest"], other = "rest" }  # other takes unknown levels
     smokes = { kind = "boolean" }                            # true, false, 1 or 0
     weight = { kind = "number", range = [2, 300], outside = "refuse", missing = 70 }  # else a value outside is moved;

@@ -30,7 +30,7 @@ class ColumnFacts(NamedTuple):
     can_be: str  # by the schema
     holds: str
     empty: int
-    outside: int  # cells that are moved to the nearer end, or are none of the levels
+    outside: int  # cells that are clipped to the range, or are none of the levels
 
 
 class TableFacts(NamedTuple):

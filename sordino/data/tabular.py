@@ -1,7 +1,7 @@
 """Tables, CSV or parquet: numbers as float32, strings one-hot, a label, and perhaps a client and a key of each row.
 
 With a `schema` the shape of a row, its scale and the classes are declared and depend on no row: a number outside its
-range is moved to the nearer end, an unknown level becomes `other` or zeros, an undeclared class or group is refused.
+range is clipped to it, an unknown level becomes `other` or zeros, an undeclared class or group is refused.
 Without a schema all of this is inferred from all rows.
 
 Where there are several files and no group column, each file is one client, named as the file.

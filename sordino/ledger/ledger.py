@@ -349,7 +349,7 @@ class Ledger:
                 raise LedgerError(
                     f"operation {op!r} is {at.state.value}, so it cannot be {to.value}",
                     why="an operation is reserved, drawn, stored and published, in this order",
-                    fix="take the steps before it first",
+                    fix="do the earlier steps first",
                     code="op-skips-state",
                 )
             self._append({"kind": to.value, "op": op, **content})
@@ -374,6 +374,6 @@ class Ledger:
 def _name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise LedgerError(
-            f"{name!r} is not a name", why="a name is a text that is not empty", fix="give a text", code="name-invalid"
+            f"{name!r} is not a name", why="a name is a text that is not empty", fix="give a name", code="name-invalid"
         )
     return name

@@ -281,8 +281,8 @@ def missing(place: Path) -> LedgerError:
     return LedgerError(
         f"there is no ledger {place}",
         why="without the ledger nothing can be verified, and no run can continue",
-        fix="put the file back where it was; a run names a relative path from the folder where it began, and in its "
-        "experiment.toml privacy.ledger may be changed",
+        fix="put the file back, or write its place into privacy.ledger of the run's experiment.toml; a relative path "
+        "leads from the folder in which the run began",
         code="ledger-missing",
     )
 

@@ -137,9 +137,9 @@ def bought(multiplier: float, question: Question) -> float:
         raise UnsoundGuarantee(
             f"a noise multiplier of {multiplier:g} gives {('no finite epsilon' if epsilon else 'epsilon 0')} "
             f"at delta {q.delta:g}",
-            why="this delta alone already allows whatever such strong noise still shows"
+            why="delta alone already covers all that noise this strong can reveal"
             if epsilon == 0
-            else "so little noise protects nobody",
+            else "so little noise protects no one",
             fix="give a smaller multiplier, or a smaller delta" if epsilon == 0 else "give a larger multiplier",
             code="noise-buys-nothing",
         )

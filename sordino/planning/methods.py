@@ -129,7 +129,7 @@ def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyA
         raise ConfigError(
             f"{needed} with algorithm = {experiment.algorithm.get('name')!r}",
             why="this algorithm computes plain cross-entropy from labels by itself, so the task would change nothing, "
-            "or half of it",
+            "or only a part of it",
             fix="choose an algorithm that trains with the loss of the task, such as fedavg, scaffold or gaussian_gdp",
             code="task-needs-task-loss",
         )
