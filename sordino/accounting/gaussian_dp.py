@@ -62,11 +62,12 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def integrated(mu: float, delta: float) -> tuple[float, float]:
-    """Lower and upper limit of `epsilon_of` without its formula: the definition of delta, summed over cells of the
-    privacy loss.
+    """Lower and upper limit of `epsilon_of` without its formula: the definition of delta, integrated numerically over
+    intervals of the privacy loss.
 
     The loss is normal with mean mu^2 / 2 and deviation mu; delta is the mean of 1 - e^(epsilon - loss) where that is
-    positive. Every loss of a cell is rounded down for the first number, up for the second one, so both are certain.
+    positive. Every loss in an interval is rounded down for the first number, up for the second one, so both are
+    certain.
     """
     import numpy as np
     from scipy.special import log_ndtr, ndtri
@@ -126,7 +127,8 @@ def _log_phi(x: float) -> float:
 
 
 def bisect(keeps: Callable[[float], bool], *, good: float, bad: float, tight: float = 0.0) -> float:
-    """The boundary between points that keep a promise and points that do not, from the side that keeps it.
+    """Bisection: a point at which `keeps` is true, next to the boundary between `good`, where it is true, and `bad`,
+    where it is not.
 
     Stops at a relative width of `tight`, or when no number lies between; `keeps` is true of what is returned.
     """

@@ -1,7 +1,7 @@
 """Histories of releases: clients with equal histories have equal losses, so histories are stored, not clients.
 
-A history is a node of a tree, and one more release leads to a child. Clients at the same node share one cell. A release
-about everyone moves the cells; the clients in them need no update.
+A history is a node of a tree, and one more release leads to a child. Clients at the same node share one cell, which
+points to it. A release about everyone moves the cells on to the children; the clients need no update.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _rho(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Renyi:
-    """The price of a Poisson-sampled Gaussian at `rate`, counted at one `order`."""
+    """Cost of a Poisson-sampled Gaussian at `rate`: its Renyi divergence of one fixed `order`."""
 
     rate: float
     order: int
@@ -216,8 +216,8 @@ def sampled_gaussian(rate: float, multiplier: float, order: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
-    """Terms of the sum in `sampled_gaussian`: the parts without the noise, and the parts that are divided by its
-    square.
+    """Terms j = 0, 1, ..., order of the sum in `sampled_gaussian`, in log space: log of binom(order, j) rate^j (1 -
+    rate)^(order - j), and j (j - 1) / 2, which the caller divides by the squared noise multiplier.
     """
     constant = [
         math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1)
@@ -281,7 +281,7 @@ def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float,
 
 @lru_cache(maxsize=256)
 def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Renyi:
-    """The price at the Renyi order that lets `exposures` equal releases use the least noise."""
+    """Renyi pricing at the order at which `exposures` equal releases within (epsilon, delta) need the least noise."""
     candidates = [(Renyi(rate, order), budget_at(order, epsilon, delta)) for order in ORDERS]
     usable = [(pricing, budget / exposures) for pricing, budget in candidates if budget > 0]
     if not usable:

@@ -110,7 +110,9 @@ def statement(
 
 
 def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Subject, float, Status]]:
-    """The finite epsilons of `statement` and the status of each, without the bounds of single accountants."""
+    """Finite epsilons of `statement`, each with its subject and the status of its proof (such as proved or nominal);
+    without what each accountant finds on its own.
+    """
     clients, found = list(read_notes(texts, population).values()), list[tuple[Subject, float, Status]]()
     released = [release for releases in clients for release in releases]
     for adversary in ADVERSARIES:

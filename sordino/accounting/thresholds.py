@@ -52,8 +52,9 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
 
 
 def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
-    """Cost of a threshold tau in lost budget. `weighted` weighs each kind of loss by its own share; `count` replaces
-    the loss to sampling by the expected number of clients that stay away, as a public re-implementation does.
+    """Cost of a threshold tau: the budget lost to sampling plus the budget lost to noise (see `wasted`), weighted by
+    rule. `weighted`: each by its fraction of their sum; `count` replaces the budget lost to sampling by the expected
+    number of clients that stay away, as a public re-implementation does.
     """
     sampling, noise = wasted(budgets, tau, count)
     if by.rule == "sum":

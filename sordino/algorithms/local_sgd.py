@@ -29,8 +29,8 @@ WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 class Walk:
     """The parameters of a client during local SGD, updated step by step.
 
-    y <- y - eta (direction, cut to the norm `most_grad`, + weight decay), with momentum where there is one. BatchNorm's
-    running statistics change in forward passes, not in steps.
+    y <- y - eta (direction, clipped to the norm `most_grad`, + weight decay), with momentum where there is one.
+    BatchNorm's running statistics change in forward passes, not in steps.
     """
 
     def __init__(

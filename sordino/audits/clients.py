@@ -78,7 +78,9 @@ class Stand:
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
         def call(source: NoiseSource) -> torch.Tensor:
-            """One release. A direction has no noise that could be too small; its broken twin spends more."""
+            """One release. `OneDirection` adds no noise that could be made too small, so its broken twin spends more
+            than was granted.
+            """
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)
@@ -117,7 +119,9 @@ class Stand:
         many = min(map(at_once, (present, absent)))
 
         def release(source: NoiseSource) -> torch.Tensor:
-            """Draws of the sum, with the sampling coins of all draws first."""
+            """Samples of the noisy sum. The Poisson sampling comes first: it decides in which samples the client takes
+            part.
+            """
             if rate == 1:
                 return drawn(present, source.child("server"), many)
             coins = source.child("coin").coins(many, rate).bool()
@@ -129,7 +133,9 @@ class Stand:
 
 
 def at_once(call: Call) -> int:
-    """Number of draws in one call: MANY if the call works under vmap and draws only from its source, else 1."""
+    """Number of outputs that one call can sample: MANY if it works under `torch.vmap` and all its randomness comes from
+    its noise source, else 1.
+    """
     try:
         drawn(call, Silent(), 2, "error")
     except RuntimeError:  # of vmap: a tensor became a number of Python or numpy, or there is a draw of the gate's own
@@ -138,8 +144,8 @@ def at_once(call: Call) -> int:
 
 
 def drawn(call: Call, source: NoiseSource, many: int, others: str = "same") -> torch.Tensor:
-    """Draws of a call, [draws, numbers seen]. `others`: vmap's setting for randomness from other generators; the source
-    draws for all lanes together.
+    """Samples of a call's output, [samples, numbers seen], each with fresh noise. `others`: how `torch.vmap` treats
+    random generators other than the source, which draws the noise of all samples at once.
     """
     if many == 1:
         return call(source)[None]

@@ -69,7 +69,9 @@ class AttackedPromise(Subject):
 
     @property
     def power(self) -> str:
-        """A sentence on the smallest lack of noise that this audit would have noticed; empty if no twin was tried."""
+        """A sentence on the smallest share of missing noise that this audit would have noticed; empty unless the
+        guarantee held.
+        """
         if self.verdict != HOLDS:
             return ""
         return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"
@@ -137,8 +139,8 @@ def audit(
     tell: Callable[[str], object] = lambda what: None,
     short: float = SHORT,
 ) -> Audit:
-    """Attack the guarantees of an experiment. `twin`: attack a copy that lacks the share `short` of its noise behind
-    the same claim, which the audit must catch. `system`: noise that cannot be repeated.
+    """Attack the guarantees of an experiment. `twin`: attack a broken twin, a copy that lacks the share `short` of its
+    noise but makes the same claim; the audit must catch it. `system`: noise that cannot be repeated.
     """
     why = "an audit with fewer trials cannot refute any claim"
     check_range("trials", trials, Range(least=100, whole=True), "too-few-trials", why=why, fix=f"--trials {TRIALS}")
@@ -253,7 +255,9 @@ def _distinct(claims: list[Claim]) -> list[Claim]:
 
 
 def _target(setup: Setup) -> tuple[int, Price | None]:
-    """The largest client that takes part, whose public weight is 1, and its price."""
+    """The largest client that takes part, whose public weight in the sum is 1, and the price (noise multiplier and
+    charge) of its first round.
+    """
     plan = setup.plan
     client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(setup.public.sizes), -1)))
     return client, plan.price(client, 0, plan.currency.zero())
@@ -266,8 +270,8 @@ def _share(setup: Setup, price: Price | None) -> float | None:
 
 
 def _noticed(attack: Callable[[NoiseSource, bool], AttackedPromise], source: NoiseSource) -> float | None:
-    """The smallest share of missing noise at which a twin was caught with the same number of trials; None if
-    none was.
+    """The smallest tried share of missing noise at which a broken twin (a copy with too little noise) was caught with
+    the same number of trials; None if none was.
     """
     twins = (attack(Weak(source.child("twin", n), 1 / (1 - lacks)), True) for n, lacks in enumerate(TRIED))
     return next((lacks for lacks, one in zip(TRIED, twins, strict=True) if one.verdict == CAUGHT), None)

@@ -30,7 +30,9 @@ TIGHT = 1e-4
 
 
 class Outputs(NamedTuple):
-    """Scores of independent draws, in units in which the neighbours' centres lie at 0 and 1."""
+    """Scores of independent samples of each neighbour's release, in units in which the neighbours' centres lie at 0 and
+    1.
+    """
 
     without: Tensor
     with_: Tensor

@@ -40,8 +40,8 @@ class Silent:
 
 @dataclass(frozen=True)
 class Lanes:
-    """A source for a call under `torch.vmap`, with separate noise for each lane. `lane`: the lane numbers that `vmap`
-    passes.
+    """Noise source for a call under `torch.vmap`, with noise of its own for each of `many` samples. `lane`: the index
+    of a sample, as `vmap` passes it.
     """
 
     inner: NoiseSource

@@ -81,6 +81,8 @@ class Budget:
 
 
 class Price(NamedTuple):
+    """Price of one exposure: the noise multiplier, and the amount that the ledger charges for it."""
+
     multiplier: float
     charge: Amount
 
@@ -291,8 +293,8 @@ def draft(
 
 
 def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Budget | None) -> None:
-    """Refuses a budget that no noise would spend, one that two promises would spend, and noise without a multiplier or
-    a budget.
+    """Refuses a budget that sizes no noise, one that would size the noise of two gates, and noise with neither a
+    multiplier nor a budget.
     """
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:

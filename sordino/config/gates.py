@@ -74,7 +74,9 @@ def cells(
     rate: float = 0.2,
     multiplier: float | None = None,
 ) -> CellGradient:
-    """Gradients of episodes, clipped and noised; they protect a fixed cell of a client's examples."""
+    """Clipped and noised gradients of episodes; the protected unit is a cell, a fixed group of a client's examples (an
+    example where `sampling = "fresh"`).
+    """
     return CellGradient(clip, cells, sampling, rate, multiplier=multiplier)
 
 

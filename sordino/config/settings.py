@@ -147,7 +147,7 @@ class Slow(Section):
 
 
 class Chaos(Section):
-    """Rehearsed faults: after its budget was reserved, a client of the round may never answer, or answer too late."""
+    """Injected faults: after its budget was reserved, a client of the round may never answer, or answer too late."""
 
     drop: float = 0.0
     """the probability that it never answers"""

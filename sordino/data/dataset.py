@@ -147,7 +147,7 @@ def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float,
 
 
 def _coin(key: str, seed: int) -> float:
-    """A number in [0, 1) that is computed from a key."""
+    """Pseudo-random number in [0, 1) computed from a key."""
     drawn = hashlib.blake2b(key.encode(), digest_size=6, key=seed.to_bytes(8, "little"))
     return int.from_bytes(drawn.digest(), "little") / 2**48
 

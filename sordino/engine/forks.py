@@ -1,10 +1,10 @@
-"""Forked processes that help to train clients. They are forked from the process that asks for help (the asker), so they
-have its data, its network and its code without a copy.
+"""Forked processes that help to train clients. They are forked from the process that they help (the parent), so
+they have its data, its network and its code without a copy.
 
 Threads wait for each other wherever Python itself has work to do; forks do not. A fork receives only what changes from
 round to round: the broadcast, and the terms and states of the clients that it trains. It answers in the form in which
-the asker itself would have computed the answer, coefficients where those are kept, so that who computes changes no
-byte. A unit that a fork cannot compute, or dies over, is computed by the asker.
+the parent itself would have computed the answer, coefficients where those are kept, so that who computes changes no
+byte. A unit that a fork cannot compute, or dies over, is computed by the parent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def possible() -> bool:
     return sys.platform.startswith("linux") and torch.get_num_threads() == 1
 
 
-# the asker's side -----------------------------------------------------------------------------------------------------
+# the parent's side ----------------------------------------------------------------------------------------------------
 
 
 class Unit(NamedTuple):
@@ -74,7 +74,7 @@ class Templates(NamedTuple):
 
 
 class Fork:
-    """One forked process, as the asker sees it."""
+    """One forked process, as its parent sees it."""
 
     def __init__(self, serve: Callable[[Ends], None]) -> None:
         first, second = mmap.mmap(-1, ROOM), mmap.mmap(-1, ROOM)  # of which nothing is there that is not used
@@ -119,7 +119,7 @@ class Fork:
 
 def _live(serve: Callable[[Ends], None], ends: Ends) -> NoReturn:
     """Main function of a fork: closes every file but its pipes and the standard streams, ignores signals that end a
-    run, serves, and exits without the asker's cleanup.
+    run, serves, and exits without the parent's cleanup.
     """
     try:
         for number in ENDING:  # who asks decides when it is over
@@ -153,7 +153,7 @@ def _held_back() -> Iterator[None]:
 
 @dataclass
 class Own:
-    """Work that the asker does itself in a round."""
+    """Work that the parent process does itself in a round."""
 
     cost: float = 0.0
     busy: float = 0.0  # seconds
@@ -166,10 +166,10 @@ class Own:
 
 
 class SpeedSoFar(NamedTuple):
-    """Speed measured in the round before, per cost of 1."""
+    """Times measured in the round before, per unit of cost, and the total cost."""
 
     unit: float = 0.0  # seconds to do it
-    answer: float = 0.0  # seconds of the asker, to hand on what it answers
+    answer: float = 0.0  # seconds of the parent, to hand on what it answers
     all: float = 0.0  # the cost of all units together
 
 
@@ -177,7 +177,7 @@ class Forks:
     """Forked processes that help one site. They start when there is enough work, and end with this object."""
 
     def __init__(self, many: int) -> None:
-        """`many`: number of processes that train at once, the asker among them."""
+        """`many`: number of processes that train at once, this one among them."""
         self._many, self._begun, self._own = many, 0.0, Own()
         self.pace = SpeedSoFar()
         self._forks: list[Fork] = []
@@ -249,17 +249,17 @@ class Forks:
                 yield from self._answered(fork, templates, keep)
 
     def _sooner(self, first: Fork, cost: float, left: float, to_give: float) -> bool:
-        """True where the round is estimated to end sooner if the fork `first`, not the asker, does a unit of this cost.
-        The work still to be given is assumed to be divided evenly as far as it goes; a fork that is idle while the
-        asker computes loses that time.
+        """True where the round is estimated to end sooner if the fork `first`, not the parent, does a unit of this
+        cost. The work still to be given is assumed to be divided evenly as far as it goes; a fork that is idle while
+        the parent computes loses that time.
         """
         unit, own, theirs = cost * self.pace.unit, time.perf_counter() + left * self.pace.answer, self._free_at(first)
         rest = to_give * self.pace.unit + sum(self._free_at(fork) for fork in self._forks if fork is not first)
         many = len(self._forks) + 1
         given = max(theirs + unit, (own + theirs + unit + rest) / many)
         kept = max(own + unit, (own + unit + max(theirs, own + unit) + rest) / many)
-        # where it makes no difference, the fork gets it: small units, which come last, are left to the asker, who knows
-        # when they are done
+        # where it makes no difference, the fork gets it: small units, which come last, are left to the parent, which
+        # knows when they are done
         return given <= kept + unit / 100
 
     def _free_at(self, fork: Fork) -> float:
@@ -355,5 +355,5 @@ class ForksWork:
         self._ends.say({"number": number, "seconds": time.perf_counter() - self._began, "made": made}, tensors)
 
     def give_up(self, number: int) -> None:
-        """Leaves the unit to the asker, which computes it and raises its error, if any."""
+        """Leaves the unit to the parent process, which computes it and raises its error, if any."""
         self._ends.say({"number": number, "seconds": 0.0})

@@ -69,8 +69,8 @@ class Federation(Accounts):
         )
 
     def _reach(self, price: Price | None) -> float:
-        """Scale of a client's personal clip under one noise for all: its upload may be as large as its own noise would
-        have allowed; 1 under other uplinks.
+        """Factor on a client's personal clip radius where one noise, sized for the smallest planned multiplier, serves
+        all: the client's upload may be as large as its own noise would have allowed. 1 under other uplinks.
         """
         personal = self.algorithm.uplink.personal and price is not None
         return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
@@ -164,7 +164,7 @@ class Federation(Accounts):
 
     @cached_property
     def _precisions(self) -> Sequence[float]:
-        """Precision of every client's noise, where uploads are weighed by it."""
+        """Precision of every client's noise, where uploads are weighted by it."""
         weighed = any(isinstance(stage, Weigh) and stage.by == "precision" for stage in self.algorithm.uplink.client)
         return [self.plan.precision(k) for k in range(self.population)] if weighed else []
 

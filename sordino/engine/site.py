@@ -158,7 +158,7 @@ class Site(Executor):
             try:
                 unit = [now.member(k, Terms(**terms), state) for k, terms, state in each]
                 asked.tell(told["number"], now.work(self.task, unit), now.templates)
-            except Exception:  # whatever it is: the asker computes the unit, too, and tells of it
+            except Exception:  # whatever it is: the parent computes the unit, too, and tells of it
                 asked.give_up(told["number"])
 
     def _units(self, members: Iterable[Member], down: Tree, cohort: int) -> Iterator[list[Member]]:
@@ -326,7 +326,7 @@ def broadcasts(
 
 
 class RoundHere:
-    """One round at a site."""
+    """One round at a site: the broadcast, the keys and the noise source from which its clients compute uploads."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
         """`adds`: uploads of clients that are computed in one call are added up."""

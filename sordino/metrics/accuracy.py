@@ -83,7 +83,7 @@ class Evaluator:
         return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
     def _more(self, params: Params) -> dict[str, Any]:
-        """The headline metric of the best constant answer, and the requested scores of all test examples together."""
+        """The headline metric of the best constant prediction, and the requested scores over all test examples."""
         task, x = self.task, self.test.x
         beside = {"majority" if task.metrics[0] == "accuracy" else "baseline": self._constant}
         asked = tuple(dict.fromkeys((*task.always, *self.asked)))
@@ -123,7 +123,7 @@ class Evaluator:
 
     @cached_property
     def _constant(self) -> float | None:
-        """The headline metric of the best constant answer."""
+        """The headline metric of the best constant prediction."""
         return self.task.constant(self.test.y)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Headline metrics: one for each kind of task, with its words, its direction and its number format."""
+"""Headline metrics: one for each kind of task, with its wording, its direction and its number format."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MEASURED: dict[Way, str] = {  # the models that a score is of
 
 
 def measured(way: Way, model: str = "") -> str:
-    """Words for the models that a score is of. `model`: the name of one of the server's models, where it is not the
-    global one.
+    """Description of the models that a score is of. `model`: the name of one of the server's models, where it is not
+    the global one.
     """
     words = MEASURED[way]
     if not model:
@@ -29,7 +29,7 @@ def measured(way: Way, model: str = "") -> str:
 
 
 class Headline(NamedTuple):
-    """A headline metric: name, words, direction and number format. Its mean over examples is shown."""
+    """A headline metric: name, wording, direction and number format. Its mean over examples is shown."""
 
     name: Metric
     words: str
@@ -43,7 +43,7 @@ class Headline(NamedTuple):
 
     @property
     def full(self) -> str:
-        """The metric in words, with its direction unless it is accuracy or loss."""
+        """The metric's wording, with its direction unless it is accuracy or loss."""
         return self.words if self.name in ("accuracy", "loss") else f"{self.words} ({self.better})"
 
     @property
@@ -56,7 +56,7 @@ class Headline(NamedTuple):
         return f"test {self.words}" + (" (%)" if self.percent else f" ({self.better})" if self.constant else "")
 
     def bare(self, value: float) -> str:
-        """A value without unit or words, for a table whose caption names the metric."""
+        """A value without unit or wording, for a table whose caption names the metric."""
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
     def reaches(self, value: float, target: float) -> bool:

@@ -36,7 +36,7 @@ AT_RANDOM = 20.0  # of a classifier: it gives the truth a chance of exp(-20) on 
 
 
 def warnings(run: Metrics) -> list[str]:
-    """Warnings on how a run ended: no better than a constant answer, or diverged."""
+    """Warnings on how a run ended: no better than a constant prediction, or diverged."""
     last, found = last_scored(run), list[str]()
     if last is None or last.loss is None or last.headline is None:
         return found

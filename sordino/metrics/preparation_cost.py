@@ -1,5 +1,6 @@
-"""Cost of a preparation: the bytes of its messages beside the counts of a published formula, in rounds of plain
-training, and the rounds that it saves on the way to a target."""
+"""Cost of a preparation (the phases before the training): the bytes of its messages, measured and by the publication's
+formula, in rounds of plain training; and the rounds that it saves on the way to a target score.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class Cost(Fact):
 
 
 def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
-    """Traffic and computation of a preparation as one round 0 without scores, with which sums over rounds begin; []
+    """Traffic and computation of a preparation as one round 0 without scores, which comes first in sums over rounds; []
     without a preparation.
     """
     if not preparation:
@@ -113,8 +114,8 @@ def messages(
     formula: Formula | None,
     says: Mapping[str, tuple[str, str]],
 ) -> list[Sent]:
-    """Bytes of each phase's messages, down and up, beside the published formula; of the training those beyond plain
-    training. `says`: what goes down and up in each phase, in words.
+    """Bytes of each phase's messages, down and up, measured and by the publication's formula; of the training those
+    beyond plain training. `says`: description of what goes down and up in each phase.
     """
     counted = {} if formula is None else formula.messages
 

@@ -55,7 +55,7 @@ class Scores(Fact):
 
     @property
     def scores(self) -> list[tuple[str, float]]:
-        """Requested scores beside accuracy and loss, each with its words; then a user's own metrics."""
+        """Requested scores beside accuracy and loss, each with its wording; then a user's own metrics."""
         known = [(words, value) for name, words in SCORED.items() if (value := getattr(self, name)) is not None]
         return [*known, *self.own.items()]
 
@@ -72,7 +72,7 @@ class Scores(Fact):
 
     @property
     def constant(self) -> float | None:
-        """The headline metric of the best constant answer."""
+        """The headline metric of the best constant prediction."""
         return self.baseline if self.majority is None else self.majority
 
     @property
@@ -85,7 +85,7 @@ class Scores(Fact):
 
     @property
     def measured(self) -> str:
-        """Words for the models that were scored."""
+        """Description of the models that were scored."""
         return measured(self.way, self.model)
 
 

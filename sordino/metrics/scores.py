@@ -74,8 +74,8 @@ def f1(p: Probabilities, y: Labels) -> float | None:
 
 
 def calibration_error(p: Probabilities, y: Labels) -> float | None:
-    """Expected calibration error: mean distance between the probability of the predicted class and the share of right
-    answers, over 15 bins of equal width.
+    """Expected calibration error: mean distance between confidence (the probability of the predicted class) and
+    accuracy, over 15 bins of equal width.
     """
     if not len(y):
         return None

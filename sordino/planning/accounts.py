@@ -130,8 +130,8 @@ class Accounts:
         away: Callable[[int], bool] = lambda client: False,
         later: bool = False,
     ) -> list[int]:
-        """The cohort of a round: by a public order, by hidden coins, by coins at the rates of the plan, or the clients
-        that a phase of a preparation requests.
+        """The cohort of a round: by a public order, by hidden sampling, at the rates of the plan where budgets decide
+        them, or the clients that a phase of a preparation requests.
         """
         if isinstance(self.algorithm, RequestsClients):
             return sorted(self.algorithm.requested_clients(server))

@@ -1,6 +1,4 @@
-"""Alternatives to a plan: other set-ups that keep the same promise, or that protect another unit within the same
-budget.
-"""
+"""Alternatives to a plan: other settings within the same budget, for the same protected unit or for another one."""
 
 from __future__ import annotations
 

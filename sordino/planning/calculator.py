@@ -1,5 +1,5 @@
 """`privacy plan` without data: a question in numbers becomes an experiment over public numbers. Its planner computes
-the noise from a budget or the budget from a noise multiplier, and other set-ups that keep the promise.
+the noise from a budget or the budget from a noise multiplier, and alternatives within the same budget.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ DEFAULTS: Json = {"delta": 1e-5, "unit": "client", "clients": 1000, "cohort": 10
 
 
 class Answer(PlanRow):
-    """A set-up that keeps the promise, with its noise."""
+    """A plan within the budget in question, with its noise."""
 
     promise: Promised
     noise_multiplier: float  # noise / sensitivity
@@ -147,7 +147,9 @@ def bought(multiplier: float, question: Question) -> float:
 
 
 def answer(question: Question) -> list[Answer]:
-    """The set-up in question, and then others that keep its promise."""
+    """The plan in question, and then alternatives within the same epsilon and delta: other cohorts, rounds, gates or
+    sizes.
+    """
     return [asked(question), *_others(question)]
 
 

@@ -23,7 +23,7 @@ from sordino.planning.phase import PlannedPhase
 
 
 class PlanRow(Fact):
-    """A set-up and its price, as a row of a table of plans."""
+    """A plan with its noise, traffic and time, as a row of a table of plans."""
 
     what: str
     clients: int

@@ -343,7 +343,7 @@ def check_secure(
 
 
 def too_few(population: int, rate: float, least: int) -> float:
-    """Probability that one client decides whether a round of independent coins has at least `least` clients."""
+    """Probability that one client decides whether a Poisson-sampled round has at least `least` clients."""
     from scipy.stats import binom
 
     return float(rate * binom.pmf(least - 1, population - 1, rate)) if least > 1 else 0.0

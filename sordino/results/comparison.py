@@ -333,5 +333,5 @@ def _said(found: Sequence[str]) -> str:
 
 
 def _constant(run: Metrics) -> float:
-    """Accuracy of always answering the most frequent class; 0 where there are no classes."""
+    """Accuracy of always predicting the most frequent class; 0 where there are no classes."""
     return next((row.majority for row in reversed(run) if row.majority is not None), 0.0)

@@ -102,7 +102,7 @@ class Method:
 
     @property
     def measured_by(self) -> str:
-        """Words for the models that its scores are of; in order where this changes between rounds."""
+        """Description of the models that its scores are of; in order where this changes between rounds."""
         return ", then ".join(dict.fromkeys(row.measured for run in self.runs for row in run if row.loss is not None))
 
     def values(self, of: Measure) -> list[float]:
@@ -218,7 +218,7 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def measured_by(rows: Sequence[Row]) -> str | None:
-    """Words for the models that all scores are of; None where methods differ in it."""
+    """Description of the models that all scores are of; None where methods differ in it."""
     found = {row.measured_by for row in rows}
     return found.pop() if len(found) == 1 else None
 

@@ -78,7 +78,9 @@ class Result:
 
     @property
     def score(self) -> tuple[Headline, float] | None:
-        """The headline measure with its words and direction, and its value after the last evaluated round."""
+        """The headline metric (name, wording, direction) and its value after the last evaluated round; None where no
+        round was evaluated.
+        """
         last = last_scored(self.metrics)
         return None if last is None else last.headline
 

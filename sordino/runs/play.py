@@ -168,7 +168,7 @@ def _ended(
 
 
 def _moved(setup: Setup, before: Tree, now: Tree) -> str:
-    """Words for the model's move in a round without clients: a server with a momentum moves it on."""
+    """Remark on the model's move in a round without clients: a server with a momentum moves it on."""
     was, is_ = (tree.leaves(next(iter(setup.algorithm.models(server).values()))) for server in (before, now))
     if all(map(torch.equal, was, is_)):
         return "the model stays as it was"

@@ -43,7 +43,9 @@ class Population:
 
     @classmethod
     def like(cls, known: Population, experiment: Experiment, data_key: bytes | None = None) -> Population:
-        """The population of a changed experiment, or under another key. What is the same in both is not read again."""
+        """Population of a changed experiment, or with another key for the digest of its data. Rows are not read again
+        where the settings that decide them are equal.
+        """
         other, same = cls(experiment, known.data_key if data_key is None else data_key), known.experiment
         read = (experiment.data, experiment.candidates, experiment.seed, experiment.privacy.noise, experiment.task)
         if read == (same.data, same.candidates, same.seed, same.privacy.noise, same.task):

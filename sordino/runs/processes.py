@@ -17,8 +17,8 @@ from sordino.transport.message import Letterhead
 from sordino.transport.pipes import Pipes
 from sordino.transport.sites import Patience, Sites
 
-ROOM = 1 << 26  # bytes of uploads in one letter: what a process holds before it answers
-MANY = 1000  # clients in one letter
+ROOM = 1 << 26  # bytes of uploads in one message: what a process holds before it answers
+MANY = 1000  # clients in one message
 
 
 def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:

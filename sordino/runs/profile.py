@@ -59,7 +59,7 @@ class TimeShare(NamedTuple):
 
 
 class Profile:
-    """Samples from the start of a `with` block to its end."""
+    """Sampling profiler of a `with` block: seconds spent on each kind of work."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)

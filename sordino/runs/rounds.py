@@ -103,8 +103,8 @@ class PlayedPhase:
         return self.setup.over(self.at.server) if self.setup.prepares else self.at.t >= self.setup.rounds
 
     def rounds(self, crash: int | None = None) -> Iterator[Outcome]:
-        """Every round that is left, until a stop. `crash` rehearses: the process is killed in that round, once it is
-        reserved.
+        """Every round that is left, until a stop. `crash`: the round in which the process kills itself on purpose, once
+        budget is reserved.
         """
         while not self.over and not self.stopped():
             t, begin = self.at.t, time.monotonic()
@@ -199,7 +199,7 @@ def _lost(phase: str) -> RunError:
 
 
 class PowerCut(Clients):
-    """Executor of a rehearsed crash: it kills this process."""
+    """Executor that kills this process, to test a crash."""
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
         os.kill(os.getpid(), signal.SIGKILL)

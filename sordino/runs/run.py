@@ -47,8 +47,8 @@ def start(
     crash: int | None = None,
     prepared: Path | None = None,
 ) -> Ended:
-    """Run an experiment in a new folder. `crash` rehearses: the process is killed in that round, once it is reserved.
-    `prepared` is a run whose preparation is taken over.
+    """Run an experiment in a new folder. `crash`: the round in which the process kills itself on purpose, once budget
+    is reserved. `prepared` is a run whose preparation is taken over.
     """
     with on(device_of(experiment.engine.device)):
         return _started(experiment, folder, watch, crash, prepared)

@@ -85,7 +85,9 @@ class Simulation(ServersHalf):
         handed: Params | None = None,
         shelf: Path | None = None,
     ) -> Site:
-        """The clients' side: all clients, or `which` of them, for one process."""
+        """The clients' side: all clients, or `which` of them, for one process. `handed`: tensors that every client was
+        given before the first round; `secret` and `shelf`: as in `clients_of`.
+        """
         (rows, tested), named = self.population.shares, self.population.named
         which = range(len(rows)) if which is None else which
         trained, tests = Shards(named.train, rows, which), Shards(named.test, tested, which)

@@ -39,8 +39,8 @@ from sordino.transport.pipes import serve, write
 
 @dataclass(frozen=True)
 class SlowNetwork:
-    """A rehearsed slow device on a slow network: it waits as long as these would take. Nothing that is computed or sent
-    changes.
+    """Simulation of a slow device on a slow network: it waits as long as these would take. Nothing that is computed or
+    sent changes.
     """
 
     latency_ms: float = 0.0  # each way

@@ -72,7 +72,9 @@ def _drew(ledger: Ledger, op: str) -> bool:
 
 @dataclass
 class Witness:
-    """The record of one run, or of all runs on a shared ledger."""
+    """Record, outside the run's folder, of the ledger operations whose releases have left: of one run, or of all runs
+    on a shared ledger.
+    """
 
     folder: Path  # of the run
     place: Path  # where it is noted

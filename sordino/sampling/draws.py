@@ -19,14 +19,14 @@ Words = NDArray[np.uint64]
 
 
 class Coins(Protocol):
-    """A source of random words for the coins of a round."""
+    """Source of the random words that decide who takes part in a round."""
 
     def words(self, count: int, *part: int | str) -> Words: ...
 
 
 @dataclass(frozen=True)
 class Seeded:
-    """Coins from a key: the same for all who know the seed."""
+    """Random words from a key: the same for all who know the seed."""
 
     key: keys.Key
 
@@ -35,7 +35,7 @@ class Seeded:
 
 
 class Unseen:
-    """Coins from the operating system, which cannot be drawn again."""
+    """Random words from the operating system, which cannot be drawn again."""
 
     def __init__(self) -> None:
         self._source = System()

@@ -184,8 +184,8 @@ class Random(Cohort):
 
 
 class Tossed(Cohort):
-    """A cohort by one coin per client and round. Whoever knows the coins sees who takes part: in a run with real noise
-    a hidden cohort draws them from the operating system, not from a seed.
+    """A cohort by independent sampling: one coin per client and round. Whoever knows the coins sees who takes part: in
+    a run with real noise a hidden cohort draws them from the operating system, not from a seed.
     """
 
     @abstractmethod
@@ -198,7 +198,7 @@ class Tossed(Cohort):
 
 @dataclass(frozen=True)
 class PoissonSample(Tossed):
-    """A coin for every client in every round: the only cohort that amplifies.
+    """Poisson sampling, the only cohort that amplifies: a coin decides for every client in every round.
 
     The drawn clients stay hidden, so every client pays for every round: T_k = R.
     """

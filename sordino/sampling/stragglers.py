@@ -1,4 +1,4 @@
-"""Slow clients (Li et al., MLSys 2020) and rehearsed faults: the same clients in every compared method, because only
+"""Slow clients (Li et al., MLSys 2020) and injected faults: the same clients in every compared method, because only
 (seed, round) decides.
 
 drop   a slow client is left out: nothing computed, nothing spent
@@ -35,7 +35,9 @@ class Crew(NamedTuple):
 
 @dataclass(frozen=True)
 class Stragglers:
-    """The share of slow clients, what they do (drop, keep, late), and rehearsed faults."""
+    """Slow clients: their share, their treatment (drop, keep, late), and injected faults: the odds that an active
+    client is lost or late.
+    """
 
     share: float = 0.0
     policy: Literal["drop", "keep", "late"] = "drop"

@@ -1,9 +1,9 @@
 """A site's half of masked sums: its clients' keys, seeds and shares, in memory only, and every step taken once.
 
-Why no operation has two masked uploads: a round is paid for when its first letter (signed message of the server)
-arrives, and before masked words leave, the shelf records durably that they do. From then on
+Why no operation has two masked uploads: a round is paid for when its first message (signed by the server) arrives, and
+before masked words leave, the shelf (stored answers) records durably that they do. From then on
 
-- the same letters get the same bytes, from memory, and other contents are refused;
+- the same messages get the same bytes, from memory, and other contents are refused;
 - a site that was restarted finds the round on its shelf and answers that its clients have dropped out. Their words may
   have left: fresh keys would put the same operation under a second mask.
 
@@ -59,19 +59,19 @@ class MaskedRound:
         return self.asked.stage, self._command.t
 
     def first(self, asked: Operation) -> Given:
-        """Answers the letter that begins the round."""
+        """Answers the message that begins the round."""
         if (before := self._before("round", asked)) is not None:
             return before
         return self._gives("round", asked, _all(self._participants.messages("round", [*self._command.terms], [])))
 
     def given(self, asked: Operation, command: Mask) -> Given | None:
-        """Answer to a later letter, where it was given before; None where it was not."""
+        """Answer to a later message, where it was given before; None where it was not."""
         if not command.clients or not all(k in self._participants for k in command.clients):
             raise WireError(f"clients {command.clients} are asked, who have not begun", fix="ignore it", code="others")
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
-        """Answers a later letter; `keep` records durably that masked words leave, with the states after them."""
+        """Answers a later message; `keep` records durably that masked words leave, with the states after them."""
         sent = list(map(bytes, asked.messages))
         found = _all(self._participants.messages(command.step, command.clients, sent, self._words(command.clients)))
         if command.step == "inbox":

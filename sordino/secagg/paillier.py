@@ -82,7 +82,7 @@ class PaillierPublic:
         return self._sealed(header, self.seal(pack(values, header.slots, layout), blinding or self.djn))
 
     def add(self, messages: Iterable[Sealed]) -> Sealed:
-        """The sum of at least one message."""
+        """Homomorphic sum of encrypted messages, one or more."""
         messages = list(messages)
         header = self._joined([message.header for message in messages])
         totals = [gmp().mpz(1)] * integers(header.size, header.slots)

@@ -47,7 +47,7 @@ def short_exponents(bits: int, count: int) -> NDArray[np.uint8]:
 
 
 def powers(bases: Sequence[int], exponent: int, modulus: int, threads: int = 1) -> list[int]:
-    """Powers of many bases, on several threads: gmpy2 lets go of the interpreter while it works on one list."""
+    """Modular powers of many bases on several threads: gmpy2 releases the GIL while it works on one list."""
     step = max(1, -(-len(bases) // threads))
     parts = [list(bases[start : start + step]) for start in range(0, len(bases), step)]
     with ThreadPoolExecutor(threads) as pool:

@@ -13,7 +13,7 @@
     tested = 203                  # and that it is tested on
     commitment = "5f1c..."        # digest of its data, under a key that stays there
 
-Its digest stands for the data in the server's ledger, and in every letter (message between server and sites).
+Its digest stands for the data in the server's ledger, and in every message between server and sites.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gRPC client of a site: it connects to the server, fetches letters (messages) and sends answers. It opens no port."""
+"""gRPC client of a site: it connects to the server, fetches messages and sends answers. It opens no port."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def attend(
     sign: Callable[[bytes], bytes],
     say: Says = lambda standing, why: None,
 ) -> None:
-    """Answer the letters of a server until told to stop. After any break it connects again; an answer is sent until the
-    server has taken it or does not want it any more. Work on a letter is never interrupted: a server asks again for an
-    answer that is not sent when the site stops. All functions are called in the caller's thread. `most`: longest letter
-    that is accepted, in bytes; `sign`: signs the challenge that the server sends to whoever fetches.
+    """Answer the messages of a server until told to stop. After any break it connects again; an answer is sent until
+    the server has taken it or does not want it any more. Work on a message is never interrupted: a server asks again
+    for an answer that is not sent when the site stops. All functions are called in the caller's thread. `most`: longest
+    message that is accepted, in bytes; `sign`: signs the challenge that the server sends to whoever fetches.
     """
     grpc = grpc_line.package()
     pems = _checked(address, name, tls)
@@ -108,7 +108,7 @@ class _Line:
         else:
             made = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.chain)
             self._channel = grpc.secure_channel(address, made, options)
-        self._came = self._went = (0, 0.0)  # bytes and seconds of the last letter, and of its answer
+        self._came = self._went = (0, 0.0)  # bytes and seconds of the last message, and of its answer
         self._who = ((grpc_line.NAME, name),) if pems is None else ()
         self._fetch = self._channel.stream_stream(f"/{grpc_line.SERVICE}/{grpc_line.FETCH}")
         self._answer = self._channel.stream_unary(f"/{grpc_line.SERVICE}/{grpc_line.ANSWER}")
@@ -122,7 +122,7 @@ class _Line:
         self._channel.close()
 
     def letter(self) -> Posted | None:
-        """Next letter; None where none came for a while, or it is time to stop. The call stays open after a letter,
+        """Next message; None where none came for a while, or it is time to stop. The call stays open after a message,
         until the server has the answer: so the server knows that somebody works.
         """
         heard: queue.SimpleQueue[Posted | Exception | None] = queue.SimpleQueue()
@@ -145,7 +145,7 @@ class _Line:
 
     @property
     def times(self) -> str:
-        """Bytes and seconds of the last letter and of its answer in transfer, in words, for an answer that came too
+        """Bytes and seconds of the last message and of its answer in transfer, in words, for an answer that came too
         late.
         """
         came, went = (f"{many / 1e6:.3g} MB in {seconds:.3g} s" for many, seconds in (self._came, self._went))
@@ -168,7 +168,7 @@ class _Line:
         proofs: queue.SimpleQueue[bytes | None],
         heard: queue.SimpleQueue[Posted | Exception | None],
     ) -> None:
-        """Prove the identity of this site; put None into `heard` once connected, and then the letter, or None where
+        """Prove the identity of this site; put None into `heard` once connected, and then the message, or None where
         there is none.
         """
         try:

@@ -86,8 +86,8 @@ def attend_for(
     say: Says,
     most: int,
 ) -> None:
-    """Answer the letters of a server until it is time to leave; raise the error of a folder that is behind a head that
-    this side has signed. `most`: longest letter that is accepted, in bytes.
+    """Answer the messages of a server until it is time to leave; raise the error of a folder that is behind a head that
+    this side has signed. `most`: longest message that is accepted, in bytes.
     """
     head, run = attendant.head, invitation.told.run
     leave = Leave(lambda: attendant.over, lambda: stop() or head.behind is not None, say, attendant.was_over)

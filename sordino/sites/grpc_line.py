@@ -1,13 +1,13 @@
-"""gRPC protocol of both ends: two methods, and the form in which a letter (`transport.message`) is sent.
+"""gRPC protocol of both ends: two methods, and the form in which a message (see `transport.message`) is sent.
 
-    /sordino.Post/Fetch     <- 32 random bytes, -> a signature, <- an empty message, <- the next letter if there is one
-    /sordino.Post/Answer    -> a letter, <- an empty message, or "late" where nobody waits for it any more
+    /sordino.Post/Fetch     <- 32 random bytes, -> a signature, <- an empty message, <- the next message of the run
+    /sordino.Post/Answer    -> its answer, <- an empty message, or "late" where nobody waits for it any more
 
-A site that fetches signs what it was sent, with the key that signs its letters: a certificate alone does not suffice,
-since a CA may make out two to the same name. An answer has the ticket of its letter, a random number that nobody else
+A site that fetches signs what it was sent, with the key that signs its messages: a certificate alone does not suffice,
+since a CA may make out two to the same name. An answer has the ticket of its message, a random number that nobody else
 was told.
 
-A letter is a stream: its ticket and its length (16 bytes), then pieces of at most a mebibyte. So memory grows with the
+A message is a stream: its ticket and its length (16 bytes), then pieces of at most a mebibyte. So memory grows with the
 bytes received and not with the length claimed, and the server checks the sender before it takes in anything.
 """
 
@@ -43,7 +43,7 @@ OPTIONS = (
 
 
 class Posted(NamedTuple):
-    """Letter with the ticket of its answer."""
+    """A message with the ticket of its answer."""
 
     ticket: int
     letter: bytes
@@ -80,7 +80,7 @@ def pieces(ticket: int, letter: bytes) -> Iterator[bytes]:
 
 
 def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
-    """Ticket and length of the next letter in a stream; None where the stream ends instead."""
+    """Ticket and length of the next message in a stream; None where the stream ends instead."""
     if (head := next(stream, None)) is None:
         return None
     if len(head) != HEAD.size:
@@ -96,7 +96,7 @@ def begun(stream: Iterator[bytes], most: int) -> tuple[int, int] | None:
 
 
 def rest(stream: Iterator[bytes], length: int) -> bytes:
-    """Read the rest of a letter, at most `length` bytes."""
+    """Read the rest of a message, at most `length` bytes."""
     taken = io.BytesIO()  # grows with what comes, and gives its content away without a copy
     while (came := taken.tell()) < length:
         if not (piece := next(stream, b"")):

@@ -1,13 +1,13 @@
-"""gRPC server, to which sites connect in order to fetch letters (messages). It never connects to a site.
+"""gRPC server, to which sites connect in order to fetch messages. It never connects to a site.
 
-Each site has a pigeonhole. A letter lies there until it is answered or cancelled, and a site that fetches gets the
-oldest one: a site that crashed at work gets its letter again. The call with which a site fetches a letter stays open
+Each site has a queue. A message stays in it until it is answered or cancelled, and a site that fetches gets the
+oldest one: a site that crashed at work gets its message again. The call with which a site fetches a message stays open
 until the answer is there, so a connection that breaks is noticed while a site works, too.
 
 Between machines both ends have certificates, and the certificate names the caller; on one machine a site says its name.
 A caller is checked before anything that it sends is read: it must be one of the sites of this run and on the list at
 this moment. A site that fetches signs with the key on the list, whatever its certificate says, and only then takes the
-place of another process of that name. An answer without the ticket of an open letter changes nothing.
+place of another process of that name. An answer without the ticket of an open message changes nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from sordino.transport.run_events import RunEvent
 from sordino.transport.tls import Certificates
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-LONG = 1 << 16  # bytes from which the time of a letter says something of the line
+LONG = 1 << 16  # bytes from which the time of a message says something of the line
 SHOWN = 64  # characters of a name that a stranger says
-POLL = 20.0  # seconds that a site waits for a letter before it asks again
+POLL = 20.0  # seconds that a site waits for a message before it asks again
 PULSE = 0.5  # seconds after which a waiting call looks whether its site is still allowed
 FILES = 1 << 16  # that may be open, where the machine allows so many
 CALLERS = 1000  # connections beside those of sites; who has no certificate loses its own after the time of a handshake
@@ -64,7 +64,7 @@ class _Silent(NamedTuple):
 
 
 class _Pigeonhole:
-    """Unanswered letters of one site, oldest first, and its open calls."""
+    """Queue of one site: its unanswered messages, oldest first, and its open calls."""
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         self.name, self.moved = name, threading.Condition(lock)
@@ -75,12 +75,12 @@ class _Pigeonhole:
         self.answering: Foreign = None
         self.answered: int | None = None  # the ticket of the last answer
         self.left = -math.inf  # when the last call ended as it should
-        self.carried = (0, 0.0)  # bytes of the last long letter or answer, as far as it has come, and seconds
+        self.carried = (0, 0.0)  # bytes of the last long message or answer, as far as it has come, and seconds
 
 
 class Rpc(Carrier):
-    """Carries letters to sites that fetch them. `names`: of all sites; `keys`: public keys of the allowed sites,
-    checked in every call and while one waits; `most`: longest letter that is accepted, in bytes; `note`: receives
+    """Carries messages to sites that fetch them. `names`: of all sites; `keys`: public keys of the allowed sites,
+    checked in every call and while one waits; `most`: longest message that is accepted, in bytes; `note`: receives
     events, such as a caller that is turned away.
     """
 
@@ -190,7 +190,9 @@ class Rpc(Carrier):
     # calls ------------------------------------------------------------------------------------------------------------
 
     def _fetch(self, said: Iterator[bytes], call: Foreign) -> Iterator[bytes]:
-        """Send a site its oldest letter, and keep the call open until that is answered."""
+        """Delivers the oldest unanswered message to a site that asks for it, and keeps the call open until it is
+        answered.
+        """
         hole, challenge = self._speaker(call), secrets.token_bytes(grpc_line.CHALLENGE)
         with self._silence(hole, call, grpc_line.FETCH):
             yield challenge
@@ -202,7 +204,7 @@ class Rpc(Carrier):
             self._refuse(call, hole.name, "it has not the key that is on the list")
         with self._lock:
             before, hole.fetching, hole.proved = hole.fetching, call, _certificate(call)
-        if before is not None and before.peer() != call.peer():  # else the same process asks for the next letter
+        if before is not None and before.peer() != call.peer():  # else the same process asks for the next message
             self._note(
                 RunEvent(event="displaced", site=hole.name, why=f"{_whom(call)}, in place of {unquote(before.peer())}")
             )
@@ -259,7 +261,7 @@ class Rpc(Carrier):
                 hole.moved.notify_all()
 
     def _answer(self, pieces: Iterator[bytes], call: Foreign) -> bytes:
-        """Take the answer to an open letter of this site; any other is not read."""
+        """Take the answer to an open message of this site; any other is not read."""
         hole = self._speaker(call)
         try:
             with self._silence(hole, call, grpc_line.ANSWER):
@@ -352,7 +354,7 @@ class Rpc(Carrier):
 
 
 def _measured(hole: _Pigeonhole, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Pass on the pieces of a letter, measuring the speed of this site's connection."""
+    """Pass on the pieces of a message, measuring the speed of this site's connection."""
     begin, many = time.monotonic(), 0
     for piece in pieces:
         yield piece

@@ -64,7 +64,7 @@ class KeyHolder:
         return hashlib.sha256(self._secret.public.pack()).hexdigest()
 
     def answer(self, data: bytes | memoryview) -> bytes:
-        """Answer to a letter; it may be a refusal."""
+        """Answer to a message; it may be a refusal."""
         letter: Letter | None = None
         try:
             letter = self.letterhead.read(data)

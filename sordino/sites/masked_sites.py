@@ -44,7 +44,7 @@ class MaskedSites(RemoteSites):
 
 
 class MaskedSum(SumAtSites):
-    """One masked round, from its first letters (messages to sites) to the sum."""
+    """One masked round, from the first message to each site until the sum is opened."""
 
     def __init__(self, sites: MaskedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
         self._sites, self._t, self._terms = sites, t, terms

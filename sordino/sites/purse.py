@@ -41,8 +41,8 @@ class SignedHead:
     """
 
     def __init__(self, letterhead: Letterhead, place: Callable[[], str], check: Callable[[str], None]) -> None:
-        """`place`: current head of the ledger, as letters state it. `check`: refuses to go on where the ledger is
-        behind a head that was signed.
+        """`place`: current head of this side's ledger, as its messages state it. `check`: raises an error where the
+        ledger is behind the head that it is given, which this side has signed.
         """
         self._letterhead, self._place, self._check = letterhead, place, check
         self._shown, self._unshown = False, 0

@@ -21,7 +21,7 @@ from sordino.transport.sites import FOREVER, SOON, Sites
 from sordino.tree import Tree
 from sordino.types import Terms
 
-Kept: TypeAlias = dict[str, tuple[int, bytes]]  # by site: how many rounds had left it, and the head of its letter
+Kept: TypeAlias = dict[str, tuple[int, bytes]]  # by site: how many rounds had left it, and the head of its message
 LEAVE = 10.0  # seconds that a stop leaves to those who are at work on a round
 AGAIN = 10.0  # seconds until a site is asked once more that has refused, where it is needed
 PARTING = 2 * LONGEST  # seconds that a site and its server have at the end to find each other again
@@ -45,12 +45,12 @@ class RemoteSites(Sites):
     _here: set[str] = field(default_factory=set)  # the sites that were there when the round began
     _ready: set[str] = field(default_factory=set)  # the sites that have answered the prelude
     _refusing: dict[str, float] = field(default_factory=dict)  # sites that have refused the prelude, and when
-    _first: set[int] = field(default_factory=set)  # tickets of the prelude's letters
-    _rounds: dict[int, int] = field(default_factory=dict)  # the round of each letter that asks for one, not refused
+    _first: set[int] = field(default_factory=set)  # tickets of the prelude's messages
+    _rounds: dict[int, int] = field(default_factory=dict)  # the round of each message that asks for one, not refused
     _asked: dict[int, int] = field(default_factory=dict)  # the ticket of each client of a round
     _asked_at: dict[str, float] = field(default_factory=dict)  # when a site was last asked for this round
     _told: tuple[str, float] = ("", 0.0)  # what was last said of a round that waits, and when
-    _there: int = 0  # bytes of the messages of a round in one letter
+    _there: int = 0  # bytes of the broadcasts of a round in one message
     _back: int = 0  # bytes of the messages in the longest answer
     _stop: float = FOREVER  # when a round ends without those who are silent, once somebody wants to stop
     _newer: bool = False  # true where a site has signed a head that is not kept yet
@@ -141,7 +141,7 @@ class RemoteSites(Sites):
         if error.code == BEGIN_FIRST and not self._pauses(peer):
             if not self._begins(peer):
                 self._begin(peer)
-            self._out[ticket].retry = now + SOON  # a letter that waits is older than those: only a new one comes after
+            self._out[ticket].retry = now + SOON  # a message that waits is older than those: only a new one comes after
             return True
         others = sum(one in self._rounds and one != ticket for one in self._asked.values())
         if ticket not in self._rounds or others >= min(self.patience.minimum, len(self._asked)):
@@ -222,7 +222,7 @@ class RemoteSites(Sites):
             self.note(RunEvent(event="answered", site=peer, round=t + 1))
 
     def _close(self) -> None:
-        """Cancel all letters that were not answered."""
+        """Cancel all messages that were not answered."""
         super()._close()
         if self._newer:
             self.keep_signed(self.signed)
@@ -259,7 +259,7 @@ class RemoteSites(Sites):
         return of
 
     def _introduce(self, peer: str) -> None:
-        """Send a site the letters that must come first, unless it has answered them or has just refused them."""
+        """Send a site the messages that must come first, unless it has answered them or has just refused them."""
         # in this order: its answer may just have come
         if self._free(peer) and peer not in self._ready and not self._pauses(peer):
             self._begin(peer)
@@ -274,11 +274,11 @@ class RemoteSites(Sites):
         self._refusing.pop(peer, None)
 
     def _begins(self, peer: str) -> bool:
-        """True while the site owes an answer to the first letters."""
+        """True while the site owes an answer to the first messages."""
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        """Letters that must come first. They return to a site the newest head that it has signed, which it may have
+        """Messages that must come first. They return to a site the newest head that it has signed, which it may have
         lost.
         """
         if peer not in self.signed:

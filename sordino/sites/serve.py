@@ -44,7 +44,7 @@ from sordino.transport.sites import Patience
 from sordino.transport.tls import Certificates
 
 AGREEMENT, INVITATION = "agreement.toml", "invitation.toml"
-BESIDE = 1 << 22  # bytes of a letter beside its uploads
+BESIDE = 1 << 22  # bytes of a message beside its uploads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,8 @@ def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
 
 
 def longest(whole: Whole, agreed: SitesAgreement) -> int:
-    """Bytes of the longest letter that a site may send: twice the size of its uploads, four times where they are summed
-    securely, and `BESIDE` more.
+    """Bytes of the longest message that a site may send: twice the size of its uploads, four times where they are
+    summed securely, and `BESIDE` more.
     """
     each = 0
     for phase in whole.phases:

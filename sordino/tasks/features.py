@@ -19,7 +19,9 @@ from sordino.types import Params
 
 
 def of_chain(chain: Chain, params: Params, x: Tensor, draws: Tensor | None, precision: torch.dtype) -> Tensor:
-    """The features of a chain, computed in `precision` and returned in the dtype of the parameters."""
+    """The features of a network with written-out backward pass (`Chain`), computed in `precision` and returned in the
+    dtype of the parameters.
+    """
     body = {name: value for name, value in params.items() if name not in chain.head}
     wide = x.to(precision)
     arguments = (chain, tuple(body), precision, wide, draws, *body.values())

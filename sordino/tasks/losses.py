@@ -70,7 +70,7 @@ def not_per_example(name: str, found: object) -> ConfigError:
 
 
 class WrittenLoss(Loss):
-    """A loss whose gradient is written out."""
+    """A loss whose gradient is written out by hand, so that it needs no autograd graph."""
 
     @abstractmethod
     def target(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:

@@ -129,8 +129,8 @@ class NetworkOnRows:
 
     @property
     def pads(self) -> bool:
-        """True if a batch may contain padding rows: in a chain without dropout and augmentation, whose draws depend on
-        a row's place in the batch.
+        """True if a batch may contain padding rows: in a network with written-out backward pass (`Chain`), without
+        dropout and augmentation, whose draws depend on a row's place in the batch.
         """
         return self._chain is not None and not self._drops and self._augment is None
 

@@ -91,9 +91,9 @@ class Supervised(NetworkOnRows, ABC):
     def gradient(
         self, params: Params, x: Ready, y: Tensor, draws: Callable[[], Tensor], share: Tensor | None = None
     ) -> Params:
-        """The gradient of the mean loss over rows from `ready`, equal to autograd's gradient of `losses`; a chain needs
-        no graph for it. `share`: the weight of each row in the mean, only where `pads`. The pass updates running
-        statistics among `params`, whose gradient is zero.
+        """The gradient of the mean loss over rows from `ready`, equal to autograd's gradient of `losses`; a network
+        with written-out backward pass (`Chain`) builds no graph for it. `share`: the weight of each row in the mean,
+        only where `pads`. The pass updates running statistics among `params`, whose gradient is zero.
         """
         kind = next(iter(params.values())).dtype
         drawn = draws() if self._drops or self._draws or self._augment is not None else None
@@ -142,7 +142,9 @@ class Supervised(NetworkOnRows, ABC):
         return dict(zip(leaves, back, strict=True))
 
     def _target(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Labels in the form that a chain's backward pass takes."""
+        """Labels as targets of the loss, in the form that the written-out backward pass takes (see
+        `WrittenLoss.target`).
+        """
         assert self._chain is not None
         assert isinstance(self._loss, WrittenLoss)
         return self._loss.target(y, self._chain.classes, dtype)
@@ -339,7 +341,7 @@ class Regression(Supervised):
         return {"mean_absolute_error": distance, "loss": self._loss(outputs, examples.y).double()}
 
     def constant(self, y: Tensor) -> float:
-        """The mean absolute error of always answering the mean."""
+        """The mean absolute error of always predicting the mean."""
         return float((y.double() - y.double().mean()).abs().mean())
 
     def _any_labels(self, many: int) -> Tensor:

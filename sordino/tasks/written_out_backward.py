@@ -274,7 +274,7 @@ def _plain(m: nn.Module) -> bool:
 
 
 class Chain:
-    """The layers of a network as links, first to last."""
+    """The layers of a feed-forward network, first to last, each with its written-out backward pass."""
 
     def __init__(self, links: list[Link]) -> None:
         self.links = links

@@ -1,3 +1,3 @@
-"""Transport: signed letters between a server and its clients, and the pipes that carry them. The bytes of tensors are
+"""Transport: signed messages between a server and its clients, and the pipes that carry them. The bytes of tensors are
 defined in `engine/wire.py`.
 """

@@ -1,4 +1,4 @@
-"""Carrier of letters (see `message`) from the server to its sites, and of the answers."""
+"""Carrier of messages (see `message`) from the server to its sites, and of the answers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple, Self, TypeAlias
 
 from sordino.errors import SordinoError
 
-Writes: TypeAlias = Callable[[], bytes]  # makes the bytes of a letter, whenever one is handed out
+Writes: TypeAlias = Callable[[], bytes]  # makes the bytes of a message, whenever one is handed out
 
 
 class Arrived(NamedTuple):
-    """The answer to one letter."""
+    """The answer to one message."""
 
     ticket: int
     letter: bytes
 
 
 class Carrier(ABC):
-    """Delivers letters to sites and brings back answers, which may be late, in any order, or doubled. An unanswered
-    letter is delivered again as soon as its site can be reached; users of a carrier ignore doubled answers.
+    """Delivers messages to sites and brings back answers, which may be late, in any order, or doubled. An unanswered
+    message is delivered again as soon as its site can be reached; users of a carrier ignore doubled answers.
     """
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def send(self, to: str, letter: Writes) -> int:
-        """Queues a letter; returns a ticket for its answer. A site gets one letter after another."""
+        """Queues a message; returns a ticket for its answer. A site gets one message after another."""
 
     @abstractmethod
     def came(self, seconds: float) -> Sequence[Arrived]:
@@ -40,7 +40,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def cancel(self, ticket: int) -> None:
-        """Cancels a letter: its answer is not waited for any more, and it need not be delivered."""
+        """Cancels a message: its answer is not waited for any more, and it need not be delivered."""
 
     @property
     @abstractmethod

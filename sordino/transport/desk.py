@@ -1,6 +1,6 @@
-"""The desk of a site answers the server's letters (see `message`). Each operation is computed once; its answer, and the
-state that the clients are in after it, are durable before the answer leaves. The same letter again gets the same bytes,
-and the same operation with another content is refused.
+"""The desk of a site answers the server's messages (see `message`). Each operation is computed once; its answer, and
+the state that the clients are in after it, are durable before the answer leaves. The same message again gets the same
+bytes, and the same operation with another content is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Keep = Callable[[Sequence[bytes]], None]  # makes durable that these bodies leav
 
 
 class Operation(NamedTuple):
-    """Work that one letter asks for."""
+    """Work that one message asks for."""
 
     stage: int
     command: Command
@@ -117,7 +117,7 @@ class MaskedSteps(Protocol):
 
 
 class Desk:
-    """Answers the letters of one server, one after another."""
+    """Answers the messages of one server, one after another."""
 
     def __init__(
         self,
@@ -126,7 +126,9 @@ class Desk:
         porter: Porter | None = None,
         shelf: Shelf | None = None,
     ) -> None:
-        """`sites`: makes the site for a phase, with its clients' states before it. Without a shelf nothing is kept."""
+        """`sites`: makes the site for a phase, with its clients' states before it. Without a shelf (store of answers
+        and states) nothing is kept.
+        """
         self._letterhead, self._make, self._shelf = letterhead, sites, shelf
         self._porter = porter or Porter()
         self._stage = -1
@@ -134,7 +136,7 @@ class Desk:
         self._masked: MaskedSteps | None = None  # the masked round that this site takes part in
 
     def answer(self, data: bytes | memoryview) -> bytes:
-        """Answer to a letter, as a letter; an error becomes a refusal."""
+        """Answer to a message, as a message; an error becomes a refusal."""
         try:
             letter = self._letterhead.read(data)
         except WireError as error:
@@ -196,8 +198,8 @@ class Desk:
             yield key.encrypt(flat(upload), command.t, grid.layout).pack()
 
     def _begin_masked(self, asked: Operation, command: Round) -> Given:
-        """Answers the first step of a masked round; without clients where the shelf says that masked words have left
-        before.
+        """Answers the first step of a masked round; with no clients where the shelf (stored answers) shows that masked
+        words have left before.
         """
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None
@@ -232,7 +234,7 @@ class Desk:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Returns the clients to the states on the shelf when work fails half-way, and raises the error that the server
+        """Returns the clients to the last stored states when work fails half-way, and raises the error that the server
         is sent.
         """
         try:
@@ -246,8 +248,8 @@ class Desk:
             raise
 
     def _kept(self, asked: Operation) -> Given | None:
-        """Answer to a round from the shelf, None where it is new; refused where it comes before the round answered last
-        and is no longer on the shelf.
+        """Stored answer to a round, None where the round is new; refused where it comes before the round answered last
+        and its answer is no longer stored.
         """
         if self._shelf is None:
             return None

@@ -1,10 +1,10 @@
-"""Letter: a command of the server to a site, or the site's answer.
+"""Messages between server and sites: a command of the server, or a site's answer (`Letter`).
 
     u32 length of the head | head | signature (64 bytes) | bodies
 
 The head is JSON of at most a mebibyte: sender, receiver, run, phase, the command or answer, and the lengths of the
 bodies that follow. The signature is Ed25519 over the head, which holds a digest of the bodies; it is zero between
-processes of one machine, which do not sign. Every length is checked before anything is read, and nothing in a letter
+processes of one machine, which do not sign. Every length is checked before anything is read, and nothing in a message
 names code.
 """
 
@@ -27,7 +27,7 @@ LENGTH = struct.Struct("<I")
 MOST_HEAD = 1 << 20  # bytes
 SIGNATURE = 64
 UNSIGNED = bytes(SIGNATURE)
-DOMAIN = b"sordino letter 1\n"  # a signature of a letter is a signature of nothing else
+DOMAIN = b"sordino letter 1\n"  # a signature of a message is a signature of nothing else
 
 Name = Annotated[str, Field(max_length=128)]
 Size = Annotated[int, Field(ge=0)]
@@ -35,7 +35,7 @@ Size = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Heading:
-    """Head of a letter: all of it but signature and bodies."""
+    """Head of a message: all of it but signature and bodies."""
 
     run: Name
     stage: int  # of the phases of the run
@@ -46,7 +46,7 @@ class Heading:
     agreement: Name = ""  # digest of the agreement
     ledger: Name = ""  # where the server's ledger stands, or how many rounds have left a site: NUMBER:HASH
     sizes: tuple[Size, ...] = ()  # of the bodies
-    digest: Name = ""  # of the bodies, where letters are signed
+    digest: Name = ""  # of the bodies, where messages are signed
 
 
 class Letter(NamedTuple):
@@ -60,8 +60,8 @@ _HEAD: TypeAdapter[Heading] = TypeAdapter(Heading)
 
 @dataclass(frozen=True)
 class Letterhead:
-    """Identity of one side in a run: the fields that all its letters share, its signing key, and the public keys whose
-    letters it accepts.
+    """Identity of one side in a run: the fields that all its messages share, its signing key, and the public keys whose
+    messages it accepts.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Letterhead:
     config: str = ""
     agreement: str = ""
     key: Ed25519PrivateKey | None = field(default=None, repr=False)
-    known: Mapping[str, Ed25519PublicKey] | None = None  # whose letters are read; None: letters are not signed
+    known: Mapping[str, Ed25519PublicKey] | None = None  # whose messages are read; None: messages are not signed
 
     def write(
         self,
@@ -89,7 +89,7 @@ class Letterhead:
         return b"".join([LENGTH.pack(len(text)), text, signature, *bodies])
 
     def read(self, data: bytes | memoryview) -> Letter:
-        """Parses and authenticates a letter to this side about this run."""
+        """Parses and authenticates a message to this side about this run."""
         view = memoryview(data).cast("B")
         head, text, signature = _opened(view)
         if self.known is not None:
@@ -119,7 +119,7 @@ class Letterhead:
         return Letter(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
 
     def own(self, signed: bytes) -> Heading:
-        """Head of a letter that this side wrote in this run, verified after another side kept and returned it."""
+        """Head of a message that this side wrote in this run, verified after another side kept and returned it."""
         head, text, signature = _opened(memoryview(signed))
         if self.key is not None:
             _check_signature({self.name: self.key.public_key()}, head, text, signature)
@@ -129,7 +129,7 @@ class Letterhead:
 
 
 def peek(data: bytes | memoryview) -> Heading:
-    """Unauthenticated head of a letter."""
+    """Unauthenticated head of a message."""
     return _opened(memoryview(data).cast("B"))[0]
 
 

@@ -1,5 +1,5 @@
-"""Letters through pipes, to processes that the server starts itself. A frame is `length (8 bytes, little endian) +
-bytes`; the first one of a process says that it is ready, and every later one is the answer to the next letter.
+"""Messages through pipes, to processes that the server starts itself. A frame is `length (8 bytes, little endian) +
+bytes`; the first one of a process says that it is ready, and every later one is the answer to the next message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READY = b"ready"
 
 
 class Pipes(Carrier):
-    """Processes that answer letters on their standard streams."""
+    """Client processes that answer messages on their standard streams."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         """`commands`: command line of each process."""
@@ -122,7 +122,7 @@ def _refusal(frame: bytes) -> SordinoError:
 
 
 def serve(answer: Callable[[bytes], bytes], incoming: IO[bytes], outgoing: IO[bytes]) -> None:
-    """Main loop of a client process: answers letters until the stream ends."""
+    """Main loop of a client process: answers messages until the stream ends."""
     write(outgoing, READY)
     while (letter := read(incoming)) is not None:
         write(outgoing, answer(letter))

@@ -1,5 +1,5 @@
-"""The sites of a run as the server sees them: it sends letters (commands), collects answers, and completes a round with
-those that came in time.
+"""The sites of a run as the server sees them: it sends commands, collects answers, and completes a round with those
+that came in time.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Patience:
 
 @dataclass
 class _Out:
-    """Letter that was sent and not answered yet."""
+    """Message that was sent and not answered yet."""
 
     peer: str
-    write: Callable[[], bytes]  # the letter
+    write: Callable[[], bytes]  # the message
     retry: float = FOREVER  # when it is sent once more, after a refusal
 
 
@@ -60,9 +60,9 @@ class Sites(Executor):
     header: Callable[[int], wire.Header]  # of the broadcast of a round
     told: Callable[[Any, int], Any] | None = None  # what of the broadcast each client gets; None: all get the same
     patience: Patience = Patience()
-    most: int | None = None  # clients that one letter may ask; None: all of a site
+    most: int | None = None  # clients that one message may ask; None: all of a site
     _out: dict[int, _Out] = field(default_factory=dict)  # by ticket
-    _tickets: dict[int, int] = field(default_factory=dict)  # of letters that were sent again: the first one's
+    _tickets: dict[int, int] = field(default_factory=dict)  # of messages that were sent again: the first one's
     _came: dict[int, Letter | SordinoError] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)  # tickets whose answers are waited for
     _moved: dict[str, float] = field(default_factory=dict)  # when a site was last asked or heard
@@ -139,8 +139,8 @@ class Sites(Executor):
         seconds: float = FOREVER,
         others: Callable[[], Mapping[str, tuple[Command, Sequence[bytes]]]] = dict,
     ) -> Replies:
-        """Sends each of these sites its letter and waits for the answers, at most `seconds` or the timeout of a round.
-        After that it waits on while the answers are not `enough`, and sends the letters of `others` too.
+        """Sends each of these sites its message and waits for the answers, at most `seconds` or the timeout of a round.
+        After that it waits on while the answers are not `enough`, and sends the messages of `others` too.
         """
         tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
         until = time.monotonic() + min(seconds, self._patience_of_all)
@@ -180,7 +180,7 @@ class Sites(Executor):
         raise error
 
     def _asks_again(self, ticket: int, error: SordinoError) -> bool:
-        """True where a letter that a site has refused is to be sent once more."""
+        """True where a message that a site has refused is to be sent once more."""
         return False
 
     def _due(self, until: float) -> float:
@@ -188,7 +188,7 @@ class Sites(Executor):
         return until
 
     def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
-        """Sends the round's letters to sites that can answer only now, where too few clients have; returns the ticket
+        """Sends the round's messages to sites that can answer only now, where too few clients have; returns the ticket
         of each client's answer.
         """
         return {}
@@ -198,15 +198,15 @@ class Sites(Executor):
         return True
 
     def _close(self) -> None:
-        """Stops waiting for answers; letters to processes that were not answered still count as owed."""
+        """Stops waiting for answers; messages to processes that were not answered still count as owed."""
         self._wanted.clear()
         self._came.clear()
         self._tickets = {sent: first for sent, first in self._tickets.items() if first in self._out}
 
-    # letters ----------------------------------------------------------------------------------------------------------
+    # messages ---------------------------------------------------------------------------------------------------------
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
-        """Sends the letters of a round; returns the ticket of each client's answer."""
+        """Sends the messages of a round; returns the ticket of each client's answer."""
         return self._ask_these(t, down, terms, self.asked(terms))
 
     def _ask_these(
@@ -262,12 +262,12 @@ class Sites(Executor):
         return ticket
 
     def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[], bytes]:
-        """Function that writes the letter, called each time that it is delivered."""
+        """Function that writes the message, called each time that it is delivered."""
         told = asdict(command)
         return lambda: self.letterhead.write(peer, self.stage, told, bodies, ledger)
 
     def _wait(self, until: float) -> None:
-        """Takes in the next answers, waiting at most until `until`; sends refused letters again when it is time, and
+        """Takes in the next answers, waiting at most until `until`; sends refused messages again when it is time, and
         gives up silent sites.
         """
         times = [until]
@@ -289,7 +289,7 @@ class Sites(Executor):
         for one in arrived:
             ticket = self._tickets.get(one.ticket, -1)
             if (out := self._out.get(ticket)) is None:
-                continue  # the second answer to one letter, or one that is not waited for any more
+                continue  # the second answer to one message, or one that is not waited for any more
             try:
                 letter = self._read(out, one.letter)
             except SordinoError as error:

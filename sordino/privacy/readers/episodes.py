@@ -200,7 +200,7 @@ class CellGradient(ClippedReader):
 
 @dataclass
 class CellShard(GuardedShard[CellGradient]):
-    """One client's cells during one round."""
+    """One client's examples, divided into cells, during one round."""
 
     _opened: bool = False
 
@@ -223,8 +223,8 @@ class CellShard(GuardedShard[CellGradient]):
             yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
 
     def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
-        """The chosen cells with their numbers. What is drawn in a cell depends on its number only, not on which others
-        were chosen.
+        """The cells chosen for this step, each with its number. Draws within a cell depend on its number only, not on
+        which others were chosen.
         """
         reader, n = self._reader, self.size
         if reader.sampling == "fresh":
@@ -248,7 +248,9 @@ class NoisyEpisode:
     _read: bool = False
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params:
-        """The noisy mean gradient of the cells' episodes."""
+        """The noisy sum of clipped gradients, one per cell (group of examples) chosen for this step, divided by a
+        public number.
+        """
         check_unread(self._read, "an episode", "call grad once per episode")
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)
@@ -262,7 +264,9 @@ class NoisyEpisode:
         return {name: (value / reader.denominator).to(params[name].dtype) for name, value in noisy.items()}
 
     def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:
-        """The gradient of one cell's episode; zero where the cell is too small."""
+        """The gradient of an episode (support and query) drawn from one cell; zero where the cell has fewer than two
+        examples.
+        """
         if len(cell.y) < 2:
             return tree.zeros_like(params)
         mine = keys.fold(self._key, "cell", number)

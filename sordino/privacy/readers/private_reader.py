@@ -66,7 +66,7 @@ class NoisyReader(Reader):
 
     @property
     def unit(self) -> Unit:
-        """The unit that the promise protects: an example, or a cell of examples."""
+        """The protected unit: an example, or a cell (a fixed group of one client's examples)."""
         return "example"
 
     @property

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class Runs(NamedTuple):
-    """The number and lengths of a layer's runs: `longer` of them have `each + 1` numbers, the others have `each`."""
+    """Division of a layer into runs (blocks of consecutive numbers): `longer` of them have `each + 1` numbers, the
+    others have `each`.
+    """
 
     many: int
     each: int
@@ -43,7 +45,9 @@ class Runs(NamedTuple):
 
 @cache
 def runs(size: int, rate: float) -> Runs:
-    """The runs of a layer with `size` numbers: as many as the share `rate` of them, at least one."""
+    """The division into runs of a layer with `size` numbers: as many runs as the share `rate` of the numbers, at least
+    one.
+    """
     tenths = round(10 * rate)
     kept = (tenths * size) // 10 if math.isclose(10 * rate, tenths) else math.floor(rate * size + 1e-9)
     count = max(1, kept)
@@ -52,7 +56,7 @@ def runs(size: int, rate: float) -> Runs:
 
 
 def sums(x: Tensor, rate: float) -> Tensor:
-    """The sums of the runs of one layer."""
+    """The sums of a layer's numbers, run by run."""
     flat, found = x.reshape(-1), runs(x.numel(), rate)
     cut = found.longer * (found.each + 1)
     long, short = flat[:cut].view(found.longer, found.each + 1), flat[cut:].view(-1, found.each)

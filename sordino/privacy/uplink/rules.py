@@ -230,7 +230,9 @@ def _after(links: Links, first: type[Stage]) -> tuple[Stage, ...]:
 
 
 def _reading(links: Links) -> Stage | None:
-    """The first stage that uses single uploads."""
+    """The first stage for which the server must see single uploads, not only their sum: it learns from them, or it is
+    one of the server's own stages.
+    """
     stages = (*links.client, *links.server)
     return next((s for s in stages if s.reads_each and (s.learns or s in links.server)), None)
 

@@ -224,7 +224,7 @@ class Uplink(Links):
         return tuple(reversed(found))
 
     def _single(self, uploads: Sequence[U] | None, zero: U, weights: Sequence[float]) -> list[U]:
-        """Single uploads, decoded, as they were before weighing."""
+        """Single uploads, decoded, without their weights."""
         if self.central or any(stage.aggregate_only for stage in self.client):
             raise single_uploads()
         if uploads is None:
@@ -237,7 +237,7 @@ class Uplink(Links):
         return [self.opened(u, zero, w) for u, w in zip(uploads, weights, strict=True)]
 
     def opened(self, upload: Tree, zero: U, weight: float) -> U:
-        """One upload, decoded, as it was before weighing: what a receiver of single uploads can read."""
+        """One upload, decoded, without its weight: what a receiver of single uploads can read."""
         opened: U = self._decode(upload if weight == 1.0 else tree.scale(1 / weight, upload), zero)
         return opened
 
