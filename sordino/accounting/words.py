@@ -236,7 +236,7 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
     found = belief(row.epsilon, row.delta)
     who, what = subject(adversaries).capitalize(), SURE[row.neighbours].format(ONE[row.unit])
     known = f"{who}, knowing all other data and {percent(found.prior)} sure {what}, can become"
-    rare = f", except for a chance of 1 in {_floor(1 / found.chance):,} (ten deltas)" if found.chance else ""
+    rare = f", except for a chance of 1 in {_floor(1 / found.chance):,} ({SLACK:g} deltas)" if found.chance else ""
     sure = f"at most {percent(found.posterior)} sure" if found.posterior < 1.0 else "certain"
     said = f"{known} {sure} of it{rare}."
     if not row.finite:

@@ -14,6 +14,8 @@ from sordino.runs.setup import Setup
 from sordino.sites.identity import fingerprint
 from sordino.sites.join import Proposed
 
+PROVES_NOTHING = "whose published size proves nothing"
+
 
 def plan(console: Console, asked: Proposed) -> None:
     """Print the plan, worked out at this site from the experiment and the agreement in the invitation."""
@@ -73,14 +75,21 @@ def _leaves(phase: Setup, client: int) -> str:
     times = "once" if often == 1 else f"up to {often} times"
     if phase.prepares and phase.plan.pricing is None:
         times = "as often as the server needs"
-    return f"{when}, {times}: a message of {bytes_text(size)}, {_protected(phase)}"
+    return f"{when}, {times}: a message of {bytes_text(size)}, {_protected(phase, client)}"
 
 
-def _protected(phase: Setup) -> str:
+def _protected(phase: Setup, client: int) -> str:
+    """Description of what is done to a message at the site; noise is told though it proves nothing."""
     uplink, read = phase.algorithm.uplink, phase.algorithm.read
+    claims = read.claims(phase.algorithm.work, phase.public.sizes[client], 1.0)
     found = []
-    if read.offer() is not None:
+    if read.redraw is not None:
+        exact = [reason for claim in claims if claim.status == "none" for reason in claim.because]
+        found.append(", but ".join(("computed from examples that were randomised here", *dict.fromkeys(exact))))
+    elif read.offer() is not None:
         found.append("computed from answers to which noise was added here")
+    elif any(claim.status == "nominal" for claim in claims):
+        found.append(f"computed from answers to which noise was added here, {PROVES_NOTHING}")
     if uplink.shared:
         found.append("cut to a bounded length, with a share of noise that is drawn here; only the sum has all of it")
     elif uplink.noise() is not None:
@@ -89,6 +98,10 @@ def _protected(phase: Setup) -> str:
             if uplink.central
             else "cut to a bounded length, with noise that is drawn here"
         )
+    elif uplink.as_published is not None:
+        found.append(f"with noise that is drawn here, {PROVES_NOTHING}")
+    elif (noise := uplink.per_coordinate) is not None:
+        found.append("the server adds noise to the sum of all clients" + " where a flag asks for it" * noise.flagged)
     if phase.policy.secure:
         found.append("masked or encrypted, so that the server reads nothing but the sum")
     return "; ".join(found) or "as it was computed: no noise covers it"

@@ -7,6 +7,7 @@ import math
 import pytest
 from scipy.stats import norm
 
+from sordino.accounting import words
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import belief, believed, percent
@@ -68,11 +69,16 @@ def test_no_share_is_shown_as_less_than_it_is() -> None:
     assert (percent(0.01), percent(0.3541), percent(1.0)) == ("1%", "36%", "100%")
 
 
+def test_the_sentence_counts_the_deltas_of_its_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "SLACK", 20)
+    assert "except for a chance of 1 in 50,000 (20 deltas)" in believed(ROW, ["server"], False)
+
+
 def test_the_sentence_says_who_what_and_how_rarely_not() -> None:
     text = believed(ROW, ["server"], False)
     assert text == (
         "The server, knowing all other data and 1% sure of something about one example, can become at most 38% sure "
-        "of it, except for a chance of 1 in 100,000 (ten deltas)."
+        "of it, except for a chance of 1 in 100,000 (10 deltas)."
     )
     counted = "sure that the contribution of one example was counted (that it exists is public), can become"
     assert counted in believed(ROW.beside(neighbours="zero_out"), ["server"], False)

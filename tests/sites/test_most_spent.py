@@ -158,6 +158,18 @@ def test_what_a_site_does_itself_is_proved(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("fedavg", "as it was computed: no noise covers it"),
+        ("ldp_fl", "computed from examples that were randomised here, but labels are used as they are"),
+        ("cdp_fl", "the server adds noise to the sum of all clients"),
+        (
+            "lc_fl",
+            "computed from examples that were randomised here, but labels are used as they are; "
+            "the server adds noise to the sum of all clients where a flag asks for it",
+        ),
+        ("udp", "with noise that is drawn here, whose published size proves nothing"),
+        (
+            "dp_scaffold_published",
+            "computed from answers to which noise was added here, whose published size proves nothing",
+        ),
         ("gaussian_gdp", "computed from answers to which noise was added here"),
         ("gaussian_sampled_published", "computed from answers to which noise was added here"),  # and it proves nothing
         ("whole_update", "cut to a bounded length, with noise that is drawn here"),
