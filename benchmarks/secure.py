@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))  # also where this file is started by its path: ot
 import numpy as np  # noqa: E402
 
 from benchmarks.rounds import machine, markdown  # noqa: E402
-from sordino.engine.channels import Channel, channel  # noqa: E402
+from sordino.privacy.uplink.channels import Channel  # noqa: E402
 from sordino.privacy.uplink.layout import Ints, Layout  # noqa: E402
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage  # noqa: E402
 from sordino.secagg import lattice, paillier  # noqa: E402
@@ -252,7 +252,7 @@ def whole_rounds(size: Size, repeats: int) -> None:
         f"secure aggregation, {DROPPED} drop out": (Aggregated(), DROPPED, 0),
     }
     vectors, nothing = [integers(size.model, who) for who in range(size.clients)], [np.zeros(1, np.int64)] * 2
-    through = {name: channel(stage, LAYOUT, "benchmark") for name, (stage, _, _) in stages.items()}
+    through = {name: stage.sums.channel(stage, LAYOUT, "benchmark") for name, (stage, _, _) in stages.items()}
     before = {name: a_round(each, nothing)["cpu"] for name, each in through.items()}
     taken = [
         {name: a_round(through[name], vectors, dropped, off) for name, (_, dropped, off) in stages.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
@@ -23,7 +23,12 @@ from sordino.ledger.books import HANDED, TRAINING, Way
 from sordino.tree import Tree
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from sordino.accounting.pricing import NoisePricing
 
 
 Params: TypeAlias = "dict[str, Tensor]"
@@ -32,6 +37,9 @@ Losses: TypeAlias = "Callable[[Params, Tensor, Tensor, Tensor], Tensor]"
 
 # re-exported
 __all__ = ["ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Subject", "Unit"]
+
+# (random words, as many again, the fraction of a step in each value) -> whole steps of noise, with what carries over
+NoiseInSteps: TypeAlias = "Callable[[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.float64]], NDArray[np.float64]]"
 
 S = TypeVar("S")  # server state
 C = TypeVar("C")  # client state
@@ -49,21 +57,22 @@ class Offer(NamedTuple):
 
 
 class Priced(Protocol):
-    """Interface of a noise law that a budget can price: the norm of its sensitivity, its calibration and its event."""
+    """Interface of randomness that a budget can price: the norm of its sensitivity, its price and its event."""
 
     @property
     def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity
     @property
-    def calibration(self) -> str: ...  # how a budget becomes a multiplier: see ledger.pricing
+    def pricing(self) -> NoisePricing: ...  # how a budget becomes a multiplier
     @property
     def spread(self) -> float: ...  # deviation over scale
     def event(self, multiplier: float) -> Event: ...
 
 
-class Mechanism(Priced, Protocol):
-    """Interface of a noise law that is added to values."""
+class Drawable(Protocol):
+    """Interface of a noise law that a source can draw: in a simulation from a generator, else in steps of a grid."""
 
-    def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor: ...
+    def standard(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor: ...  # scale 1
+    def in_steps(self, scale: float) -> NoiseInSteps: ...  # `scale` is thousands of steps
 
 
 class NoiseSource(Protocol):
@@ -72,8 +81,7 @@ class NoiseSource(Protocol):
     @property
     def name(self) -> str: ...
     def child(self, *parts: int | str) -> NoiseSource: ...
-    def gaussian(self, values: Tensor, std: float) -> Tensor: ...
-    def laplace(self, values: Tensor, scale: float) -> Tensor: ...
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor: ...
     def coins(self, count: int, probability: float) -> Tensor: ...
     def words(self, count: int) -> Tensor: ...  # independent keys
 

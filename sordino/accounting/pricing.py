@@ -39,6 +39,14 @@ class Pricing(Protocol):
     def cost(self, multiplier: float) -> tuple[float, ...]: ...
 
 
+class NoisePricing(Pricing, Protocol):
+    """Interface of the price of a noise law, which knows the price of the law on a Poisson sample."""
+
+    def sampled(self, rate: float, epsilon: float, delta: float, releases: int, fixed: bool) -> Pricing: ...
+
+    # `fixed`: equal releases, planned before the run
+
+
 @dataclass(frozen=True)
 class Pure:
     currency: Currency = PURE
@@ -51,6 +59,9 @@ class Pure:
 
     def cost(self, multiplier: float) -> tuple[float, ...]:
         return (1 / multiplier,)
+
+    def sampled(self, rate: float, epsilon: float, delta: float, releases: int, fixed: bool) -> Pricing:
+        return self  # charged as if it were not sampled
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,9 @@ class Classic:
             code="classic-needs-budget",
         )
 
+    def sampled(self, rate: float, epsilon: float, delta: float, releases: int, fixed: bool) -> Pricing:
+        return best_order(rate, epsilon, delta, releases)
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -86,6 +100,9 @@ class Exact:
     def cost(self, multiplier: float) -> tuple[float, ...]:
         return (0.5 / multiplier**2,)
 
+    def sampled(self, rate: float, epsilon: float, delta: float, releases: int, fixed: bool) -> Pricing:
+        return (counted if fixed else best_order)(rate, epsilon, delta, releases)
+
 
 @dataclass(frozen=True)
 class Discrete(Exact):
@@ -95,6 +112,9 @@ class Discrete(Exact):
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
         return (_rho(epsilon, delta),)
+
+    def sampled(self, rate: float, epsilon: float, delta: float, releases: int, fixed: bool) -> Pricing:
+        return best_order(rate, epsilon, delta, releases)  # the loss distribution of whole steps is not known
 
 
 @lru_cache(maxsize=256)

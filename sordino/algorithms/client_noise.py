@@ -18,7 +18,7 @@ from typing import Literal
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.preset import preset
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import LAWS, GaussianNoise, LaplaceNoise, LawName
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
@@ -71,14 +71,13 @@ def gaussian_sampled(
 def whole_update(
     base: FedAvg,
     radius: float = 1.0,
-    noise: Literal["gaussian", "laplace"] = "gaussian",
+    noise: LawName = "gaussian",
     neighbours: Neighbours = "replace",
     multiplier: float | None = None,
 ) -> FedAvg:
     """Any local training; the whole update is clipped and noised, so the unit is all of a client's data."""
-    mechanism = LaplaceNoise() if noise == "laplace" else GaussianNoise()
-    clip = Clip(radius, 1 if noise == "laplace" else 2)
-    return base.behind(uplink=Uplink(client=(clip, Noise(mechanism, neighbours, multiplier), Weigh())))
+    law = LAWS[noise]
+    return base.behind(uplink=Uplink((Clip(radius, law.order), Noise(law, neighbours, multiplier), Weigh())))
 
 
 @preset(FedAvg(lr_decay_per="participation", local_steps=5, batch_size="full"))

@@ -17,7 +17,7 @@ from typing import Literal
 
 from sordino.algorithms.fedavg import FedAvg
 from sordino.algorithms.preset import preset
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import LAWS, LawName
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
@@ -25,7 +25,6 @@ from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 
 Variant = Literal["published", "rigorous"]
-Law = Literal["gaussian", "laplace"]
 Per = Literal["value", "image"]
 Keys = Literal["shared", "authority"]
 Mode = Literal["full", "probe"]
@@ -44,7 +43,7 @@ def lc_fl(
     flip: float = 0.5,
     noise_target: Literal["aggregate_any", "per_client"] = "aggregate_any",
     clip: float = 0.5,
-    law: Law = "gaussian",
+    law: LawName = "gaussian",
     per: Per = "value",
     label_epsilon: float | None = None,
     local_delta: float = 0.0,
@@ -81,7 +80,7 @@ def cdp_fl(
     beta: float | None = None,
     max_abs: float | None = 0.1,
     clip: float = 0.5,
-    law: Law = "gaussian",
+    law: LawName = "gaussian",
     multiplier: float | None = None,
 ) -> FedAvg:
     """FedAvg whose average is noised."""
@@ -110,11 +109,9 @@ def secagg_fl(base: FedAvg, threshold: int | None = None) -> FedAvg:
     return base.behind(uplink=Uplink((Weigh(), Aggregated(threshold))))
 
 
-def central(clip: float, law: Law, multiplier: float | None) -> Uplink:
+def central(clip: float, law: LawName, multiplier: float | None) -> Uplink:
     """Uplink of clipped updates with noise on their sum, which protects whole clients; for a hidden cohort."""
-    if law == "laplace":
-        return Uplink((Clip(clip, 1),), (Noise(LaplaceNoise(), "zero_out", multiplier),))
-    return Uplink((Clip(clip),), (Noise(GaussianNoise(), "zero_out", multiplier),))
+    return Uplink((Clip(clip, LAWS[law].order),), (Noise(LAWS[law], "zero_out", multiplier),))
 
 
 def published(noise: CoordinateLaplace, max_abs: float | None, *flag: Flag) -> Uplink:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordino.types import NoiseSource
+from sordino.types import Drawable, NoiseSource
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,7 @@ class Silent:
     def child(self, *parts: int | str) -> NoiseSource:
         return self
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return values + self.level * std
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
         return values + self.level * scale
 
     def coins(self, count: int, probability: float) -> Tensor:
@@ -52,11 +49,8 @@ class Lanes:
     def child(self, *parts: int | str) -> NoiseSource:
         return Lanes(self.inner.child(*parts), self.lane, self.many)
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return self.inner.gaussian(values.expand(self.many, *values.shape), std)[self.lane]
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
-        return self.inner.laplace(values.expand(self.many, *values.shape), scale)[self.lane]
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
+        return self.inner.noisy(law, values.expand(self.many, *values.shape), scale)[self.lane]
 
     def coins(self, count: int, probability: float) -> Tensor:
         return self.inner.coins(self.many * count, probability).reshape(self.many, count)[self.lane]
@@ -78,11 +72,8 @@ class Twin:
     def child(self, *parts: int | str) -> NoiseSource:
         return type(self)(self.inner.child(*parts), self.factor)
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return self.inner.gaussian(values, std)
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
-        return self.inner.laplace(values, scale)
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
+        return self.inner.noisy(law, values, scale)
 
     def coins(self, count: int, probability: float) -> Tensor:
         return self.inner.coins(count, probability)
@@ -97,11 +88,8 @@ class Weak(Twin):
 
     name: str = "weak"
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return self.inner.gaussian(values, std / self.factor)
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
-        return self.inner.laplace(values, scale / self.factor)
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
+        return self.inner.noisy(law, values, scale / self.factor)
 
 
 @dataclass(frozen=True)
@@ -124,8 +112,5 @@ class Quiet(Twin):
     factor: float = 0.0
     name: str = "quiet"
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return values
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
         return values

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sordino import tree
 from sordino.audits.noise_sources import Silent
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
@@ -125,7 +126,7 @@ class PlantedUplink(Uplink):
     @classmethod
     def of(cls, uplink: Uplink, planted: Mapping[int, Tensor], through: Through) -> PlantedUplink:
         if uplink.grid is not None:  # noise on a grid is drawn from coins, so its scale is what is changed
-            level = float(through(Silent(1.0)).gaussian(torch.zeros(()), 1.0))
+            level = float(through(Silent(1.0)).noisy(GaussianNoise(), torch.zeros(()), 1.0))
             uplink = replace(uplink, client=_louder(uplink.client, level), server=_louder(uplink.server, level))
         return cls(**_settings(uplink), planted=planted, through=through)
 

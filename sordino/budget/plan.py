@@ -18,19 +18,7 @@ from numpy.typing import NDArray
 from sordino.accounting.currency import UNIT, ZCDP, Amount, Currency, cap, cost
 from sordino.accounting.events import valid_delta
 from sordino.accounting.facts import delta_text
-from sordino.accounting.pricing import (
-    Classic,
-    Counted,
-    Discrete,
-    Exact,
-    NominalPrice,
-    Pricing,
-    Pure,
-    Renyi,
-    best_order,
-    counted,
-    counted_phases,
-)
+from sordino.accounting.pricing import Counted, NominalPrice, Pricing, Renyi, best_order, counted_phases
 from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer
@@ -342,7 +330,7 @@ def shared_currency(
     epsilon, delta = budget.epsilon, budget.ideal
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:
-        return [PRICINGS[offer.mechanism.calibration] for offer, _ in offers]
+        return [offer.mechanism.pricing for offer, _ in offers]
     if alone and isinstance(budget.schedule, Uniform) and budget.personal is None:
         phases = ((o.rate, times, part) for (o, times), part in zip(offers, portions, strict=True))
         return counted_phases(tuple(phases), epsilon, delta)
@@ -359,17 +347,9 @@ def once(exposures: Sequence[int]) -> Sequence[int]:
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:
     if published is not None:
         return NominalPrice(published)
-    if offer.rate < 1 and offer.mechanism.calibration != "pure":  # sampled Laplace is charged as if it were not sampled
-        epsilon, delta = (budget.epsilon, budget.ideal) if budget else (1.0, 1e-5)
-        fixed = budget is not None and isinstance(budget.schedule, Uniform) and offer.mechanism.calibration == "exact"
-        return (counted if fixed else best_order)(offer.rate, epsilon, delta, longest)
-    return PRICINGS[offer.mechanism.calibration]
-
-
-PRICINGS: dict[str, Pricing] = {
-    "pure": Pure(),
-    "exact": Exact(),
-    "discrete": Discrete(),
-    "classic": Classic(),
-    "classic_checked": Classic(checked=True),
-}
+    pricing = offer.mechanism.pricing
+    if offer.rate == 1:
+        return pricing
+    epsilon, delta = (budget.epsilon, budget.ideal) if budget else (1.0, 1e-5)
+    fixed = budget is not None and isinstance(budget.schedule, Uniform)
+    return pricing.sampled(offer.rate, epsilon, delta, longest, fixed)

@@ -207,7 +207,7 @@ def _fitting(
             code="mechanism-without-budget",
         )
     local, published = offer.subject.adversary == "server", isinstance(cohort, ThresholdPublished)
-    if offer.subject.unit != "client" or offer.mechanism.calibration != "exact" or local != published:
+    if offer.subject.unit != "client" or offer.mechanism.pricing != Exact() or local != published:
         raise UnsoundGuarantee(
             f"a {type(cohort).__name__} cohort does not fit this noise",
             why="in the published method each client adds noise to its own upload, and all parties see who takes part"

@@ -291,10 +291,11 @@ def _extras() -> dict[str, list[str]]:
 def _noise() -> str:
     import torch
 
+    from sordino.privacy.noise.distributions import GaussianNoise
     from sordino.privacy.noise.sources import System
 
     try:
-        drawn, again = (System().gaussian(torch.zeros(10_000), 1.0) for _ in range(2))
+        drawn, again = (System().noisy(GaussianNoise(), torch.zeros(10_000), 1.0) for _ in range(2))
     except OSError as error:
         return str(error)
     if torch.equal(drawn, again):

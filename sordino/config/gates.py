@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sordino.config import Table, build
 from sordino.config.wording import check_keys
 from sordino.errors import ConfigError
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import LAWS, LawName
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.median_clip import MedianClip
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling
@@ -34,17 +34,10 @@ from sordino.privacy.uplink.sensing import Sensing
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
 from sordino.types import Neighbours, Reader
 
-Law = Literal["gaussian", "gaussian_classic", "laplace"]
-LAWS: dict[str, GaussianNoise | LaplaceNoise] = {
-    "gaussian": GaussianNoise(),
-    "gaussian_classic": GaussianNoise("classic"),
-    "laplace": LaplaceNoise(),
-}
-
 
 def noisy_gradient(
     clip: float,
-    law: Law = "gaussian",
+    law: LawName = "gaussian",
     clip_order: Literal[1, 2] | None = None,
     sampling: Sampling = "full",
     rate: float | None = None,
@@ -62,7 +55,7 @@ def noisy_gradient(
     return NoisyGradient(clip, LAWS[law], clip_order, sampling, 1.0 if rate is None else rate, neighbours, multiplier)
 
 
-def noise(law: Law = "gaussian", neighbours: Neighbours = "replace", multiplier: float | None = None) -> Noise:
+def noise(law: LawName = "gaussian", neighbours: Neighbours = "replace", multiplier: float | None = None) -> Noise:
     """Noise on every upload (under `client`), or on the sum of uploads (under `server`)."""
     return Noise(LAWS[law], neighbours, multiplier)
 
@@ -81,7 +74,7 @@ def cells(
 
 
 def noise_share(
-    survivors: int, law: Law = "gaussian", neighbours: Neighbours = "zero_out", multiplier: float | None = None
+    survivors: int, law: LawName = "gaussian", neighbours: Neighbours = "zero_out", multiplier: float | None = None
 ) -> NoiseShare:
     """Noise divided among clients under secure aggregation: the shares of `survivors` clients add up to all of it."""
     return NoiseShare(LAWS[law], neighbours, multiplier, survivors=survivors)

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from sordino.accounting.events import Json
-from sordino.engine.channels import SumAtSites
 from sordino.privacy.uplink import Summed
+from sordino.privacy.uplink.channels import SumAtSites
 from sordino.tree import Tree
 from sordino.types import Params, Terms
 

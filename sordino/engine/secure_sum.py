@@ -11,11 +11,11 @@ import torch
 from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.device import here
-from sordino.engine.channels import SumAtSites, channel
 from sordino.engine.executor import Tally
 from sordino.errors import RangeSaturation, UnsoundGuarantee
 from sordino.planning.accounts import OpenRound
 from sordino.privacy.uplink import Summed, Uplink
+from sordino.privacy.uplink.channels import SumAtSites
 from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import private
 from sordino.tree import Tree
@@ -29,7 +29,7 @@ class SecureSum:
         assert uplink.secure is not None
         assert uplink.grid is not None
         self._grid, self._secure = uplink.grid, uplink.secure
-        self._channel = channel(uplink.secure, uplink.grid.layout, run)
+        self._channel = uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
         self.broadcast = 0  # bytes of what goes down in place of the model: an encrypted sum
 
     def __call__(

@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from sordino.accounting.pricing import Pricing
+from sordino.accounting.currency import PURE
+from sordino.accounting.pricing import Exact, Pricing
 from sordino.accounting.published import nominal_multiplier
 from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
@@ -202,7 +203,7 @@ def shared(
             "its training",
             code="two-promises-one-budget",
         )
-    if len(priced) > 1 and any(offer.mechanism.calibration != "exact" for offer, _ in asked):
+    if len(priced) > 1 and any(offer.mechanism.pricing != Exact() for offer, _ in asked):
         raise UnsoundGuarantee(
             "one budget would have to pay for phases with different kinds of noise",
             why="over several phases, only Gaussian noise with exact calibration adds up",
@@ -224,7 +225,6 @@ def shared(
     return {i: (part, price) for i, part, price in zip(priced, parts, prices, strict=True)}
 
 
-PURE = "pure"  # the price of Laplace noise, whose promise holds with delta 0
 LEAST_DELTA = 1e-100  # what is rarer is 0, and its reciprocal no number that can be told
 RARELY = 0.01  # of delta: what a round that is broken off may cost, in all rounds together
 
@@ -267,7 +267,7 @@ def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
 def check_delta(offer: Offer, privacy: Privacy, population: int, examples: int) -> None:
     unit = offer.subject.unit
     protected = population if unit == "client" else examples
-    if privacy.delta == 0 and offer.mechanism.calibration == PURE:
+    if privacy.delta == 0 and offer.mechanism.pricing.currency == PURE:
         return
     if not LEAST_DELTA <= privacy.delta < 1:
         raise InvalidBudget(

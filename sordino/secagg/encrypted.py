@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from sordino.engine.channels import EncryptedChannel, EncryptedPeers, Opened, Stopwatch, Uploads
 from sordino.errors import EmptyRound, IntegrityError, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
+from sordino.privacy.uplink.channels import EncryptedChannel, EncryptedPeers, Opened, Stopwatch, Uploads
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.secagg import extras, lattice, paillier
-from sordino.secagg.sealed import Public, Sealed, Secret, unpack
+from sordino.secagg.sealed import Public, Sealed, Secret
+from sordino.secagg.sealed import unpack as unpack
 
 
 def needs(stage: Encrypted) -> None:

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.engine.channels import MaskedChannel, Messages, Opened, Step, Stopwatch, TakeStep, Uploads
 from sordino.errors import IntegrityError, SecAggAborted
+from sordino.privacy.uplink.channels import MaskedChannel, Messages, Opened, Step, Stopwatch, TakeStep, Uploads
 from sordino.privacy.uplink.layout import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg.secagg_client import Integers, Participants
@@ -141,4 +141,5 @@ class ClientsHere:
         self._there = took
 
 
-channel: Callable[[Aggregated, Layout, str], MaskedChannel] = Masks
+def channel(stage: Aggregated, layout: Layout, run: str) -> MaskedChannel:
+    return Masks(stage, layout, run)

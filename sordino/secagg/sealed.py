@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
-from sordino.engine.channels import PublicKey
 from sordino.errors import ConfigError, KeyMismatch, LayoutMismatch, MalformedCiphertext, RoundMismatch
+from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.layout import Ints, Layout
 
 MAGIC: Final = b"SRDE"

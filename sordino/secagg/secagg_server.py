@@ -10,8 +10,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from sordino.engine.channels import TakeStep
 from sordino.errors import IntegrityError, WireError
+from sordino.privacy.uplink.channels import TakeStep
 from sordino.secagg import masks, shamir
 from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.engine.channels import EncryptedChannel, Opened, Stopwatch, SumAtSites
 from sordino.engine.commands import Command, Encrypt, OpenSum, Publish
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
+from sordino.privacy.uplink.channels import Opened, Stopwatch, SumAtSites
 from sordino.privacy.uplink.layout import Ints
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Whole
@@ -101,10 +101,10 @@ class EncryptedSum(SumAtSites):
 
     def open(self, noise: Ints | None) -> Opened:
         uplink = self._sites.algorithm.uplink
-        assert uplink.secure is not None
+        assert isinstance(uplink.secure, Encrypted)
         assert uplink.grid is not None
         sums = uplink.secure.sums
-        adding: EncryptedChannel = sums.channel(uplink.secure, uplink.grid.layout, self._sites.header(self._t).run)
+        adding = sums.channel(uplink.secure, uplink.grid.layout, self._sites.header(self._t).run)
         public = sums.public_key(uplink.secure, self._sites.key)
         return adding.add(self._t, public, self, len(self._terms), self._size, noise)
 

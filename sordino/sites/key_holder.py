@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sordino.engine.channels import Ciphertext, SecretKey
 from sordino.engine.commands import Accepted, Answer, Begin, Done, End, OpenSum, Publish, Refused, read_command
 from sordino.engine.secure_sum import words_of
 from sordino.errors import LedgerError, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place
+from sordino.privacy.uplink.channels import SecretKey
 from sordino.receipts.folder import RunFolder
 from sordino.runs.setup import Whole
 from sordino.runs.witness import state
@@ -145,7 +145,7 @@ class KeyHolder:
         assert grid is not None
         size = words_of(algorithm, setup.task, command.t, algorithm.broadcast(setup.state("server")))
         expected = self._secret.public.header(command.t, size, grid.layout)
-        total: Ciphertext = secure.sums.unpack(bytes(letter.bodies[0]), expected)
+        total = secure.sums.unpack(bytes(letter.bodies[0]), expected)
         if (least := secure.least(0)) > command.clients or command.clients > total.header.count:
             raise UnsoundGuarantee(
                 f"the sum of {command.clients} uploads, in a message of {total.header.count}",
@@ -180,10 +180,9 @@ class KeyHolder:
         stage = next(s for s in (held(self.whole, i) for i in range(len(self.whole.phases))) if s is not None)
         file = self.folder / "secret.key"
         if not file.exists():
-            made: SecretKey = stage.sums.GENERATE[stage.scheme](stage)
+            made = stage.sums.GENERATE[stage.scheme](stage)
             atomic_write(file, made.pack(), private=True)
-        kept: SecretKey = stage.sums.secret_key(stage, file.read_bytes())
-        return kept
+        return stage.sums.secret_key(stage, file.read_bytes())
 
     @property
     def was_over(self) -> bool:

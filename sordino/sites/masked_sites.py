@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import PerClientMessages
 from sordino.engine import wire
-from sordino.engine.channels import MaskedChannel, Messages, Opened, Step, SumAtSites
 from sordino.engine.commands import Answered, Command, Mask, Round, read_answer
 from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import check_one_broadcast, words_of
 from sordino.errors import SordinoError, WireError
+from sordino.privacy.uplink.channels import Messages, Opened, Step, SumAtSites
 from sordino.privacy.uplink.layout import Ints
+from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Replies
@@ -55,9 +56,9 @@ class MaskedSum(SumAtSites):
     def open(self, noise: Ints | None) -> Opened:
         assert noise is None  # under masks the server adds its noise to the sum that it opens
         uplink, run = self._sites.algorithm.uplink, self._sites.header(self._t).run
-        assert uplink.secure is not None
+        assert isinstance(uplink.secure, Aggregated)
         assert uplink.grid is not None
-        masks: MaskedChannel = uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
+        masks = uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
         model = hashlib.sha256(self._message).digest()
         found = masks.open(self._t, len(self._terms), self._size, model, lambda session: self._take_step)
         self._sites.have_answered(self._t, found.who)

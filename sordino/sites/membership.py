@@ -12,7 +12,6 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from sordino.engine import checkpoint, wire
-from sordino.engine.channels import PublicKey
 from sordino.engine.client_states import shape_of
 from sordino.engine.commands import Accepted, Answer, Begin, Done, Encrypt, End, Hand, Round
 from sordino.engine.site import Site
@@ -29,6 +28,7 @@ from sordino.errors import (
 from sordino.ledger.files import append_line, atomic_write
 from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
+from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.secure_stages import Encrypted, SecureStage
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import secret_of
@@ -149,8 +149,7 @@ class Membership(Porter):
     def key(self, stage: int) -> PublicKey:
         secure = self.secure(stage)
         assert isinstance(secure, Encrypted)
-        found: PublicKey = secure.sums.public_key(secure, pinned(self._key_file.read_bytes(), self.key_digest))
-        return found
+        return secure.sums.public_key(secure, pinned(self._key_file.read_bytes(), self.key_digest))
 
     @property
     def was_over(self) -> bool:

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from typing import NamedTuple, Protocol
 
 from sordino import branches, user_code
-from sordino.engine.channels import PublicKey
 from sordino.engine.commands import Answer, Answered, Command, Done, Mask, Refused, Round, read_command
 from sordino.engine.secure_sum import flat
 from sordino.engine.site import Site
 from sordino.errors import KeyMismatch, LedgerError, SordinoError, UnsoundGuarantee, WireError
+from sordino.privacy.uplink.channels import PublicKey
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage
 from sordino.transport.message import Heading, Letter, Letterhead, digest_of, peek
 from sordino.transport.shelf import Shelf

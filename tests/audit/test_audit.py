@@ -23,7 +23,7 @@ from sordino.audits.lower_bounds import Outputs, epsilon_lost, errors, mu_lost, 
 from sordino.audits.noise_sources import Silent
 from sordino.audits.pairs import Pair, likelihood
 from sordino.errors import SordinoError
-from sordino.privacy.noise.distributions import GaussianNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated
@@ -87,7 +87,7 @@ def test_a_pair_is_told_apart_as_well_as_the_noise_allows() -> None:
 
     def release(length: float) -> Any:
         def seen(source: NoiseSource) -> torch.Tensor:
-            each = [source.child(i).gaussian(shift[i : i + 1] * length, float(std[i])) for i in range(10)]
+            each = [source.child(i).noisy(GaussianNoise(), shift[i : i + 1] * length, float(std[i])) for i in range(10)]
             return torch.cat(each)[None].double()
 
         return seen
@@ -118,8 +118,8 @@ def test_sampled_numbers_are_weighed_by_their_likelihood() -> None:
 
 def test_a_silent_source_shows_centre_and_scale() -> None:
     values = torch.zeros(3)
-    assert Silent().child("x").gaussian(values, 2.0).tolist() == [0, 0, 0]
-    assert Silent(1.0).laplace(values, 2.0).tolist() == [2, 2, 2]
+    assert Silent().child("x").noisy(GaussianNoise(), values, 2.0).tolist() == [0, 0, 0]
+    assert Silent(1.0).noisy(LaplaceNoise(), values, 2.0).tolist() == [2, 2, 2]
     assert Silent().coins(3, 0.1).tolist() == [True] * 3
     assert Silent(only=1).coins(3, 0.1).tolist() == [False, True, False]
 
@@ -306,7 +306,7 @@ BREAKS: dict[str, tuple[type, str, Any, list[str]]] = {
     "half the noise": (
         GaussianNoise,
         "add",
-        lambda self, values, scale, source: source.gaussian(values, scale / 2),
+        lambda self, values, scale, source: source.noisy(self, values, scale / 2),
         STAYS["gaussian_gdp"][0],
     ),
     "half the sensitivity": (Noise, "sensitivity", lambda self, bound: bound.of(2), ALSO["local_client"][0]),

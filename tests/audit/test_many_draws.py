@@ -10,6 +10,7 @@ import torch
 from sordino import config, tree
 from sordino.audits import clients
 from sordino.audits.noise_sources import Silent
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.stages import Clip, Noise
 from sordino.runs.simulation import simulated
@@ -58,7 +59,7 @@ def own(self: Clip, x: Params, bound: object, grant: object) -> Params:
 
 
 def counted(self: Noise, x: Params, bound: object, grant: Grant) -> Params:
-    return tree.map(lambda leaf: leaf + float(grant.source.gaussian(torch.zeros(1), 1.0)), x)
+    return tree.map(lambda leaf: leaf + float(grant.source.noisy(GaussianNoise(), torch.zeros(1), 1.0)), x)
 
 
 @pytest.mark.parametrize(("owner", "broken"), [(Clip, own), (Noise, counted)])

@@ -49,7 +49,7 @@ def test_the_verb_says_what_it_found(capsys: pytest.CaptureFixture[str], monkeyp
 def test_the_verb_ends_with_4_where_a_claim_is_refuted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    halved = lambda self, values, scale, source: source.gaussian(values, scale / 2)  # noqa: E731
+    halved = lambda self, values, scale, source: source.noisy(self, values, scale / 2)  # noqa: E731
     monkeypatch.setattr(GaussianNoise, "add", halved)
     said = spoken(capsys, monkeypatch, "audit", *SOUND)
     assert said.code == 4

@@ -265,7 +265,7 @@ HOSTILE = [
     one(
         "the continuous curve for whole steps",
         "privacy/noise/distributions.py",
-        'return events.DiscreteGaussian(multiplier) if self.calibration == "discrete" else events.Gaussian(multiplier)',
+        "return events.DiscreteGaussian(multiplier)",
         "return events.Gaussian(multiplier)",
         "tests/stories/secure_sums/test_promises.py::test_noise_in_shares_protects_from_the_server_too",
     ),

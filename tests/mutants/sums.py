@@ -159,4 +159,11 @@ SUMS = [
         "admitted = [u",
         "tests/privacy/uplink/test_robust.py::test_an_upload_beyond_its_clip_counts_as_zeros",
     ),
+    one(
+        "a law without whole steps on integers",
+        "privacy/uplink/stages.py",
+        "return isinstance(self.mechanism, IntegerNoiseLaw)",
+        "return True",
+        "tests/privacy/noise/test_own_law.py::test_it_is_refused_where_every_law_is",
+    ),
 ]

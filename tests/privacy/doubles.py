@@ -16,7 +16,7 @@ from sordino.engine import wire
 from sordino.engine.commands import Round
 from sordino.engine.server import Federation
 from sordino.engine.site import Site
-from sordino.types import NoiseSource, Params, Terms
+from sordino.types import Drawable, NoiseSource, Params, Terms
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,7 @@ class Still:
     def child(self, *parts: int | str) -> NoiseSource:
         return Still(self.level, keys.word(keys.fold(self.key, *parts)))
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return values + self.level * std
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
         return values + self.level * scale
 
     def coins(self, count: int, probability: float) -> Tensor:

@@ -164,7 +164,9 @@ CALLS: dict[str, Call] = {
     ),
     "integer noise without a scale": Call("integer-noise-scale", lambda: discrete_gaussian(Counter(0), 3, 0.0)),
     "a response among one value": Call("too-few-levels", lambda: events.Response(1.0, 1)),
-    "a grid without a scale": Call("noise-scale-not-positive", lambda: System().gaussian(torch.zeros(1), 0.0)),
+    "a grid without a scale": Call(
+        "noise-scale-not-positive", lambda: System().noisy(GaussianNoise(), torch.zeros(1), 0.0)
+    ),
     "an event of an unknown kind": Call("unknown-event-kind", lambda: events.from_json({"kind": "exponential"})),
     "an event with a missing field": Call("malformed-event", lambda: events.from_json({"kind": "gaussian"})),
     "an event that is no event": Call("malformed-event", lambda: events.Repeat("gaussian", 2)),  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "local and central noise": ("two-noises", up([CLIP, NOISE], [CENTRAL])),
     "two local noises": ("two-noises", up([CLIP, NOISE, NOISE])),
     "laplace after an l2 clip": (
-        "laplace-needs-l1-clip",
+        "noise-needs-l1-clip",
         {**fedavg(batch_size="full"), **read(law="laplace", clip_order=2)},
     ),
     "poisson records under replace": (

@@ -96,9 +96,9 @@ def test_the_trunk_imports_no_branch_and_attacks_alone_another_one() -> None:
 def test_an_import_of_a_branch_is_noticed(tmp_path: Path) -> None:
     """The negative control: one line in a room of the trunk."""
     place = without(tmp_path, "secagg")
-    with (place / "sordino" / "engine" / "channels.py").open("a") as file:
+    with (place / "sordino" / "privacy" / "uplink" / "channels.py").open("a") as file:
         file.write("\nfrom sordino.secagg import paillier\n")
-    found = python(place, "-c", "import sordino.engine.channels")
+    found = python(place, "-c", "import sordino.privacy.uplink.channels")
     assert found.returncode == 1
     assert "No module named 'sordino.secagg'" in found.stderr
 

@@ -96,6 +96,18 @@ def of_a_round(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "one_round"
 
 
+LAWS = ("GaussianNoise", "LaplaceNoise", "SharedGaussianNoise")
+
+
+def of_a_noise_law(node: ast.AST) -> bool:
+    """A comparison with the name of a noise law, a check for its class, or a choice of classes as a type."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+        return any(law in ast.unparse(node.args[1]) for law in LAWS)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return {ast.unparse(side).split(".")[-1] for side in (node.left, node.right)} <= {*LAWS}
+    return compared("gaussian", "gaussian_classic", "laplace")(node)
+
+
 ELEMENTS = "a|b|br|circle|code|dd|div|dl|dt|g|h[1-6]|i|li|main|p|path|rect|span|strong|svg|table|tbody|td|text|th|tr|ul"
 
 
@@ -160,6 +172,11 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         # prices by currency; a plan, one by personal budgets, and the published label that proves nothing
         {"accounting/pricing.py", "budget/plan.py", "budget/plans_by_budget.py", "planning/prices.py"},
     ),
+    "which noise law is it?": (
+        of_a_noise_law,
+        # a random matrix may be Gaussian, too
+        {"privacy/uplink/sensing.py"},
+    ),
     "what will all rounds cost, before they are played?": (
         of_planned_rounds,
         # the planner; others play rounds that leave nothing, count those of a ledger again, or size messages
@@ -218,6 +235,9 @@ def test_each_question_is_asked_in_one_place(question: str) -> None:
         ),
         ("which noise does a budget buy?", "z = exact_multiplier(epsilon, delta, rounds)"),
         ("which noise does a budget buy?", "z = calibrate.sampled_multiplier(epsilon, delta, 0.1, rounds)"),
+        ("which noise law is it?", "clip = Clip(radius, 1 if noise == 'laplace' else 2)"),
+        ("which noise law is it?", "exact = isinstance(stage.mechanism, distributions.GaussianNoise)"),
+        ("which noise law is it?", "class Stage:\n    mechanism: GaussianNoise | LaplaceNoise"),
         ("what will all rounds cost, before they are played?", "books = phase.accounts(Accounts, '', MEMORY, run)"),
         ("does everyone pay, and one price?", "alike = plan.offer.everyone_pays and not plan.individual"),
     ],

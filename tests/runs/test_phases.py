@@ -20,6 +20,7 @@ from sordino.engine.site import Site
 from sordino.ledger.ledger import State
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.receipts import seal
 from sordino.receipts.receipt import opened
@@ -96,7 +97,7 @@ def test_no_two_phases_draw_the_same() -> None:
         for t in range(3):
             key = each.setup.phase_key
             found = [for_round("counter", key, t), *(for_client(for_round("counter", key, t), k) for k in range(3))]
-            drawn += [tuple(source.gaussian(torch.zeros(4), 1.0).tolist()) for source in found]
+            drawn += [tuple(source.noisy(GaussianNoise(), torch.zeros(4), 1.0).tolist()) for source in found]
             drawn.append((keys.word(keys.fold(key, "round", t)),))
     assert len(set(drawn)) == len(drawn) == 3 * 3 * 5
     assert parts.setup.phase_key == parts.setup.key  # the training draws what it would draw without a preparation

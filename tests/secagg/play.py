@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sordino.engine.channels import Stopwatch
 from sordino.errors import (
     SordinoError,
 )
+from sordino.privacy.uplink.channels import Stopwatch
 from sordino.secagg.masked import ClientsHere
 from sordino.secagg.secagg_client import Integers, Participant
 from sordino.secagg.secagg_server import Aggregator

@@ -16,7 +16,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from sordino.engine.channels import Opened
 from sordino.errors import (
     ConfigError,
     HeadroomExceeded,
@@ -28,6 +27,7 @@ from sordino.errors import (
     SecureError,
     SordinoError,
 )
+from sordino.privacy.uplink.channels import Opened
 from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.secagg import masks, shamir

@@ -17,10 +17,8 @@ import hmac
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +30,7 @@ from sordino.accounting.policy import is_real
 from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.fast.factored import Product
-from sordino.types import NoiseSource
+from sordino.types import Drawable, NoiseSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +40,6 @@ GRID = 4096  # noise scale in grid steps: at least this, less than twice
 
 SECRET = 32  # bytes from which clients draw what they draw once
 TABLE_ERROR = 1e-14  # total variation of one coordinate against the ideal law
-Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -55,18 +52,11 @@ class Counter:
     def child(self, *parts: int | str) -> NoiseSource:
         return Counter(keys.word(keys.fold(self.key, *parts)))
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        drawn = torch.randn(values.shape, generator=keys.generator(self.key), dtype=values.dtype, device="cpu")
-        noise = drawn.to(values.device)
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
+        noise = law.standard(values.shape, values.dtype, keys.generator(self.key)).to(values.device)
         if isinstance(values, Product) and values.right is not None:
-            return noise.addmm_(values.left.t(), values.right, beta=std)
-        return noise.mul_(std).add_(values)
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
-        # the difference of two exponential variables
-        drawn = torch.empty((2, *values.shape), dtype=values.dtype, device="cpu")
-        noise = drawn.exponential_(generator=keys.generator(self.key)).to(values.device)
-        return noise[0].sub_(noise[1]).mul_(scale).add_(values)
+            return noise.addmm_(values.left.t(), values.right, beta=scale)
+        return noise.mul_(scale).add_(values)
 
     def coins(self, count: int, probability: float) -> Tensor:
         return keys.coin(self.key, count, probability)
@@ -88,12 +78,6 @@ class System:
     def child(self, *parts: int | str) -> NoiseSource:
         return System()
 
-    def gaussian(self, values: Tensor, std: float) -> Tensor:
-        return self._on_grid(values, std, _gaussian_cells)
-
-    def laplace(self, values: Tensor, scale: float) -> Tensor:
-        return self._on_grid(values, scale, _laplace_cells)
-
     def coins(self, count: int, probability: float) -> Tensor:
         threshold = min(int(probability * 2.0**64), 2**64 - 1)
         return (
@@ -105,7 +89,7 @@ class System:
     def words(self, count: int) -> Tensor:
         return here(torch.from_numpy(self._words(count).view(np.int64).copy()))
 
-    def _on_grid(self, values: Tensor, scale: float, table: Callable[[float], Cells]) -> Tensor:
+    def noisy(self, law: Drawable, values: Tensor, scale: float) -> Tensor:
         check_range(
             "the noise scale",
             scale,
@@ -116,12 +100,11 @@ class System:
             fix="bound the input with a clip",
         )
         step = grid_step(scale)
-        cells = table(round(scale / step, 9))
+        noise = law.in_steps(round(scale / step, 9))
         x = values.double().cpu().numpy().reshape(-1) / step
         whole = np.floor(x)
-        drawn = np.searchsorted(cells.thresholds, self._words(len(x)), side="right") + cells.lowest
-        over = (self._words(len(x)) >> np.uint64(11)) * 2.0**-53 < cells.carry(drawn, x - whole)
-        return torch.from_numpy((whole + drawn + over) * step).reshape(values.shape).to(values.device)
+        drawn = noise(self._words(len(x)), self._words(len(x)), x - whole)
+        return torch.from_numpy((whole + drawn) * step).reshape(values.shape).to(values.device)
 
     def _words(self, count: int) -> NDArray[np.uint64]:
         if self._process != os.getpid():  # first use, or a fork: two processes must never share a stream
@@ -149,61 +132,6 @@ class Kept(System):
 def grid_step(scale: float) -> float:
     """The largest power of two that leaves at least GRID steps per unit of noise scale."""
     return 2.0 ** math.floor(math.log2(scale / GRID))
-
-
-@dataclass(frozen=True)
-class Cells:
-    """The law of continuous noise by steps of a grid: P[floor(noise) = k] as cumulative 64-bit thresholds, and the
-    shape of the density inside a step.
-    """
-
-    thresholds: NDArray[np.uint64]
-    lowest: int
-    slope: Callable[[Any], Any]  # of -log density at the centre of step k
-    bend: float  # half the second derivative of -log density
-
-    def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
-        """The probability that the fractional part of the noise plus `fraction` is at least 1, given that its whole
-        part is k.
-        """
-        a, q = self.slope(k), self.bend
-        # the integral of e^(-at - qt^2) about the centre, as a polynomial: a < 0.0023 and q < 3e-8, so what is left out
-        # is below 1e-16
-        square = a * a
-        c2, c3, c4 = (square / 2 - q) / 3, a * (q - square / 6) / 4, square * (square / 24 - q / 2) / 5
-
-        def below(t: Floats | float) -> Any:
-            return t * (1 + t * (-a / 2 + t * (c2 + t * (c3 + t * c4))))
-
-        found: Floats = (below(0.5) - below(0.5 - fraction)) / (below(0.5) - below(-0.5))
-        return found
-
-
-def _cumulative(weights: NDArray[Any]) -> tuple[NDArray[np.uint64], int]:
-    # np.longdouble: extended precision keeps the running sum exact to about 1e-19 before it is cut to 64 bits
-    total = np.cumsum(weights)
-    upper = np.floor(total[:-1] / total[-1] * np.longdouble(2) ** 64)
-    return np.minimum(upper, np.longdouble(2**64 - 1)).astype(np.uint64), -len(weights) // 2
-
-
-@lru_cache(maxsize=8)
-def _gaussian_cells(std: float) -> Cells:
-    """P[k <= N(0, std^2) < k+1]: the density at the centre, corrected for its curvature across the step (terms beyond
-    std^-6 are below 1e-19).
-    """
-    half = math.ceil(9.2 * std)  # the tail beyond 9.2 standard deviations is 4e-20
-    h = 1 / np.longdouble(std)
-    x2 = ((np.arange(-half, half, dtype=np.longdouble) + 0.5) * h) ** 2
-    curve = 1 + h**2 / 24 * (x2 - 1) + h**4 / 1920 * (x2**2 - 6 * x2 + 3)
-    return Cells(*_cumulative(np.exp(-x2 / 2) * curve), lambda k: (k + 0.5) / std**2, 0.5 / std**2)
-
-
-@lru_cache(maxsize=8)
-def _laplace_cells(scale: float) -> Cells:
-    """P[k <= Laplace(scale) < k+1]: geometric on either side of zero."""
-    half = math.ceil(44 * scale)  # the tail beyond 44 scales is 8e-20
-    steps = np.arange(-half, half, dtype=np.longdouble) + 0.5
-    return Cells(*_cumulative(np.exp(-np.abs(steps) / np.longdouble(scale))), lambda k: np.sign(k + 0.5) / scale, 0.0)
 
 
 def for_round(name: str, key: int, t: int) -> NoiseSource:

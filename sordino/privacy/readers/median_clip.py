@@ -21,6 +21,7 @@ from sordino.accounting.events import NonPrivate, check_multiplier
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.published import scaffold_epsilon
 from sordino.keys import Key
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.beside_public import epochs
 from sordino.privacy.readers.noisy_gradient import GradientsOnly, GuardedBatch
 from sordino.privacy.readers.open import effort
@@ -95,10 +96,10 @@ class MedianShard(GradientsOnly[MedianClip]):
     def read(self, rows: Tensor, step: int, key: Key, losses: Losses, params: Params) -> Params:
         batch = Examples(self._examples.x[rows], self._examples.y[rows])
         total, radii = self._task.median_sum(losses, params, batch, keys.bits(key, len(rows)))
-        source, twice = self._grant.source.child("read", step), 2 * self._reader.sigma
+        source, twice, law = self._grant.source.child("read", step), 2 * self._reader.sigma, GaussianNoise()
         return {
             name: (
-                source.child(name).gaussian(total[name], twice * radius) if (radius := radii[name]) else total[name]
+                law.add(total[name], twice * radius, source.child(name)) if (radius := radii[name]) else total[name]
             ).to(p.dtype)
             / len(rows)
             for name, p in params.items()

@@ -19,7 +19,7 @@ from sordino.accounting.events import Event
 from sordino.errors import FRACTION, PrivacyError, UnsoundGuarantee, check_range
 from sordino.fast.factored import Scaled
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, NoiseLaw
 from sordino.privacy.readers.beside_public import BesidePublic, How, halved, stream, taken
 from sordino.privacy.readers.open import effort
 from sordino.privacy.readers.private_reader import (
@@ -61,7 +61,7 @@ class NoisyGradient(ClippedReader):
     """
 
     clip: float
-    mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
+    mechanism: NoiseLaw = GaussianNoise()
     clip_order: Literal[1, 2] | None = None  # None: the norm the mechanism needs
     sampling: Sampling = "full"
     rate: float = 1.0
@@ -76,11 +76,11 @@ class NoisyGradient(ClippedReader):
             object.__setattr__(self, "clip_order", self.mechanism.order)
         if self.mechanism.order == 1 and self.clip_order == 2:
             raise UnsoundGuarantee(
-                "Laplace noise with a clip in the 2-norm",
-                why="Laplace noise is sized by the 1-norm; a vector of 2-norm C can have a 1-norm of C*sqrt(d), so "
-                "the noise would be too small by that factor",
+                f"{type(self.mechanism).__name__} with a clip in the 2-norm",
+                why="this noise is sized by the 1-norm; a vector of 2-norm C can have a 1-norm of C*sqrt(d), so the "
+                "noise would be too small by that factor",
                 fix="clip in the 1-norm, or use Gaussian noise",
-                code="laplace-needs-l1-clip",
+                code="noise-needs-l1-clip",
             )
         if self.sampling in ("poisson", "fixed_subset"):
             check_range("rate", self.rate, FRACTION, "rate-out-of-range")

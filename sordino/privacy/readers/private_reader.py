@@ -19,7 +19,7 @@ from sordino.accounting.claims import Status
 from sordino.accounting.events import Event, Poisson, Repeat, check_multiplier
 from sordino.errors import PrivacyError, UnsoundGuarantee
 from sordino.keys import Key
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import NoiseLaw
 from sordino.privacy.readers.beside_public import BesidePublic, How
 from sordino.privacy.uplink.stages import Clip
 from sordino.tree import Tree
@@ -56,7 +56,7 @@ class NoisyReader(Reader):
 
     @property
     @abstractmethod
-    def mechanism(self) -> GaussianNoise | LaplaceNoise:
+    def mechanism(self) -> NoiseLaw:
         """The law of the noise."""
 
     @property

@@ -35,6 +35,7 @@ from sordino.accounting.published import (
     udp_multiplier,
 )
 from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget, check_range
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.uplink.stages import Clip, OneField, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Params, Stated
@@ -127,7 +128,7 @@ class OwnNorm(AsPublished):
             y = y * clip_factor(norm, self.clip, y.dtype)
         std = relative * (float(norm) if self.clip is None else self.clip)
         std = std**2 if self.variance_as_std else std
-        return grant.source.child(name).gaussian(y, std).to(y.dtype) if std else y
+        return GaussianNoise().add(y, std, grant.source.child(name)).to(y.dtype) if std else y
 
     def _mu(self, client: int) -> float:
         if not isinstance(self.mu, tuple):
@@ -206,7 +207,9 @@ class UserLevel(AsPublished):
         if std == math.inf or not torch.isfinite(norm):
             return tree.zeros_like(x), norm
         noisy = [
-            grant.source.child(name).gaussian(leaf * clip_factor(norm, radius, leaf.dtype), std).to(leaf.dtype)
+            GaussianNoise()
+            .add(leaf * clip_factor(norm, radius, leaf.dtype), std, grant.source.child(name))
+            .to(leaf.dtype)
             for name, leaf in tree.named(x)
         ]
         return tree.like(x, noisy), norm

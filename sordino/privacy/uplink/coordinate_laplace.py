@@ -26,6 +26,7 @@ from sordino import tree
 from sordino.accounting.claims import Status
 from sordino.accounting.events import Event, Laplace, NonPrivate
 from sordino.errors import POSITIVE, PROBABILITY, check_range
+from sordino.privacy.noise.distributions import LaplaceNoise
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, NoiseSource
@@ -155,4 +156,4 @@ def _noised(x: object, scale: float, source: NoiseSource) -> Tree:
     if isinstance(x, Flagged):
         return x._replace(x=_noised(x.x, scale, source))
     names = iter([name for name, _ in tree.named(x)])
-    return tree.map(lambda leaf: source.child(next(names)).laplace(leaf.double(), scale), x)
+    return tree.map(lambda leaf: LaplaceNoise().add(leaf.double(), scale, source.child(next(names))), x)

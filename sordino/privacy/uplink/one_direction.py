@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from sordino import tree
 from sordino.accounting import events
+from sordino.accounting.pricing import NoisePricing, Pure
 from sordino.privacy.noise.privunit import FLOAT_ERROR, parameters, privunit
 from sordino.privacy.uplink.stages import Noise
 from sordino.tree import Tree
@@ -26,9 +27,9 @@ class PureDirection:
     response of the same epsilon (Kairouz, Oh and Viswanath, ICML 2015).
     """
 
-    calibration: Literal["pure"] = "pure"
-    order: int = 2
+    order: ClassVar[int] = 2
     spread: ClassVar[float] = 1.0
+    pricing: ClassVar[NoisePricing] = Pure()
 
     def event(self, multiplier: float) -> events.Event:
         return events.Response(1 / multiplier, 2)

@@ -40,9 +40,7 @@ class Links:
 
     client: tuple[Stage, ...] = (Weigh(),)
     server: tuple[Stage, ...] = ()
-    denominator: Literal["received", "expected"] | None = (
-        None  # None: expected where the server adds noise, else received
-    )
+    denominator: Literal["received", "expected"] | None = None  # expected where the server adds noise, else received
     # why the formula of a publication, by which the noise is sized, proves nothing: said with every claim, whose status
     # is `nominal`
     published: str = ""
@@ -238,7 +236,9 @@ def _reading(links: Links) -> Stage | None:
 
 
 def _beyond_integers(links: Links) -> Stage | None:
-    return next((stage for stage in _after(links, Quantise) if not isinstance(stage, Noise | SecureStage)), None)
+    """The first stage that gets integers but needs real numbers."""
+    stages = (*_after(links, Quantise), *private(links.server if links.grid is not None else ()))
+    return next((stage for stage in stages if not stage.takes_integers), None)
 
 
 def _quiet(links: Links) -> bool:
@@ -295,8 +295,8 @@ RULES: tuple[Rule[Links], ...] = (
         lambda links: _beyond_integers(links) is not None,
         ConfigError,
         lambda links: f"{_name(_beyond_integers(links))} comes after quantise",
-        "after quantise uploads are integers, which can only be noised and added",
-        "put this stage before quantise",
+        "after quantise uploads are integers, which can only be added, and noised in whole steps",
+        "put this stage before quantise, or use Gaussian or Laplace noise",
         "stage-behind-fixed-point",
     ),
     Rule(

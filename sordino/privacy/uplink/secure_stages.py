@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import branches
 from sordino.accounting.events import Event, NonPrivate, Nothing
 from sordino.errors import SEVERAL, ConfigError, UnsoundGuarantee, WeakKey, check_range
-from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.stages import Noise, Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
+
+if TYPE_CHECKING:
+    from sordino.privacy.uplink.channels import EncryptedSums, MaskedSums, SecureSums
 
 PROBED = "a probe: one client a round is encrypted, the integers of all others are added in clear"
 HIDDEN = (
@@ -59,14 +61,10 @@ SPREAD = 4.0
 class SecureStage(Stage, ABC):
     """A way to add uploads that the server cannot read."""
 
-    way: ClassVar[str]  # the implementation's name among the parts of branches
-
     @property
-    def sums(self) -> Any:
-        """The implementation, from an optional branch. It has `needs` (packages), the `channel` of a simulation, and
-        the halves that sites run.
-        """
-        return branches.part("secure_sums", self.way)
+    @abstractmethod
+    def sums(self) -> SecureSums[Any]:
+        """The implementation, from an optional branch."""
 
     @property
     def mode(self) -> str:
@@ -75,6 +73,10 @@ class SecureStage(Stage, ABC):
 
     @property
     def aggregate_only(self) -> bool:
+        return True
+
+    @property
+    def takes_integers(self) -> bool:
         return True
 
     @abstractmethod
@@ -105,7 +107,6 @@ class Encrypted(SecureStage):
     encryption; it hides nothing.
     """
 
-    way = "encrypted"
     scheme: Literal["paillier", "bfv", "ckks"] = "paillier"
     key_bits: int = 3072  # of Paillier
     keys: Literal["shared", "authority"] = "shared"
@@ -135,6 +136,11 @@ class Encrypted(SecureStage):
             "at_least", self.at_least, SEVERAL, "authority-opens-one", why="the sum of a single upload is that upload"
         )
 
+    @property
+    def sums(self) -> EncryptedSums:
+        found: EncryptedSums = branches.part("secure_sums", "encrypted")
+        return found
+
     def least(self, cohort: int) -> int:
         return self.at_least if self.keys == "authority" else 1
 
@@ -156,7 +162,6 @@ class Aggregated(SecureStage):
     than two thirds of those who began it.
     """
 
-    way = "masked"
     threshold: int | None = None
 
     def __post_init__(self) -> None:
@@ -168,6 +173,11 @@ class Aggregated(SecureStage):
                 "threshold-too-small",
                 why="the sum of a single upload is that upload",
             )
+
+    @property
+    def sums(self) -> MaskedSums:
+        found: MaskedSums = branches.part("secure_sums", "masked")
+        return found
 
     def least(self, cohort: int) -> int:
         return max(2, 2 * cohort // 3 + 1 if self.threshold is None else self.threshold, cohort // 2 + 1)
@@ -210,14 +220,15 @@ class NoiseShare(Noise):
         super().__post_init__()
         why = 'noise that one client adds alone is not in shares: use the stage "noise" at the client for that'
         check_range("survivors", self.survivors, SEVERAL, "threshold-too-small", why=why)
-        if not isinstance(self.mechanism, GaussianNoise):
+        law = self.mechanism.shared
+        if law is None:
             raise UnsoundGuarantee(
-                "Laplace noise in shares",
-                why="a sum of Laplace noise is not Laplace noise",
+                f"{type(self.mechanism).__name__} in shares",
+                why="no law is known that the sum of its shares has",
                 fix='set law = "gaussian"',
                 code="shares-are-gaussian",
             )
-        object.__setattr__(self, "mechanism", replace(self.mechanism, calibration="discrete"))
+        object.__setattr__(self, "mechanism", law)
 
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         multiplier = self.multiplier if self.multiplier is not None else grant.multiplier

@@ -17,7 +17,7 @@ from sordino import tree
 from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import check_multiplier
 from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, WireError, check_range
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, IntegerNoiseLaw, NoiseLaw
 from sordino.tree import Tree
 from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params
 
@@ -54,6 +54,11 @@ class Stage:
 
     @property
     def aggregate_only(self) -> bool:
+        return False
+
+    @property
+    def takes_integers(self) -> bool:
+        """True where the stage may come after `Quantise`, or at a server that adds integers."""
         return False
 
     # what is decided round by round, from public numbers that go down with the model ----------------------------------
@@ -167,7 +172,7 @@ class Noise(Stage):
     bound (zero_out).
     """
 
-    mechanism: GaussianNoise | LaplaceNoise = GaussianNoise()
+    mechanism: NoiseLaw = GaussianNoise()
     neighbours: Neighbours = "replace"
     multiplier: float | None = None  # None: the plan decides from the budget
     louder: float = 1.0  # than the multiplier says, and accounted for as it is: a published unit mismatch
@@ -175,6 +180,10 @@ class Noise(Stage):
     def __post_init__(self) -> None:
         check_neighbours(self.neighbours)
         check_multiplier(self.multiplier, "leave the stage out, or give a multiplier above 0")
+
+    @property
+    def takes_integers(self) -> bool:
+        return isinstance(self.mechanism, IntegerNoiseLaw)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise import sources
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw, Steps
 from sordino.privacy.noise.sources import GRID, TABLE_ERROR, Counter, System, grid_step
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise
@@ -30,7 +29,7 @@ DRAWS = 10**6
 SCALE = 1.7  # of the noise; any
 STEP = grid_step(SCALE)
 Floats = NDArray[np.float64]
-LAWS: dict[str, GaussianNoise | LaplaceNoise] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
+LAWS: dict[str, NoiseLaw] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
 
 
 def release(law: str, x: float, source: NoiseSource, scale: float = SCALE, count: int = DRAWS) -> Floats:
@@ -89,7 +88,7 @@ def test_the_textbook_laplace_is_broken_by_its_low_bits() -> None:
 def test_a_grid_leaves_no_output_impossible() -> None:
     zero, one = (np.rint(release("laplace", x, System(), 1.0, 10**5) / grid_step(1.0)).astype(np.int64) for x in (0, 1))
     shared = range(int(one.min()), int(zero.max()))  # inside both ranges every cell has mass from either input
-    thresholds = sources._laplace_cells(round(1.0 / grid_step(1.0), 9)).thresholds
+    thresholds = LaplaceNoise().in_steps(round(1.0 / grid_step(1.0), 9)).thresholds
     assert np.all(np.diff(thresholds)[len(thresholds) // 4 : -len(thresholds) // 4] > 0)
     assert len(shared) > GRID
 
@@ -199,11 +198,11 @@ def exact_cdf(law: str, scale: float) -> Callable[[int], mpmath.mpf]:
     return lambda k: mpmath.exp(k / s) / 2 if k <= 0 else 1 - mpmath.exp(-k / s) / 2
 
 
-def table(law: str, scale: float) -> sources.Cells:
-    return {"gaussian": sources._gaussian_cells, "laplace": sources._laplace_cells}[law](scale)
+def table(law: str, scale: float) -> Steps:
+    return LAWS[law].in_steps(scale)
 
 
-def table_error(law: str, scale: float, cells: sources.Cells, every: int) -> float:
+def table_error(law: str, scale: float, cells: Steps, every: int) -> float:
     """Total variation between the table and the exact law, from cells `every` apart: their errors are alike."""
     with mpmath.workdps(60):
         cdf, total, seen = exact_cdf(law, scale), mpmath.mpf(0), 0
@@ -233,7 +232,7 @@ def test_every_cell_of_the_table_is_exact(law: str) -> None:
 def test_a_table_in_single_precision_is_caught(law: str) -> None:
     cells = table(law, 4096.0)
     rounded = cells.thresholds >> np.uint64(40) << np.uint64(40)  # 24 bits are left
-    coarse = sources.Cells(rounded, cells.lowest, cells.slope, cells.bend)
+    coarse = Steps(rounded, cells.lowest, cells.slope, cells.bend)
     assert table_error(law, 4096.0, coarse, every=997) > TABLE_ERROR
 
 
@@ -251,5 +250,5 @@ def test_the_fraction_carries_as_the_law_inside_a_cell_says(law: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 1e-300])
 def test_a_scale_without_a_grid_is_refused(scale: float) -> None:
     with pytest.raises(UnsoundGuarantee) as refusal:
-        System().gaussian(torch.zeros(3), scale)
+        System().noisy(GaussianNoise(), torch.zeros(3), scale)
     assert refusal.value.code == "noise-scale-not-positive"

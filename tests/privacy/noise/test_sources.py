@@ -22,7 +22,7 @@ from torch import Tensor
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
 from sordino.audits.noise_sources import Weak
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.noise.sources import SECRET, Counter, System, for_client, for_round, for_run
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
@@ -36,7 +36,7 @@ Z = 1.3
 ONCE = Work(1, None, None)
 PARTS = [("values", 0), ("values", 1), ("labels", 0), ("labels", 1)]
 Law = Literal["gaussian", "laplace"]
-LAWS: dict[Law, GaussianNoise | LaplaceNoise] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
+LAWS: dict[Law, NoiseLaw] = {"gaussian": GaussianNoise(), "laplace": LaplaceNoise()}
 ORDER: dict[Law, Literal[1, 2]] = {"gaussian": 2, "laplace": 1}
 Floats = NDArray[np.float64]
 
@@ -271,6 +271,6 @@ def test_noise_on_the_parameters_is_noise_on_the_gradient() -> None:
         return tree.formed(algorithm.local(Linear(dim), down, state, shard, keys.root(1))[0]).delta["w"]
 
     silent = delta(1e-300)
-    on_parameters = source.child("read", 0).child("w").gaussian(silent, eta * 2 * clip / n * Z)
+    on_parameters = source.child("read", 0).child("w").noisy(GaussianNoise(), silent, eta * 2 * clip / n * Z)
     flipped = 2 * silent - on_parameters  # the step goes against the gradient, so the noise comes with its sign turned
     torch.testing.assert_close(delta(Z), flipped, rtol=1e-9, atol=1e-12)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks.nets import logistic
@@ -75,7 +75,7 @@ def local_move(algorithm: FedAvg, start: Params, a: Examples, b: Examples, order
 
 
 @pytest.mark.parametrize("law", [GaussianNoise(), LaplaceNoise()], ids=["l2", "l1"])
-def test_one_step_moves_by_exactly_twice_eta_c_over_n(law: GaussianNoise | LaplaceNoise) -> None:
+def test_one_step_moves_by_exactly_twice_eta_c_over_n(law: NoiseLaw) -> None:
     n, eta, clip = 6, 0.1, 10.0
     a = torch.zeros(n, DIM, dtype=DOUBLE)
     a[:, 2], a[-1, 2] = 3.0, 1e5

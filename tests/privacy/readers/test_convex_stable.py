@@ -14,6 +14,7 @@ from sordino import keys, tree
 from sordino.algorithms.client_noise import convex_stable
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.errors import PrivacyError
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.tasks.nets import Ball, bounded, logistic
 from sordino.tasks.supervised import Classification
@@ -154,7 +155,7 @@ class StepByStep(ConvexStable):
                 mean = losses(leaves, *examples, keys.bits(1, N)).mean()
                 found = dict(zip(leaves, torch.autograd.grad(mean, list(leaves.values())), strict=True))
                 std = reader.noise_std(Z, N, E) if self.last else 0.0
-                return tree.map(lambda g: grant.source.gaussian(g, std), found)
+                return tree.map(lambda g: GaussianNoise().add(g, std, grant.source), found)
 
         class Shard:
             size = N

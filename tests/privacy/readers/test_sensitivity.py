@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys, tree
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.per_example_gradients import slow_sum
 from sordino.tasks.quadratic import Quadratic
@@ -103,7 +103,7 @@ def reader_ratio(gate: Gate, pairs: Iterator[Pair], own_size: bool = False) -> f
     return worst
 
 
-def reader_gate(sampling: Any, law: GaussianNoise | LaplaceNoise, relation: Any) -> Gate:
+def reader_gate(sampling: Any, law: NoiseLaw, relation: Any) -> Gate:
     rate, work = {"poisson": 0.7}.get(sampling, 1.0), {"fixed_batches": Work(1, None, 2)}.get(sampling, WHOLE)
     return Gate(NoisyGradient(0.8, law, sampling=sampling, neighbours=relation, rate=rate), work=work)
 

@@ -26,6 +26,7 @@ from sordino.engine.server import Federation
 from sordino.engine.site import Site
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
+from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.round import Outcome, one_round
 from sordino.runs import run
 from sordino.runs.simulation import Simulation, simulated
@@ -156,7 +157,12 @@ def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
         return [(k, zero) for k in terms]
 
     outcome = one_round(federation, server, 0, Doing(execute))
-    drawn = federation.source(0).child("server").child("delta/w").gaussian(torch.zeros(3, dtype=torch.float64), 1.0)
+    drawn = (
+        federation.source(0)
+        .child("server")
+        .child("delta/w")
+        .noisy(GaussianNoise(), torch.zeros(3, dtype=torch.float64), 1.0)
+    )
     used = outcome.received.mean.delta["w"] * 4 / drawn / RADIUS  # noise / sensitivity, as it was released
     (entry,) = federation.ledger.entries()
     claimed = {

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sordino import tree
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
 from sordino.types import Bound, Grant, NoiseSource, Params
@@ -73,9 +73,8 @@ def central_ratio(uplink: Uplink, relation: str, count: int, like: Uplink | None
     return largest_move(partial(central, uplink), crowds(relation, count, seed=count), scale / Z, order)
 
 
-def central_uplink(law: GaussianNoise | LaplaceNoise, relation: Any, weigh: tuple[Stage, ...]) -> Uplink:
-    order: Literal[1, 2] = 1 if law.order == 1 else 2
-    return Uplink(client=(Clip(0.3, order), *weigh), server=(Noise(law, relation),))
+def central_uplink(law: NoiseLaw, relation: Any, weigh: tuple[Stage, ...]) -> Uplink:
+    return Uplink(client=(Clip(0.3, law.order), *weigh), server=(Noise(law, relation),))
 
 
 CENTRAL: dict[str, tuple[Uplink, str]] = {

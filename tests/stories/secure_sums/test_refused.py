@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from sordino import tree
 from sordino.algorithms.fedavg import FedAvg
-from sordino.engine import channels, checkpoint
-from sordino.engine.channels import Opened
+from sordino.engine import checkpoint
 from sordino.errors import (
     BackendUnavailable,
     EmptyRound,
@@ -32,6 +31,7 @@ from sordino.errors import (
 from sordino.ledger.ledger import State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.channels import Opened
 from sordino.privacy.uplink.fixed_point import Quantise
 from sordino.privacy.uplink.layout import Layout
 from sordino.privacy.uplink.secure_stages import (
@@ -303,7 +303,7 @@ def test_too_many_are_refused_before_anything_is_encrypted(stage: SecureStage, l
         yield
 
     layout = Layout(16, 6)
-    channel = channels.channel(stage, layout, "run")
+    channel = stage.sums.channel(stage, layout, "run")
     with pytest.raises(HeadroomExceeded) as refusal:
         channel.sum(0, nobody(), range(limit + 1), 4, None)
     assert refusal.value.code == code

@@ -1,18 +1,21 @@
-"""Interfaces of secure sums, as a round uses them; the implementations are in the branch `secagg`."""
+"""Interfaces of secure sums, as stages and rounds use them; the implementations are in the branch `secagg`."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sordino.errors import SecureError
 from sordino.privacy.uplink.layout import Ints, Layout
-from sordino.privacy.uplink.secure_stages import SecureStage
+
+if TYPE_CHECKING:
+    from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted
 
 Uploads = Iterable[tuple[int, Ints]]
+S = TypeVar("S", contravariant=True)  # the stage of a secure sum
 
 
 class Opened(NamedTuple):
@@ -87,11 +90,6 @@ class EncryptedChannel(Channel, Protocol):
         ...
 
 
-def channel(stage: SecureStage, layout: Layout, run: str) -> Channel:
-    found: Channel = stage.sums.channel(stage, layout, run)
-    return found
-
-
 class CiphertextHeader(Protocol):
     """Head of a message of ciphertexts."""
 
@@ -121,8 +119,29 @@ class SecretKey(Protocol):
 
     @property
     def public(self) -> PublicKey: ...
-    def open(self, total: Ciphertext) -> Ints: ...
+    def open(self, total: Any) -> Ints: ...  # a ciphertext of the key's own scheme
     def pack(self) -> bytes: ...
+
+
+class SecureSums(Protocol[S]):
+    """Implementation of the secure sum of a stage: a module of a branch."""
+
+    def needs(self, stage: S, /) -> None: ...  # refuses where a package is missing
+    def channel(self, stage: S, layout: Layout, run: str, /) -> Channel: ...
+
+
+class MaskedSums(SecureSums["Aggregated"], Protocol):
+    def channel(self, stage: Aggregated, layout: Layout, run: str, /) -> MaskedChannel: ...
+
+
+class EncryptedSums(SecureSums["Encrypted"], Protocol):
+    @property
+    def GENERATE(self) -> Mapping[str, Callable[[Encrypted], SecretKey]]: ...  # by scheme
+    def check(self, stage: Encrypted, layout: Layout, count: int, /) -> None: ...  # so many uploads can be added
+    def channel(self, stage: Encrypted, layout: Layout, run: str, /) -> EncryptedChannel: ...
+    def public_key(self, stage: Encrypted, data: bytes, /) -> PublicKey: ...
+    def secret_key(self, stage: Encrypted, data: bytes, /) -> SecretKey: ...
+    def unpack(self, data: bytes, expected: Any, /) -> Ciphertext: ...  # with the header of a key of the stage
 
 
 class Stopwatch:
