@@ -13,7 +13,7 @@ from typing import Any
 
 from sordino.errors import ConfigError
 
-BRANCHES = ("sites", "secagg", "report", "audits", "attacks", "synthesis")
+BRANCHES = ("sites", "secagg", "report", "audits", "attacks", "synthesis", "adapters")
 
 
 @cache

@@ -19,17 +19,17 @@ from sordino.config import Experiment, paths
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
 from sordino.planning.agreement import Agreement
+from sordino.planning.phase import PlannedPhase
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Environment
-from sordino.runs.setup import Setup
 from sordino.runs.witness import Witness, needed, place_of
 from sordino.version import __version__
 
 
 def found(
     folder: Path,
-    setup: Setup,
+    setup: PlannedPhase,
     agreement: Agreement,
     environment: Environment,
     data_key: bytes,

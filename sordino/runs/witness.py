@@ -27,8 +27,8 @@ from sordino.ledger.books import grouped
 from sordino.ledger.files import append_line, atomic_write, sync
 from sordino.ledger.ledger import Ledger, Place, State, of_run
 from sordino.planning.agreement import Agreement
+from sordino.planning.phase import PlannedPhase
 from sordino.receipts.folder import RunFolder
-from sordino.runs.setup import Setup
 
 WITHOUT_IT = "put it back; without it the run goes on, and its receipt says that an older copy would not be noticed"
 MISSING = (
@@ -187,7 +187,7 @@ def place_for(run: str, site: str, shared: str = "") -> Path:
     return state() / "ledgers" / _digest(f"shared {shared}" if shared else name) / f"{_digest(name)}.jsonl"
 
 
-def needed(setup: Setup) -> bool:
+def needed(setup: PlannedPhase) -> bool:
     """True for a run with real noise, which cannot be drawn again: it needs a witness."""
     return setup.policy.real and setup.promising.offer is not None
 

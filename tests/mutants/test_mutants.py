@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import sordino
+from tests.mutants.adapted import ADAPTED
 from tests.mutants.counted import COUNTED_OR_NOT
 from tests.mutants.deployed import DEPLOYED
 from tests.mutants.hostile import HOSTILE
@@ -23,7 +24,19 @@ from tests.mutants.together import TOGETHER
 from tests.mutants.told import TOLD
 
 PACKAGE = Path(sordino.__file__).parent
-MUTANTS = [*PRIVACY, *HOSTILE, *DEPLOYED, *TOGETHER, *RECEIPTS, *SUMS, *KEPT, *SECRET_ROWS, *TOLD, *COUNTED_OR_NOT]
+MUTANTS = [
+    *PRIVACY,
+    *HOSTILE,
+    *DEPLOYED,
+    *TOGETHER,
+    *RECEIPTS,
+    *SUMS,
+    *KEPT,
+    *SECRET_ROWS,
+    *TOLD,
+    *COUNTED_OR_NOT,
+    *ADAPTED,
+]
 IDS = [mutant.name for mutant in MUTANTS]
 
 

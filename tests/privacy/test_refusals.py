@@ -99,6 +99,11 @@ NOT_IN_A_TABLE = {
         ["shared-key-between-sites", "probe-between-sites", "strict-between-sites"],
         "test_what_only_a_simulation_can_do_is_refused",
     ),
+    "client-only-trains": "test_a_client_answers_nothing_but_training",
+    **dict.fromkeys(
+        ["clients-beyond-plan", "fixed-cohort-replaces"],
+        "test_a_cohort_that_the_promise_does_not_cover_is_not_asked",
+    ),
     "BudgetExhausted": "test_an_exhausted_hidden_cohort_reads_nothing_more",
 }
 

@@ -1,0 +1,3 @@
+"""Parts that adapters add: none; their user imports them into another program."""
+
+PARTS: dict[str, dict[str, str]] = {}

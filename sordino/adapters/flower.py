@@ -1,0 +1,202 @@
+"""Flower: a mod that makes a client's uploads private, and a strategy that makes a server's sums private.
+
+A `ClientApp` that is wrapped by `private_mod` sends noised arrays and nothing else. A strategy inside `PrivateStrategy`
+is shown one noised mean, as if it were the only reply, so what it computes from that needs no further noise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino.adapters.declared import Arrays, DeclaredArrays, undeclared
+from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, failed
+from sordino.errors import BudgetExhausted, SordinoError, UnsoundGuarantee, WireError
+from sordino.types import Neighbours, Params
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Result, Strategy
+
+    Call = Callable[[Message, Context], Message]
+
+log = logging.getLogger(__name__)
+WEIGHT = "num-examples"  # by which Flower's strategies weigh, unless they are told another name
+
+
+def private_mod(
+    folder: str | Path,
+    model: Mapping[str, Any],
+    *,
+    epsilon: float,
+    delta: float,
+    clip: float,
+    rounds: int,
+    weighted_by: str = WEIGHT,
+) -> Callable[[Message, Context, Call], Message]:
+    """A mod for `ClientApp(mods=[...])`, which clips and noises what this client has learned in a round.
+
+    `folder`: keeps budget and receipt, and may name keys of the node's configuration, as in "runs/{partition-id}".
+    `model`: the declared arrays. `rounds`: how often this client answers, over all runs of the app. Losses, scores and
+    numbers of examples stay at the client: every client weighs 1.
+    """
+    declared = DeclaredArrays(model)
+    terms = UplinkTerms(epsilon, delta, clip, rounds)
+
+    def mod(message: Message, context: Context, call_next: Call) -> Message:
+        try:
+            return private(message, context, call_next)
+        except (WireError, BudgetExhausted, UnsoundGuarantee):  # whose texts repeat nothing
+            raise
+        except Exception as error:
+            raise failed(error) from None
+
+    def private(message: Message, context: Context, call_next: Call) -> Message:
+        if message.metadata.message_type.partition(".")[0] != "train":
+            raise UnsoundGuarantee(
+                "this client is asked for something else than training",
+                why="scores of a model on its rows are releases, and no noise covers them",
+                fix="set fraction_evaluate = 0, and evaluate at the server, on data of its own",
+                code="client-only-trains",
+            )
+        uplink = PrivateUplink(str(folder).format_map(context.node_config), declared.coordinates, terms, "client")
+        uplink.check_left()  # before any row is read
+        key, before = _arrays(declared, message)
+        try:
+            reply = call_next(message, context)
+        except Exception as error:  # of whatever kind: its text could repeat a row
+            raise RuntimeError("the training failed") from error
+        _, after = _arrays(declared, reply)
+        released = declared.moved(before, uplink.of_client(declared.change(before, after)))
+        return _message({key: _record(released)}, weighted_by, reply_to=message)
+
+    return mod
+
+
+class PrivateStrategy:
+    """A strategy of Flower behind central noise: clients send what they have learned to a server that they trust, and
+    whoever sees a model after that sees no single client.
+
+    `clients`: the most that may be registered. Every client pays for every round: Flower draws cohorts of a fixed size,
+    which hide nobody, and where one client more would push another one out, the change is a replacement.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        folder: str | Path,
+        model: Mapping[str, Any],
+        *,
+        epsilon: float,
+        delta: float,
+        clip: float,
+        rounds: int,
+        clients: int,
+        neighbours: Neighbours = "replace",
+    ) -> None:
+        self._inner, self._declared, self._most, self._neighbours = strategy, DeclaredArrays(model), clients, neighbours
+        terms = UplinkTerms(epsilon, delta, clip, rounds, clients, neighbours)
+        self._uplink = PrivateUplink(folder, self._declared.coordinates, terms, "server")
+        self._asked: frozenset[int] = frozenset()
+        self._before: Arrays = {}
+
+    def start(self, *args: Any, **settings: Any) -> Result:
+        """Flower's own loop of rounds."""
+        result: Result = type(self._inner).start(self, *args, **settings)
+        return result
+
+    def summary(self) -> None:
+        self._inner.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's messages; none once the budget is spent, so that the model stays as it is."""
+        self._asked = frozenset()
+        try:
+            self._uplink.check_left()
+        except BudgetExhausted as error:
+            log.warning("round %s asks nobody: %s", server_round, error.what)
+            return []
+        messages = list(self._inner.configure_train(server_round, arrays, config, grid))
+        nodes, registered = [one.metadata.dst_node_id for one in messages], len(set(grid.get_node_ids()))
+        if len(set(nodes)) < len(nodes) or registered > self._most:
+            raise UnsoundGuarantee(
+                f"{len(nodes)} messages to {len(set(nodes))} of {registered} clients, where {self._most} are planned",
+                why="a client takes part at most once in a round, and the promise counts the clients",
+                fix="plan for all clients that may register, and send each one message",
+                code="clients-beyond-plan",
+            )
+        if self._neighbours != "replace" and len(nodes) < registered:
+            raise UnsoundGuarantee(
+                f"a cohort of {len(nodes)} of {registered} clients, with {self._neighbours} neighbours",
+                why="a cohort of a fixed size takes another client in the place of one that is gone",
+                fix='leave neighbours = "replace", or ask every client in every round',
+                code="fixed-cohort-replaces",
+            )
+        self._asked, self._before = frozenset(nodes), _read(self._declared, arrays)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the strategy makes of one noised mean. Metrics of clients are dropped, as no noise covers them."""
+        if not self._asked:
+            return None, None
+        changes = self._changes(replies)
+        mean = self._uplink.of_server(changes, self._declared.zero, len(self._asked))
+        after, weight = self._declared.moved(self._before, mean), getattr(self._inner, "weighted_by_key", WEIGHT)
+        only = _message({"arrays": _record(after)}, weight, dst_node_id=min(self._asked), message_type="train")
+        made: ArrayRecord | None = self._inner.aggregate_train(server_round, [only])[0]
+        return made, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: scores on clients' rows are releases. The server may evaluate on data of its own (`evaluate_fn`)."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing, as nobody was asked."""
+
+    def _changes(self, replies: Iterable[Message]) -> Iterator[Params]:
+        """The change by each client whose reply is in order; another reply counts as zeros, as one that never came."""
+        waiting = set(self._asked)
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                if node not in waiting or reply.has_error():
+                    raise undeclared()
+                waiting.discard(node)
+                yield self._declared.change(self._before, _arrays(self._declared, reply)[1])
+            except SordinoError as error:
+                log.warning("the reply of client %s counts as zeros: %s", node, error.what)
+
+
+def _arrays(declared: DeclaredArrays, message: Message) -> tuple[str, Arrays]:
+    """The one record of arrays in a message, with its key; refused where it is not the declared model."""
+    records = message.content.array_records
+    if len(records) != 1:
+        raise undeclared()
+    key, record = next(iter(records.items()))
+    return key, _read(declared, record)
+
+
+def _read(declared: DeclaredArrays, record: ArrayRecord) -> Arrays:
+    return declared.from_npy({name: one.data for name, one in record.items()})
+
+
+def _record(arrays: Arrays) -> ArrayRecord:
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({name: Array(one) for name, one in arrays.items()})
+
+
+def _message(records: dict[str, Any], weighted_by: str, **to: Any) -> Message:
+    """A message of these records in which the sender weighs 1."""
+    from flwr.app import Message, MetricRecord, RecordDict
+
+    return Message(RecordDict({**records, "metrics": MetricRecord({weighted_by: 1.0})}), **to)

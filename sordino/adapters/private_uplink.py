@@ -1,0 +1,183 @@
+"""Private uplink inside another program: its clip, noise, budget and receipt, kept in a run folder.
+
+The other program trains, and carries messages. The folder is that of a run which trains elsewhere: its plan, ledger and
+receipt are those of any run, so `sordino privacy plan`, `spent` and `verify` read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from sordino import config, tree
+from sordino.budget.plan import Price
+from sordino.errors import BudgetExhausted, RunError, SordinoError
+from sordino.planning.accounts import Accounts, OpenRound
+from sordino.planning.agreement import Agreement, PublicNumbers
+from sordino.planning.phase import PlannedRun
+from sordino.privacy.noise.sources import for_client, for_round
+from sordino.receipts import private
+from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import write_receipt
+from sordino.runs.new_folder import environment_of, found
+from sordino.runs.witness import Witness
+from sordino.sampling.kinds import alike
+from sordino.types import Grant, Neighbours, NoiseSource, Params
+
+log = logging.getLogger(__name__)
+ELSEWHERE = (
+    "the clients were trained by another program: of experiment.toml, rounds, [uplink], [cohort], [privacy] and the "
+    "number of clients say what was done"
+)
+HIDDEN = "what a client answers beside its arrays is dropped; that it answers, and when, is not protected"
+
+
+class UplinkTerms(NamedTuple):
+    """The promise of an uplink: its budget, and the numbers that the noise follows from."""
+
+    epsilon: float
+    delta: float
+    clip: float  # the longest change of the model by one client
+    rounds: int  # that the budget pays for
+    clients: int = 1
+    neighbours: Neighbours = "replace"
+
+
+class PrivateUplink:
+    """One noised release a round, at a client (`side` "client": of its own upload) or at a server (of the sum of all
+    uploads), until the budget in the folder is spent.
+    """
+
+    def __init__(
+        self, folder: Path | str, coordinates: int, terms: UplinkTerms, side: Literal["client", "server"]
+    ) -> None:
+        noise, bound = {"name": "noise", "neighbours": terms.neighbours}, {"name": "clip", "radius": float(terms.clip)}
+        uplink = (
+            {"client": [bound, noise], "server": []} if side == "client" else {"client": [bound], "server": [noise]}
+        )
+        experiment = config.load(
+            {
+                "name": f"uplink of a {side}",
+                "rounds": terms.rounds,
+                "data": {"source": "elsewhere:Data"},
+                "partition": {"scheme": "iid", "clients": terms.clients},
+                "algorithm": {"name": "fedavg"},
+                "uplink": uplink,
+                "privacy": {
+                    "epsilon": float(terms.epsilon),
+                    "delta": terms.delta,
+                    "noise": "system",
+                    "public_sizes": False,
+                },
+            }
+        )
+        public = PublicNumbers(
+            kind="table", shape=(1,), classes=2, named=2, sizes=alike(1, terms.clients), assumed=(ELSEWHERE, HIDDEN)
+        )
+        self.folder = RunFolder(Path(folder))
+        self._phase = PlannedRun(experiment, public, {"": coordinates}).phases[-1]
+        self._own = (0,) if side == "client" else None  # a client's books believe the server nothing
+        _ = self._phase.plan  # refuses what could not keep its promise
+        self._found(side)
+
+    def _found(self, side: str) -> None:
+        """Creates the folder, or compares the one that is there: a budget is never founded twice."""
+        mine, phase = self.folder, self._phase
+        agreement = phase.whole.agreement("")
+        if not mine.begun:
+            environment = environment_of(phase.experiment).beside(site=side, clients=self._own)
+            found(mine.path, phase, agreement, environment, b"")
+        mine.check()
+        if mine.environment.config != phase.experiment.digest() or not Agreement.read(mine.path).says(agreement):
+            raise RunError(
+                f"{mine.path} belongs to other terms",
+                why="its budget was founded for another epsilon, delta, clip, number of rounds or clients, or model",
+                fix="give the terms that its experiment.toml says; other data of other people need another folder",
+                code="other-terms",
+            )
+
+    @contextmanager
+    def _books(self) -> Iterator[Accounts]:
+        """The accounts of the folder, for this process alone."""
+        mine = self.folder
+        with mine.locked():
+            private.check_place(mine.path, moved=False)
+            books = self._phase.accounts(Accounts, "", mine.own_ledger, mine.environment.run, self._own)
+            with books.ledger:
+                books.witness = witness = Witness.of(mine.path)
+                witness.check(books.ledger, moved=False)
+                witness.begin(books.ledger)
+                books.replay()
+                yield books
+
+    def check_left(self) -> None:
+        """Refuses where the budget pays for no further release."""
+        with self._books() as books:
+            self._prices(books)
+
+    def _prices(self, books: Accounts) -> tuple[OpenRound, dict[int, Price | None]]:
+        """The next round, and what each client pays for it."""
+        now = books.open(len(books.entries()))
+        prices = books.prices(now, books.members, stalled=False)
+        if len(prices) < len(books.members):
+            raise BudgetExhausted(
+                f"the budget is spent, after {now.t} releases",
+                why="another release would exceed the epsilon that was promised",
+                fix="stop here; a larger promise about the same people is a new decision, in a new folder",
+            )
+        return now, prices
+
+    @contextmanager
+    def _release(self) -> Iterator[tuple[Accounts, OpenRound, NoiseSource]]:
+        """A round that is paid for, durably, before its noise is drawn: a kill loses it, and gives none away."""
+        with self._books() as books:
+            now = books.reserve(*self._prices(books))
+            books.begin(now)
+            yield books, now, for_round(books.policy.noise, books.key, now.t)
+
+    def of_client(self, upload: Params) -> Params:
+        """A client's upload, clipped and noised."""
+        with self._release() as (books, now, source):
+            price = now.prices[0]
+            grant = Grant(0, 1, 1, for_client(source, 0), None if price is None else price.multiplier)
+            if not tree.finite(upload):
+                log.warning("an upload that is not finite counts as zeros: nothing was learned in this round")
+            released: Params = books.algorithm.uplink.encode(upload, grant)
+            self._publish(books, now, released)
+        return released
+
+    def of_server(self, uploads: Iterable[Params], zero: Params, asked: int) -> Params:
+        """The sum of clipped uploads with noise, divided by the number of clients that were asked."""
+        with self._release() as (books, now, source):
+            uplink, most = books.algorithm.uplink, len(books.sizes)
+            encoded = ((k, uplink.encode(one, Grant(k, 1, 1, source))) for k, one in enumerate(uploads))
+            received = uplink.receive(
+                encoded, zero, [1.0] * most, float(asked), now.central, source.child("server"), each=False
+            )
+            released: Params = received.mean
+            self._publish(books, now, released)
+        return released
+
+    def _publish(self, books: Accounts, now: OpenRound, released: Params) -> None:
+        digest = hashlib.sha256()
+        for name, leaf in tree.named(released):
+            digest.update(name.encode())
+            digest.update(leaf.contiguous().numpy().data)
+        books.store(now.t, digest.digest())
+        books.publish(now.t)
+        write_receipt(self.folder.path, self._phase, books)
+
+
+def failed(error: BaseException) -> SordinoError:
+    """The error that leaves in the place of one whose text could repeat a row. The log of this machine has it whole."""
+    log.error("training failed", exc_info=error)
+    return RunError(
+        "the training failed at this client",
+        why="what went wrong may tell something of its data, so only the client itself is told",
+        fix="look into the log of the client",
+        code="failed-at-client",
+    )

@@ -1,0 +1,145 @@
+"""Flower's messages: what a client's mod and a server's strategy let through. Flower itself is not needed here."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sordino.adapters.flower import PrivateStrategy, private_mod
+from sordino.errors import SordinoError, WireError
+from tests.adapters.malformed import MODEL, files, malformed
+from tests.adapters.test_private_uplink import TERMS, ZERO, of_client, states
+
+CONTEXT = SimpleNamespace(node_config={"partition-id": 7})
+SECRET = "patient 4711"
+
+
+def message(sent: dict[str, bytes] | None = None, kind: str = "train", node: int = 1, **records: Any) -> Any:
+    """A message that holds what Flower's holds, as far as an adapter looks."""
+    arrays = files() if sent is None else sent
+    record = {name: SimpleNamespace(data=data) for name, data in arrays.items()}
+    return SimpleNamespace(
+        metadata=SimpleNamespace(message_type=kind, src_node_id=node, dst_node_id=node),
+        content=SimpleNamespace(array_records={"arrays": record, **records}),
+        has_error=lambda: False,
+    )
+
+
+def refused(mod: Any, asked: Any, reply: Any) -> SordinoError:
+    def train(message: Any, context: Any) -> Any:
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    with pytest.raises(SordinoError) as refusal:
+        mod(asked, CONTEXT, train)
+    return refusal.value
+
+
+@pytest.mark.parametrize("many", [30, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_malformed_replies_do_not_leave_a_client(many: int, tmp_path: Path) -> None:
+    mod = private_mod(tmp_path / "site-{partition-id}", MODEL, **TERMS)
+    codes = {refused(mod, message(), message(sent)).code for sent in malformed(many)}
+    assert codes == {"array-not-declared"}
+    assert states(tmp_path / "site-7") == []  # nothing was released, and nothing paid
+
+
+def test_two_records_of_arrays_do_not_leave_a_client(tmp_path: Path) -> None:
+    mod = private_mod(tmp_path / "site", MODEL, **TERMS)
+    assert refused(mod, message(), message(more={})).code == "array-not-declared"
+
+
+def test_a_client_answers_nothing_but_training(tmp_path: Path) -> None:
+    mod = private_mod(tmp_path / "site", MODEL, **TERMS)
+    for kind in ("evaluate", "query", "evaluate.mine", "training"):
+        assert refused(mod, message(kind=kind), message()).code == "client-only-trains"
+
+
+def test_the_text_of_a_failure_stays_at_the_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mod = private_mod(tmp_path / "site", MODEL, **TERMS)
+    for failure in (ValueError(SECRET), WireError(SECRET)):
+        caplog.clear()
+        error = refused(mod, message(), failure)
+        assert error.code == "failed-at-client"
+        assert SECRET not in repr(error)
+        assert error.__cause__ is None
+        assert error.__suppress_context__
+        assert SECRET in caplog.text
+
+
+def test_a_client_without_budget_does_not_train(tmp_path: Path) -> None:
+    for _ in range(TERMS["rounds"]):
+        of_client(tmp_path).of_client(ZERO)
+    mod = private_mod(tmp_path / "client", MODEL, **TERMS)
+    assert refused(mod, message(), AssertionError("it trained")).code == "BudgetExhausted"
+
+
+class Inner:
+    """A strategy that asks the nodes that it is given."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        self.nodes = nodes
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
+        return [message(node=node) for node in self.nodes]
+
+
+def strategy(folder: Path, nodes: list[int], **changes: Any) -> PrivateStrategy:
+    return PrivateStrategy(Inner(nodes), folder / "server", MODEL, **{**TERMS, "clients": 5, **changes})  # type: ignore[arg-type]
+
+
+def grid(many: int) -> Any:
+    return SimpleNamespace(get_node_ids=lambda: range(many))
+
+
+ARRAYS: Any = message().content.array_records["arrays"]
+
+
+def test_a_server_adds_no_malformed_reply(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = strategy(tmp_path, [1, 2, 3])
+    caplog.set_level(logging.ERROR)
+    asked.configure_train(1, ARRAYS, None, grid(5))  # type: ignore[arg-type]
+    for sent in malformed(1_000):
+        good = message(files(b=np.ones(2, np.float32)), node=2)
+        found = list(asked._changes([message(sent, node=1), good, good, message(node=9), message(more={}, node=3)]))
+        assert len(found) == 1
+        assert found[0]["b"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "registered", "terms", "code"),
+    [
+        ([1, 1], 5, {}, "clients-beyond-plan"),
+        ([1, 2], 6, {}, "clients-beyond-plan"),
+        ([1, 2], 5, {"neighbours": "zero_out"}, "fixed-cohort-replaces"),
+    ],
+)
+def test_a_cohort_that_the_promise_does_not_cover_is_not_asked(
+    nodes: list[int], registered: int, terms: dict[str, Any], code: str, tmp_path: Path
+) -> None:
+    asked = strategy(tmp_path, nodes, **terms)
+    with pytest.raises(SordinoError) as refusal:
+        asked.configure_train(1, ARRAYS, None, grid(registered))  # type: ignore[arg-type]
+    assert refusal.value.code == code
+    assert refusal.value.fix
+    assert asked.aggregate_train(1, [message(node=1)]) == (None, None)
+    assert states(tmp_path / "server") == []
+
+
+def test_every_client_may_be_zeroed_out(tmp_path: Path) -> None:
+    asked = strategy(tmp_path, [0, 1, 2, 3, 4], neighbours="zero_out")
+    assert len(list(asked.configure_train(1, ARRAYS, None, grid(5)))) == 5  # type: ignore[arg-type]
+
+
+def test_nobody_is_asked_for_scores_nor_beyond_the_budget(tmp_path: Path) -> None:
+    asked = strategy(tmp_path, [1, 2])
+    assert list(asked.configure_evaluate(1, ARRAYS, None, grid(5))) == []  # type: ignore[arg-type]
+    for _ in range(TERMS["rounds"]):
+        asked._uplink.of_server([], asked._declared.zero, 2)
+    assert list(asked.configure_train(4, ARRAYS, None, grid(5))) == []  # type: ignore[arg-type]
+    assert asked.aggregate_train(4, [message(node=1)]) == (None, None)

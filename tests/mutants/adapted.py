@@ -1,0 +1,97 @@
+"""Seeded bugs in what adapters let another program send. See `mutants` for what a row is."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import one
+
+UPLINK = "tests/adapters/test_private_uplink.py"
+FLOWER = "tests/adapters/test_flower.py"
+DECLARED = "tests/adapters/test_declared.py"
+
+ADAPTED = [
+    one(
+        "a client's upload is paid for and leaves as it is",
+        "adapters/private_uplink.py",
+        "released: Params = books.algorithm.uplink.encode(upload, grant)",
+        "released: Params = books.algorithm.uplink.client[0].encode(upload, books.algorithm.uplink.bound(8), grant)",
+        f"{UPLINK}::test_the_noise_is_as_large_as_planned",
+    ),
+    one(
+        "a server's mean is divided by the replies that came",
+        "adapters/private_uplink.py",
+        "float(asked), now.central",
+        "float(len(uploads)), now.central",
+        f"{UPLINK}::test_the_divisor_is_public",
+    ),
+    one(
+        "noise is drawn before it is paid for",
+        "adapters/private_uplink.py",
+        "            books.begin(now)\n            yield",
+        "            yield",
+        f"{UPLINK}::test_a_kill_loses_a_round_and_gives_none_away",
+        f"{UPLINK}::test_an_older_copy_of_the_ledger_gives_nothing_back",
+    ),
+    one(
+        "a round that was killed is played again",
+        "adapters/private_uplink.py",
+        "now = books.open(len(books.entries()))",
+        "now = books.open(sum(entry.digest is not None for entry in books.entries()))",
+        f"{UPLINK}::test_a_kill_loses_a_round_and_gives_none_away",
+    ),
+    one(
+        "a client's books believe the server",
+        "adapters/private_uplink.py",
+        'self._own = (0,) if side == "client" else None',
+        "self._own = None",
+        f"{UPLINK}::test_a_client_says_that_it_tells_no_scores",
+    ),
+    one(
+        "another promise in the same folder",
+        "adapters/private_uplink.py",
+        "if mine.environment.config != phase.experiment.digest() or not",
+        "if not",
+        f"{UPLINK}::test_a_folder_keeps_its_terms",
+    ),
+    one(
+        "an array more than was declared",
+        "adapters/declared.py",
+        "if files.keys() != self._kinds.keys():",
+        "if not self._kinds.keys() <= files.keys():",
+        f"{DECLARED}::test_a_thousand_malformed_models_are_a_thousand_refusals",
+    ),
+    one(
+        "a header is believed",
+        "adapters/declared.py",
+        "if (told, kind) != (shape, dtype) or len(data) != start",
+        "if len(data) != start",
+        f"{DECLARED}::test_a_thousand_malformed_models_are_a_thousand_refusals",
+    ),
+    one(
+        "the text of a failure leaves a client",
+        "adapters/flower.py",
+        'raise RuntimeError("the training failed") from error',
+        "raise",
+        f"{FLOWER}::test_the_text_of_a_failure_stays_at_the_client",
+    ),
+    one(
+        "scores leave a client",
+        "adapters/flower.py",
+        'if message.metadata.message_type.partition(".")[0] != "train":',
+        "if False:",
+        f"{FLOWER}::test_a_client_answers_nothing_but_training",
+    ),
+    one(
+        "one client answers twice",
+        "adapters/flower.py",
+        "waiting.discard(node)",
+        "pass",
+        f"{FLOWER}::test_a_server_adds_no_malformed_reply",
+    ),
+    one(
+        "a fixed cohort under zero_out",
+        "adapters/flower.py",
+        'if self._neighbours != "replace" and len(nodes) < registered:',
+        "if False:",
+        f"{FLOWER}::test_a_cohort_that_the_promise_does_not_cover_is_not_asked",
+    ),
+]
