@@ -31,7 +31,7 @@ def present() -> dict[str, ModuleType]:
 
 @cache
 def parts(kind: str) -> dict[str, str]:
-    """All parts of one kind (verbs, algorithms, ...) that branches add: the place of each, by its name."""
+    """All parts of one kind (commands, algorithms, ...) that branches add: the place of each, by its name."""
     return {name: place for branch in present().values() for name, place in branch.PARTS.get(kind, {}).items()}
 
 

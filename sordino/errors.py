@@ -9,7 +9,7 @@ SordinoError                 a ValueError that says what, why and what to do; `c
 |  |- DomainError            a value outside the range that a mechanism is defined on
 |  `- EmptyClient            a client without examples where each must have some
 |- PrivacyError     exit 4   budgets and guarantees
-|  |- UnsoundGuarantee       a set-up whose promise would be false: refused, with the fix
+|  |- UnsoundGuarantee       settings whose guarantee would be false: refused, with the fix
 |  |- InvalidBudget          an epsilon, delta or cost that is not a budget
 |  |- BudgetExhausted        the ledger cannot grant it any more
 |  `- UnsupportedEvent       an accountant was asked about a mechanism it does not know

@@ -33,9 +33,9 @@ class Outcome(NamedTuple):
 
 
 def _begun_behind(run: Federation, now: OpenRound, answers: Answers) -> Iterator[Any]:
-    """Uploads of clients that keep books and answers of their own, as at sites; after the last upload the ledger
-    records that the round begins. Such clients send the same upload again, so a round that is cut short before all have
-    come, and before the server draws its own noise, can be played again.
+    """Uploads of clients that keep privacy accounts and answers of their own, as at sites; after the last upload the
+    ledger records that the round begins. Such clients send the same upload again, so a round that is cut short before
+    all have come, and before the server draws its own noise, can be played again.
     """
     yield from answers.uploads
     run.begin(now)

@@ -48,7 +48,7 @@ U = TypeVar("U")  # what comes up
 
 
 class Offer(NamedTuple):
-    """Noise of a gate, as a budget prices it: whom it protects, by which law, and who pays."""
+    """Noise of a gate, as a plan sizes it from a budget: whom it protects, by which law, and who pays."""
 
     subject: Subject  # its adversary is the strongest that the promise holds against
     mechanism: Priced
@@ -217,11 +217,11 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """Gate 1: decides how client code may look at examples, and states what that promises."""
+    """Gate 1: decides how client code may look at examples, and states what that guarantees."""
 
     @abstractmethod
     def offer(self) -> Offer | None:
-        """The gate's noise as a budget prices it; None where it protects nobody."""
+        """The gate's noise, for a plan to size; None where it protects nobody."""
 
     @abstractmethod
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
@@ -240,7 +240,7 @@ class Reader(ABC):
         """The sealed examples that the `local` of an algorithm gets."""
 
     def check(self, work: Work, task: Task) -> None:  # noqa: B027 (a default, not a hole)
-        """Refuses, before anything starts, a set-up whose promise would be false."""
+        """Refuses, before anything starts, settings whose guarantee would be false."""
 
     def fitted(self, shape: tuple[int, ...], classes: int) -> Self:
         """The same reader for examples of this shape; it refuses data that it cannot read."""
@@ -258,7 +258,9 @@ class Reader(ABC):
 
     @property
     def gives(self) -> Literal["batches", "episodes", "sums"] | None:
-        """The one kind of read that the promise covers; None where it covers all of them, or promises nothing."""
+        """The one kind of read that the guarantee covers; None where it covers all of them, or where nothing is
+        guaranteed.
+        """
         return None
 
     @property

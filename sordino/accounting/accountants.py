@@ -6,9 +6,9 @@ pure  Laplace noise and randomised response only: epsilons add up; a Poisson sam
 rdp   Renyi DP (Mironov 2017; Mironov, Talwar & Zhang 2019; conversion of Canonne, Kamath & Steinke 2020).
 pld   privacy loss distributions, pessimistic (Doroshenko et al. 2022).
 
-A discrete Gaussian is priced by Renyi divergences alone: the curve of epsilon and delta of the continuous law does not
-hold for it. Under a Poisson sample its divergences are known at whole orders, where the moments of both laws agree term
-by term.
+A discrete Gaussian is accounted for by Renyi divergences alone: the curve of epsilon and delta of the continuous law
+does not hold for it. Under a Poisson sample its divergences are known at whole orders, where the moments of both laws
+agree term by term.
 
 rdp and pld are computed by dp-accounting. Ours are the inputs, and the losses of a sampled Gaussian, which equal theirs
 to the bit and are computed faster. Each number is an upper bound of its own, so the smallest is valid too, and two that
@@ -75,7 +75,7 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
 
 def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """The bounds that a promise needs: for plain Gaussians the exact one alone, since the other accountants load half
+    """The bounds that a guarantee needs: for plain Gaussians the exact one alone, since the other accountants load half
     of scipy and can only give larger ones; else those of `bounds`.
     """
     reduced = _reduce(event, neighbours)

@@ -1,4 +1,4 @@
-"""Subjects of promises, and claims: the cost of one release to one subject. They hold public facts only."""
+"""Subjects of guarantees, and claims: the cost of one release to one subject. They hold public facts only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def standing(status: str, simulated: bool) -> str:
 
 
 class Subject(Fact):
-    """Subject of a promise: a protected unit, the change of it that is hidden, and the adversary it is hidden from."""
+    """Subject of a guarantee: the protected unit, the hidden change of it, and the adversary from whom it is hidden."""
 
     unit: Unit = Field(
         description="The protected unit: a pixel, an image, an example, a cell of examples, a person with several "
@@ -87,7 +87,7 @@ def _private(event: Event) -> bool:
 
 
 class Claim(Subject):
-    """Promise of one release: its cost as an event, the status of the proof, and its assumptions."""
+    """Guarantee of one release: its cost as an event, the status of the proof, and its assumptions."""
 
     event: Written
     status: Status
@@ -106,7 +106,7 @@ class Claim(Subject):
 
     @property
     def finite(self) -> bool:
-        """True where something is promised: no part of the event is without protection."""
+        """True where something is guaranteed: no part of the event is without protection."""
         return _private(self.event)
 
     def resting_on(self, *because: str) -> Claim:

@@ -118,7 +118,7 @@ def cost(releases: Sequence[Release], asked: Subject) -> TotalCost:
 
 
 def covered(release: Release, asked: Subject) -> bool:
-    """True where the release, taken alone, promises something about the subject."""
+    """True where the release, taken alone, guarantees something about the subject."""
     return _cheapest(release, asked) is not None
 
 

@@ -93,7 +93,7 @@ def cost(values: Sequence[float]) -> Amount:
 
 
 def cap(values: Sequence[float]) -> Amount:
-    """A cap in pico-units, rounded down. It is 0 at a Rényi order at which nothing is left to promise."""
+    """A cap in pico-units, rounded down. It is 0 at a Rényi order at which nothing is left to spend."""
     return tuple(math.floor(value * UNIT) for value in _exact(values, "cap"))
 
 

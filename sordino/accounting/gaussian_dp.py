@@ -9,8 +9,8 @@ for differential privacy", ICML 2018, Theorem 8. A mechanism with mu = sensitivi
 and exposures compose exactly: mu^2 adds up. Deviations: none.
 
 With x = epsilon/mu - mu/2 the right side is phi(x) (R(x) - R(x + mu)), where R = (1 - Phi)/phi is the Mills
-ratio: no e^epsilon is left to overflow, no tail to underflow. Both inverses bisect and return the end that keeps
-the promise.
+ratio: no e^epsilon is left to overflow, no tail to underflow. Both inverses bisect and return the end at
+which the guarantee holds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     log_delta = math.log(delta)
     if _log_delta(-mu / 2, mu) <= log_delta:
         return 0.0
-    # delta <= Phi(-x), so x = -ndtri(delta) already keeps the promise
+    # delta <= Phi(-x), so x = -ndtri(delta) is already safe
     top = float(-ndtri(delta)) + 1e-12
     x = bisect(lambda x: _log_delta(x, mu) <= log_delta, good=top, bad=-mu / 2)
     return max(0.0, mu * (mu / 2 + x))

@@ -1,4 +1,4 @@
-"""Currencies of privacy loss: for each mechanism the one in which its prices add up exactly.
+"""Currencies of privacy loss: for each mechanism the one in which its costs add up exactly.
 
 pure             epsilon of Laplace noise, summed
 classic          (epsilon, delta) pairs of the textbook Gaussian, both summed
@@ -199,7 +199,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class NominalPrice:
-    """The price of a fixed multiplier whose epsilon is only a label."""
+    """Cost of a fixed multiplier whose epsilon is only a label."""
 
     published: float
     currency: Currency = APPROX

@@ -3,7 +3,7 @@
 A row composes every release about a client, by claims about its subject or claims that cover it (`covering`). Clients
 hold disjoint data, so it shows the client that lost most. A unit has no finite row if a release reveals it, or anything
 it lies in, without protection. The rows are computed from ledger entries alone, never from the configuration: what was
-not recorded was not promised, and what was released raw costs infinity.
+not recorded was not guaranteed, and what was released raw costs infinity.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def unspent(asked: Subject, accountant: str) -> Guarantee:
 
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
-    """The rows of a client that tells the server the scores of models on its test examples: nothing is promised about
+    """The rows of a client that tells the server the scores of models on its test examples: nothing is guaranteed about
     these examples, nor about everything that the client holds.
     """
     told = [
@@ -264,7 +264,7 @@ def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
 
 def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
     """The row of a unit about which nothing holds under any relation, since one release reveals it. What the noised
-    releases beside that one cost alone is shown among the reasons; it is no promise.
+    releases beside that one cost alone is shown among the reasons; it is no guarantee.
     """
     spoken = {claim for releases in clients for release in releases for claim in release}
     open_ = {claim.subject for claim in spoken if not claim.finite}

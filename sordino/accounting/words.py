@@ -1,7 +1,7 @@
 """Guarantees in plain words, and belief: how certain an observer with a suspicion can become.
 
 An observer knows all data but one unit, and believes something about that unit with probability p. What it sees
-multiplies its odds p / (1 - p) by a factor, which an (epsilon, delta) promise bounds:
+multiplies its odds p / (1 - p) by a factor, which an (epsilon, delta) guarantee bounds:
 
     P(factor > e^x) <= delta / (1 - e^(epsilon - x))    for every x > epsilon,
 
@@ -133,8 +133,8 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
 
 
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulated: bool) -> tuple[str, ...]:
-    """Sentences about what each phase of a run adds to the promise, and about units that one phase protects and another
-    gives away; none where there is one phase.
+    """Sentences about what each phase of a run adds to the guarantee, and about units that one phase protects and
+    another gives away; none where there is one phase.
     """
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
@@ -169,7 +169,7 @@ def strength(epsilon: float) -> str:
 
 
 def _grade(epsilon: float) -> str:
-    """Colour of a box by the size of epsilon, beside its status: a proved but weak promise must not look safe."""
+    """Colour of a box by the size of epsilon, beside its status: a proved but weak guarantee must not look safe."""
     if epsilon == math.inf or epsilon <= MODERATE:
         return ""
     return "weak" if epsilon <= FORMALITY else "formality"
@@ -249,7 +249,7 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
 
 
 def headline(rows: Sequence[Guarantee], simulated: bool) -> str:
-    """The strongest promise of a statement as `believed` puts it; empty where nothing is promised."""
+    """The strongest guarantee of a statement as `believed` puts it; empty where nothing is guaranteed."""
     if (best := strongest(rows)) is None:
         return ""
     alike = (best.unit, best.neighbours, best.epsilon, best.delta, best.status)

@@ -77,7 +77,7 @@ class Price(NamedTuple):
 
 @dataclass
 class Plan:
-    """Prices for one private gate, or for none (`offer` is None)."""
+    """Prices (noise multiplier and charge of each exposure) for one private gate, or for none (`offer` is None)."""
 
     offer: Offer | None
     pricing: Pricing | None

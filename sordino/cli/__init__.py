@@ -1,6 +1,6 @@
-"""Command line: the verbs and their output.
+"""Command line: the commands and their output.
 
-Importing it loads neither torch nor scipy, and no verb.
+Importing it loads neither torch nor scipy, and no command.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Verbs on the parts of experiments: algorithms, schema, and check, which tests a user's own part against the library's
-laws."""
+"""Commands on the parts of experiments: algorithms, schema, and check, which tests a user's own part against the
+library's laws.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs on runs that exist: list, show, watch, predict."""
+"""Commands on runs that exist: list, show, watch, predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options and arguments that verbs share, and parsers that answer a mistyped one with the right form."""
+"""Options and arguments that commands share, and parsers that answer a mistyped one with the right form."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _is_key(word: str) -> bool:
 
 
 class AnyVerb(TyperCommand):
-    """Parser of a verb. It refuses an empty word, which would mean the current folder."""
+    """Parser of a command. It refuses an empty word, which would mean the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for before, word in zip(["", *args], args, strict=False):
@@ -98,7 +98,7 @@ class AnyVerb(TyperCommand):
         return super().get_short_help_str(max(limit, 1000))
 
     def _unknown(self, args: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Options that this verb does not have, each with the value that was probably meant."""
+        """Options that this command does not have, each with the value that was probably meant."""
         known = {option for parameter in self.params for option in parameter.opts}
         for i, word in enumerate(args):
             if word == "--":
@@ -119,8 +119,8 @@ class AnyVerb(TyperCommand):
 
 
 class Verb(AnyVerb):
-    """Parser of a verb whose experiment is changed by key=value; a key that is written as an option is refused with the
-    right form.
+    """Parser of a command whose experiment is changed by key=value; a key that is written as an option is refused with
+    the right form.
     """
 
     def refuse(self, option: str, value: str) -> None:
@@ -137,7 +137,7 @@ class Verb(AnyVerb):
 
 
 class Verbs(typer.Typer):
-    """Group of verbs that uses these parsers."""
+    """Group of commands that uses these parsers."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any

@@ -1,4 +1,4 @@
-"""The program: its verbs, in the order in which a user meets them. Each imports what it needs when it runs, so that
+"""The program: its commands, in the order in which a user meets them. Each imports what it needs when it runs, so that
 --help is instant.
 
 Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 privacy refusal, 5 ledger, 6 run folder, 7 message, 8
@@ -50,7 +50,7 @@ app.command()(doctor.doctor)
 
 
 def _add_verbs_of_branches() -> None:
-    """Add the verbs that branches bring; `data announce` joins the group of that name."""
+    """Add the commands that branches bring; `data announce` joins the group of that name."""
     groups = {"data": data.app, "privacy": privacy.app}
     for kind, cls in (("verbs", None), ("verbs of experiments", Verb)):
         for name in parts(kind):
@@ -101,8 +101,8 @@ def _go() -> None:
 
 @cache
 def only(word: str) -> Verbs:
-    """The program reduced to the verb, or the group of verbs, of this name; whole where there is none. Building the
-    parsers of all verbs would take a tenth of a second.
+    """The program reduced to the command, or the group of commands, of this name; whole where there is none. Building
+    the parsers of all commands would take a tenth of a second.
     """
     found = copy.copy(app)
     found.registered_commands = [one for one in app.registered_commands if _name(one) == word]

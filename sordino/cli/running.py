@@ -1,4 +1,4 @@
-"""Verbs that train: new, run, resume."""
+"""Commands that train: new, run, resume."""
 
 from __future__ import annotations
 

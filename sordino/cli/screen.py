@@ -1,4 +1,4 @@
-"""Output of verbs: tables for people, plain lines for other programs, one JSON object where --json was given."""
+"""Output of commands: tables for people, plain lines for other programs, one JSON object where --json was given."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class RowNumbers(Sequence[Array]):
 
 def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
     """The row numbers that a user's own scheme gives, each one of the `rows` rows and of at most one client: a row of
-    two clients would lose twice what one of them promises.
+    two clients would lose twice what the guarantee of one of them allows.
     """
     try:
         found = RowNumbers.of(parts)

@@ -1,5 +1,5 @@
-"""Books of a phase: draws of cohorts, prices, reservations, and the state of every release. `Federation` is made on
-them.
+"""Privacy accounts of a phase: cohorts that are drawn, prices, reservations, and the state of every release.
+`Federation` is made on them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed a
 
 @dataclass(frozen=True)
 class OpenRound:
-    """One round in the books: `open` makes it, `reserve` adds prices, granted clients and noise."""
+    """One round in the privacy accounts: `open` makes it, `reserve` adds prices, granted clients and noise."""
 
     t: int
     rates: NDArray[np.float64] | None  # of its coins, where budgets are personal
@@ -88,7 +88,7 @@ class Accounts:
 
     @property
     def members(self) -> Sequence[int]:
-        """The clients that these books are about: all, or those of one site."""
+        """The clients that these accounts are about: all, or those of one site."""
         return range(self.population) if self.only is None else self.only
 
     def payer(self, client: int) -> int:

@@ -73,7 +73,7 @@ class Question:
 
     @property
     def run(self) -> list[str]:
-        """Arguments of `sordino run` for the set-up in question."""
+        """Arguments of `sordino run` for the plan in question."""
         clip = f"{{name='clip', radius={self.clip}}}"
         central = f"uplink={{client=[{clip}], server=[{{name='noise', neighbours='zero_out'}}]}}"
         return [
@@ -120,7 +120,7 @@ def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **f
 
 
 def bought(multiplier: float, question: Question) -> float:
-    """The epsilon of this noise multiplier in the set-up in question, by the accountant that calibrates it
+    """The epsilon of this noise multiplier in the plan in question, by the accountant that calibrates it
     (`question.epsilon` is not read).
     """
     q = question
@@ -159,14 +159,14 @@ def asked(question: Question) -> Answer:
 
 
 def enough_for(question: Question) -> list[Enough]:
-    """The smallest federations in which the noise falls below each noise level (LOUD, QUIET) that the set-up in
-    question exceeds.
+    """The smallest federations in which the noise falls below each noise level (LOUD, QUIET) that the plan in question
+    exceeds.
     """
     return planned(question).loud_enough(lambda delta: planned(replace(question, delta=delta)).phase)
 
 
 def planned(question: Question, run: Sequence[str] | None = None) -> Planner:
-    """Planner of the set-up in question, or of another one given as arguments of `sordino run`."""
+    """Planner of the plan in question, or of another one given as arguments of `sordino run`."""
     return _planner(tuple(question.run if run is None else run), question.records, question.parameters)
 
 

@@ -1,5 +1,5 @@
-"""Phases of a run as they are planned: methods, cohorts, prices and books, from an experiment and the public numbers of
-the data. No row is needed, so the server, every site and whoever verifies a receipt compute the same plan.
+"""Phases of a run as they are planned: methods, cohorts, prices and privacy accounts, from an experiment and the public
+numbers of the data. No row is needed, so the server, every site and whoever verifies a receipt compute the same plan.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """One phase of a run: its method, its cohort, and its promise."""
+    """One phase of a run: its method, its cohort, and its guarantee."""
 
     whole: PlannedRun
     stage: int  # of the phases; the last one is the training
@@ -223,7 +223,7 @@ class PlannedPhase:
 
     @cached_property
     def plan(self) -> Plan:
-        """The price of every exposure; what could not keep its promise is refused before any data are read."""
+        """The price of every exposure; settings whose guarantee would not hold are refused before any data are read."""
         experiment, delta = self.experiment, self.experiment.privacy.delta
         check_reads(self.algorithm)
         self.check_model()
@@ -241,7 +241,7 @@ class PlannedPhase:
     @cached_property
     def promising(self) -> Plan:
         """The plan for which a ledger shared by all phases is created: that of a phase that spends the budget, else of
-        one that promises something, else of this phase.
+        one that guarantees something, else of this phase.
         """
         plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)
@@ -256,8 +256,9 @@ class PlannedPhase:
         only: Members = None,
         reading: bool = False,
     ) -> A:
-        """Books of this phase on its ledger, of all clients or of a site's (`only`). `made`: the class, `Accounts` or a
-        subclass; `dataset`: the digest that identifies the data; `reading`: open the ledger for reading only.
+        """Privacy accounts of this phase on its ledger, of all clients or of a site's (`only`). `made`: the class,
+        `Accounts` or a subclass; `dataset`: the digest that identifies the data; `reading`: open the ledger for reading
+        only.
         """
         plan, people, delta = self.promising, len(self.public.sizes), self.experiment.privacy.delta
         charter = Charter(dataset, plan.offer and plan.offer.subject, delta, plan.currency, self.public.clients)

@@ -1,4 +1,4 @@
-"""Planner: what a phase will promise, who pays in each round, and how large its noise will be.
+"""Planner: what a phase will guarantee, who pays in each round, and how large its noise will be.
 
 It works on a `PlannedPhase`, so public numbers are enough: every round is reserved on a ledger in memory, as the run
 would reserve it, and nothing is trained. A site plans for itself alone, as if it were asked as often as it may pay for.
@@ -73,12 +73,12 @@ class Planner:
 
     @cached_property
     def books(self) -> Accounts:
-        """Books of the training, in memory."""
+        """Privacy accounts of the training, in memory."""
         return self.phase.accounts(Accounts, "", MEMORY, self.run, self.only)
 
     @cached_property
     def rounds(self) -> list[Sequence[int]]:
-        """The clients that take part and pay in each round. To compute them fills the books."""
+        """The clients that take part and pay in each round. Computing them fills the accounts."""
         books, played = self.books, list[Sequence[int]]()
         for t in range(self.phase.experiment.rounds):
             now = books.open(t)
@@ -102,7 +102,7 @@ class Planner:
 
     @property
     def promise(self) -> Promised | None:
-        """The row of the receipt that the budget pays for; None where nothing is promised."""
+        """The row of the receipt that the budget pays for; None where nothing is guaranteed."""
         if self.phase.plan.offer is None:
             return None
         subject = self.phase.plan.offer.subject

@@ -1,5 +1,5 @@
-"""Prices of a phase, and refusals of plans that could not keep their promise, before any data are read: too many units
-for a delta, a gate that does not fit, a round that may be too small to be opened.
+"""Prices of a phase, and refusals of plans whose guarantee would not hold, before any data are read: too many units for
+a delta, a gate that does not fit, a round that may be too small to be opened.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PriceRequest:
         return offer, max(1, max(self.exposures) * each)
 
     def check(self) -> None:
-        """Refuses a phase that could not keep its promise under any budget."""
+        """Refuses a phase whose guarantee would not hold under any budget."""
         algorithm, population = self.algorithm, len(self.sizes)
         algorithm.uplink.bound(self.coordinates)
         check_gate(

@@ -1,4 +1,4 @@
-"""Parts that reports add: verbs, pages and figures."""
+"""Parts that reports add: commands, pages and figures."""
 
 PARTS = {
     "verbs": {

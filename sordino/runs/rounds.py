@@ -85,7 +85,7 @@ class RunInPlay:
 
 @dataclass
 class PlayedPhase:
-    """One phase of a run: its rules, its clients, its books, and where they are kept."""
+    """One phase of a run: its rules, its clients, its privacy accounts, and where they are kept."""
 
     setup: Setup
     federation: Federation

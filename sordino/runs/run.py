@@ -177,7 +177,7 @@ def _check_agreement(simulation: Simulation, folder: Path) -> None:
 
 
 def _check_unedited(experiment: Experiment, folder: Path) -> None:
-    """Refuse an edited experiment: a run's promise is that of one experiment, of which only [engine] may change."""
+    """Refuse an edited experiment: a run's guarantee is that of one experiment, of which only [engine] may change."""
     mine = RunFolder(folder)
     now: tuple[str, str] = (experiment.digest(), experiment.privacy.noise)
     said: list[tuple[str, str]] = [(mine.environment.config, now[1])]

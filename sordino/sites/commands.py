@@ -1,4 +1,4 @@
-"""Verbs of real sites: serve, join, hold-key, and the agreement before a run."""
+"""Commands of real sites: serve, join, hold-key, and the agreement before a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Features, which are the input of a network's last linear layer, and their gradients.
 
-For a chain (`written_out_backward`), the backward pass is written out in one autograd function, in the precision of
-training. In any other network a hook at the last layer records its input.
+For a `Chain` of known layers (`written_out_backward`), the backward pass is written out in one autograd function, in
+the precision of training. In any other network a hook at the last layer records its input.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ In methods without a guarantee running statistics may be kept: they are named fi
 
 A guard against mistakes: it compares values before and after, of buffers, of frozen parameters, of attributes, of what
 hooks and functions enclose. It does not see what a program keeps elsewhere, such as in a global name or a file: so
-where a user's own code sees rows, promises about them are conditional (`ledger.claims.Claim.resting_on`).
+where a user's own code sees rows, guarantees about them are conditional (`accounting.claims.Claim.resting_on`).
 """
 
 from __future__ import annotations

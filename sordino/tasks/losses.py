@@ -2,7 +2,7 @@
 
 Gradients are clipped example by example, which bounds the influence of one example only if no other example enters its
 loss. A user's own loss never sees two examples: it is called with a batch of one, and `vmap` calls it for all. The
-library's losses have their gradients written out, so that a chain of known layers needs no graph.
+library's losses have their gradients written out, so that a `Chain` of known layers needs no autograd graph.
 """
 
 from __future__ import annotations

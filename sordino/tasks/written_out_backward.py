@@ -1,4 +1,5 @@
-"""A chain of known layers with its backward pass written out: gradients of a small network without an autograd graph.
+"""Backward pass written out by hand for a chain of known layers: gradients of a small network without an autograd
+graph.
 
 On batches of ten images the bookkeeping of automatic differentiation costs more than the arithmetic. A
 `torch.nn.Sequential` of the layers in `LINKS` is run forward and backward here by the same kernels that autograd would

@@ -137,7 +137,7 @@ class IntegerNoiseLaw(NoiseLaw):
 class GaussianNoise(IntegerNoiseLaw):
     """Gaussian noise N(0, (multiplier * sensitivity)^2) on every coordinate; the sensitivity is in the 2-norm.
 
-    `exact` prices by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2
+    `exact` calibrates by Gaussian DP (Dong, Roth and Su 2022; Balle and Wang 2018); `classic` by sqrt(2
     ln(1.25/delta))/epsilon, proved for epsilon < 1 only (Dwork and Roth 2014), refused above; `classic_checked` accepts
     it above 1 where the exact inequality holds.
     """

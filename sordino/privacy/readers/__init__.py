@@ -1,1 +1,1 @@
-"""Gate 1: readers, which decide how client code may look at examples, and what that promises."""
+"""Gate 1: readers, which decide how client code may look at examples, and what that guarantees."""

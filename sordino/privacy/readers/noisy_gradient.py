@@ -170,7 +170,7 @@ class GuardedBatch:
 
 
 class GradientsOnly(GuardedShard[R]):
-    """A shard whose promise covers gradients of batches, and nothing else."""
+    """A shard whose guarantee covers gradients of batches, and nothing else."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(

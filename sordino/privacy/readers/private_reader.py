@@ -1,5 +1,5 @@
 """Private readers: the offer, the claims and the paid reads that all of them share; and the guarded shard, which
-refuses every question that its reader's promise does not cover.
+refuses every question that its reader's guarantee does not cover.
 
 An answer about an example may depend on that example alone: `check_apart` refuses networks that are known to mix
 examples, and `alone` calls a function on each example by itself, so that no user's program has to be trusted with
@@ -76,7 +76,7 @@ class NoisyReader(Reader):
 
     @property
     def because(self) -> tuple[str, ...]:
-        """Assumptions of the promise, part of every claim."""
+        """Assumptions of the guarantee, part of every claim."""
         return (SIZES,)
 
     @property
@@ -136,7 +136,7 @@ class GuardedShard(ABC, Generic[R]):
 
     @abstractmethod
     def refused(self, what: str) -> PrivacyError:
-        """The error for a kind of read that the reader's promise does not cover."""
+        """The error for a kind of read that the reader's guarantee does not cover."""
 
     @property
     def size(self) -> int:

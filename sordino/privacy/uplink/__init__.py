@@ -15,7 +15,7 @@ The same noise before the upload is local privacy. Two different uploads lie up 
 >>> local.noise().std(central.bound(100), multiplier=2.0, coordinates=100)
 2.0
 
-Stages that promise nothing together are refused:
+Stages that guarantee nothing together are refused:
 
 >>> Uplink(client=(Noise(), Clip(0.5)))
 Traceback (most recent call last):

@@ -1,4 +1,5 @@
-"""Every layer clipped on its own, at one price: the joint release of all layers costs as much as one Gaussian vector.
+"""Every layer clipped on its own, for the cost of one: the joint release of all layers costs as much as one Gaussian
+vector.
 
 Layer l is clipped to C_l and scaled to norm sqrt(a_l), with shares a_l >= 0 that add up to 1; the noise that follows is
 then C_l sigma / sqrt(a_l) in the layer's own units. The shares are equal, or those with the least noise energy, in

@@ -123,7 +123,7 @@ class NearestMixing(RobustStage):
 
 @dataclass(frozen=True)
 class NormBound(RobustStage):
-    """Every upload is scaled down to a norm of at most `radius`, before it is weighed. f false uploads then move the
+    """Every upload is scaled down to a norm of at most `radius`, before it is weighted. f false uploads then move the
     mean by at most f times this norm times the weight share of one of them.
     """
 

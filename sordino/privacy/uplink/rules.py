@@ -1,4 +1,4 @@
-"""Stages of gate 2 as a whole: which of them fit together, and what they promise. What they compute is in
+"""Stages of gate 2 as a whole: which of them fit together, and what they guarantee. What they compute is in
 `sordino.privacy.uplink.uplink`.
 """
 

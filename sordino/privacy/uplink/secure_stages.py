@@ -204,7 +204,7 @@ class NoiseShare(Noise):
     stay, which secure aggregation sees to. Proof: the variances of independent parts add up; a sum of discrete
     Gaussians of at least SPREAD steps is a discrete Gaussian to within e^-150 a coordinate, whose Renyi divergence is
     that of the continuous one (Canonne, Kamath and Steinke, NeurIPS 2020). Its curve of epsilon and delta is not that
-    of the continuous one: at SPREAD steps delta is up to 5.5% above, so it is priced by Renyi divergence.
+    of the continuous one: at SPREAD steps delta is up to 5.5% above, so it is accounted for by Renyi divergence.
     """
 
     survivors: int = 2

@@ -1,4 +1,4 @@
-"""Stages of an uplink that bound, weigh and protect a client's upload. Each has a client half and a server half.
+"""Stages of an uplink that bound, weight and protect a client's upload. Each has a client half and a server half.
 
 A stage computes the bound that it leaves (`bound`) from public numbers alone, and `encode` keeps it; nobody types a
 sensitivity.
@@ -187,7 +187,7 @@ class Noise(Stage):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Assumptions of the noise's promise, part of every claim."""
+        """Assumptions of the noise's guarantee, part of every claim."""
         return ()
 
     def sensitivity(self, bound: Bound) -> float:
