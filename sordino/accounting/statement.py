@@ -20,12 +20,12 @@ from sordino.accounting.events import NonPrivate
 from sordino.accounting.facts import Epsilon, delta_text
 from sordino.accounting.notes import Release, histories, read_notes
 
-SCORES = "the server is told how well models meet this site's test examples, exactly and as often as it asks"
+SCORES = "the server gets this site's exact test scores, as often as it asks"
 SEVERAL = "{} examples of one person in one table (group privacy of the example row); more of them elsewhere add to it"
 LOUD = "the epsilon of one example is too large for a finite one of {}"
 TEST_EXAMPLES = Subject(unit="test example", neighbours="replace", adversary="server")
 COMPUTED_FROM = ("accountant", "accountants", "releases", "event")
-COARSE = "what the tables of the noise lack of the ideal law is more than this epsilon can bear"
+COARSE = "the sampling tables of the noise are too coarse for this epsilon"
 
 
 class Guarantee(Subject):
@@ -35,7 +35,9 @@ class Guarantee(Subject):
         description="Everything the adversary sees is at most e^epsilon times as likely with one data set as with its "
         'neighbour. "inf": no guarantee.'
     )
-    delta: float = Field(description="The chance added to that; what sampled noise lacks of the ideal law is in it.")
+    delta: float = Field(
+        description="The probability added to that, with the difference between sampled noise and its ideal law."
+    )
     accountant: str = Field(
         description="The accountant whose composition of all releases is the smallest: gdp, pure, rdp, pld, or a sum "
         "of several kinds."

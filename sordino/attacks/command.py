@@ -37,14 +37,14 @@ def attack(
     attacks: Annotated[
         list[str] | None,
         typer.Option(
-            "--attack", "-a", metavar="NAME", help="This attack; repeatable. Without it, all that train no whole runs."
+            "--attack", "-a", metavar="NAME", help="Attack to run; repeatable. Default: all that train no whole runs."
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the attacks, and attack nothing.")] = False,
     round_: Annotated[int, typer.Option("--round", min=1, help="The round that attackers observe.")] = 1,
     images: Annotated[
         int,
-        typer.Option(min=0, help="Images of each attacked client: few hide each other less. 0: all that it has."),
+        typer.Option(min=0, help="Images of each attacked client; few are easier to find. 0: all that it has."),
     ] = 4,
     victims: Annotated[int, typer.Option(min=1, help="Number of attacked clients.")] = 2,
     shadows: Annotated[int, typer.Option(min=2, help="Shadow models of LiRA.")] = 8,
@@ -53,10 +53,10 @@ def attack(
     ] = 0.2,
     seed: Annotated[int, typer.Option(help="Seed of the attackers' randomness.")] = 0,
     by: Annotated[
-        Attacker | None, typer.Option(help="The adversary; without it, for each attack the weakest that can run it.")
+        Attacker | None, typer.Option(help="Adversary; by default the weakest that can run each attack.")
     ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the pictures there too, as PNG.")
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the pictures there, as PNG.")
     ] = None,
     as_json: Json = False,
     verbose: Verbose = False,

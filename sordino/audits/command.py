@@ -45,7 +45,7 @@ def audit(
             help="The experiment or run to attack; without one, the default experiment.",
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="Releases of either neighbour. [default: 30000]")] = None,
+    trials: Annotated[int | None, typer.Option(help="Number of releases of each neighbour. [default: 30000]")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     system: Annotated[
         bool, typer.Option("--system", help="Noise from the operating system, which no seed repeats.")
@@ -55,15 +55,13 @@ def audit(
         typer.Option("--twin", help="Attack a broken twin, with less noise behind the same claim: it must be caught."),
     ] = False,
     short: Annotated[
-        float | None, typer.Option(help="With --twin: the share of its noise that the twin lacks. [default: 0.3]")
+        float | None, typer.Option(help="With --twin: share of the noise to leave out. [default: 0.3]")
     ] = None,
     trained: Annotated[
         bool,
         typer.Option("--trained", help="Attack the trained run: replay all of it, with canaries and broken twins."),
     ] = False,
-    canaries: Annotated[
-        int | None, typer.Option(help="With --trained: examples or clients to guess about. [default: 400]")
-    ] = None,
+    canaries: Annotated[int | None, typer.Option(help="With --trained: number of canaries. [default: 400]")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -19,7 +19,7 @@ from sordino.errors import ConfigError
 
 def algorithms(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One of them, or module:Class: all that can be said of it.")
+        str | None, typer.Argument(metavar="[NAME]", help="Algorithm to describe: a name, or module:Class.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -69,7 +69,7 @@ def _algorithm(name: str, found: dict[str, Any]) -> None:
 
 
 def schema(
-    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file; never overwritten.")] = None,
 ) -> None:
     """Print the JSON Schema of experiment files: editors complete keys with it, and show what each one means."""
     from sordino.runs.catalogue import schema as of_experiments
@@ -85,20 +85,20 @@ STYLES = {"holds": "green", "broken": "bold red", "not tried": "dim"}
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="MY_ALGORITHM.py", help="The file with your algorithm.")],
-    class_: Annotated[str | None, typer.Option("--class", help="Which class, where the file has several.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="MY_ALGORITHM.py", help="File with your algorithm or part.")],
+    class_: Annotated[str | None, typer.Option("--class", help="Class to check, if the file has several.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="key=value", help="A parameter: algorithm.lr=0.05.")
+        list[str] | None, typer.Option("--set", metavar="key=value", help="A parameter, such as algorithm.lr=0.05.")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="What a function is: loss, metric or model.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Kind of a function: loss, metric or model.")] = None,
     inputs: Annotated[
         str | None,
-        typer.Option(help="Of a model: the shape of an example, such as 30 or 3x32x32; that of the digits by default."),
+        typer.Option(help="Shape of an example, such as 30 or 3x32x32, for a model; by default that of the digits."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Try the library's laws on an algorithm, a model, or another part of your own: about ten seconds. Exit code 2
-    where one is broken.
+    """Check an algorithm, a model or another part of your own against the library's laws, in about ten seconds. Exit
+    code 2 if one is broken.
     """
     from sordino.laws import check as try_all
 

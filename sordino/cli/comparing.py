@@ -33,24 +33,24 @@ def compare(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="A.toml B.toml ... [key=value ...]", help="Experiments, and what to set in all of them."
+            metavar="A.toml B.toml ... [key=value ...]", help="Experiment files, and settings for all of them."
         ),
     ],
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="key=a,b,...", help="The same as a bare key=value; several values make a method of each."
+            "--set", metavar="key=a,b,...", help="Same as a bare key=value; each of several values makes a method."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Of each experiment: 0, 1, ...")] = 3,
-    out: Annotated[Path, typer.Option(help="Where the runs go; what is finished there is not run again.")] = Path(
+    seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, ...")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are not repeated.")] = Path(
         "runs/compare"
     ),
     target: Annotated[
-        float | None, typer.Option(help="Accuracy for rounds- and bytes-to-target; default: what all reach.")
+        float | None, typer.Option(help="Target accuracy for rounds and bytes; default: one that all methods reach.")
     ] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="Of the table; html writes OUT/comparison.html.")
+        Format, typer.Option("--format", help="Format of the table; html writes OUT/comparison.html.")
     ] = Format.text,
     open_: Annotated[bool, typer.Option("--open", help="Write the page and show it in the browser.")] = False,
     figures: Figures = None,

@@ -29,7 +29,7 @@ ROWS, COLUMNS = (
 
 What = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment, and what to change in it."),
+    typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment file, and settings to change."),
 ]
 
 
@@ -75,12 +75,12 @@ def list_(what: What = None, as_json: Json = False) -> None:
 @app.command(cls=Verb)
 def schema(
     tables: Annotated[list[str], typer.Argument(metavar="TABLE...", help="CSV or parquet files, or a folder of them.")],
-    label: Annotated[str, typer.Option(help="The column to predict.")],
-    group: Annotated[str | None, typer.Option(help="The column that names the client.")] = None,
-    key: Annotated[str | None, typer.Option(help="The column that names the row.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
-    separator: Annotated[str | None, typer.Option(help="What stands between cells: , ; | or a tab.")] = None,
-    decimal: Annotated[str | None, typer.Option(help="The decimal mark: . or ,")] = None,
+    label: Annotated[str, typer.Option(help="Column to predict.")],
+    group: Annotated[str | None, typer.Option(help="Column that names the client.")] = None,
+    key: Annotated[str | None, typer.Option(help="Column that identifies the row or its person.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file; never overwritten.")] = None,
+    separator: Annotated[str | None, typer.Option(help="Separator of cells: , ; | or a tab.")] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark: . or ,")] = None,
     encoding: Encoding = None,
 ) -> None:
     """Draft the schema of a table: the values its columns can hold, for you to confirm from what you know of them."""
@@ -109,7 +109,7 @@ def schema(
 @app.command(cls=Verb)
 def partition(
     what: What = None,
-    everybody: Annotated[bool, typer.Option("--all", help="Every client, however many.")] = False,
+    everybody: Annotated[bool, typer.Option("--all", help="List every client.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show how examples are divided among clients: sizes, labels and differences."""
@@ -128,7 +128,7 @@ def partition(
 @app.command(cls=Verb)
 def plot(
     what: What = None,
-    out: Annotated[Path, typer.Option(help="The picture: an SVG file that any browser opens.")] = Path("partition.svg"),
+    out: Annotated[Path, typer.Option(help="SVG file of the picture.")] = Path("partition.svg"),
 ) -> None:
     """Draw how examples are divided among clients: clients across, labels up."""
     from sordino.branches import part

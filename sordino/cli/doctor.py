@@ -62,10 +62,12 @@ class Finding(NamedTuple):
 
 
 def doctor(
-    bench: Annotated[bool, typer.Option("--bench", help="Measure as well: about ten seconds.")] = False,
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure the speed of this machine, too: about ten seconds.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at this machine: what it can do, what would be slow, what is broken (then the exit code is 2)."""
+    """Check this machine: abilities, slow parts, broken parts (then the exit code is 2)."""
     facts = measure(Path("runs"))
     findings = [*judge(facts), *(benched(facts) if bench else ())]
     if as_json:

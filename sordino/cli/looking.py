@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from sordino.runs.watched import Seen, WatchStart
 
 
-def list_(
-    place: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"), as_json: Json = False
-) -> None:
+def list_(place: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"), as_json: Json = False) -> None:
     """List the runs in a folder: their rounds, scores and guarantees."""
     from sordino.runs.listing import adding_up, listed
 
@@ -96,7 +94,7 @@ EXIT = {"finished": 0, "budget spent": 0, "stopped": 130, "killed": 1}
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    once: Annotated[bool, typer.Option("--once", help="One line on how it stands, then go.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state in one line, then exit.")] = False,
     as_json: Json = False,
 ) -> None:
     """Follow a run of another process until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
@@ -199,22 +197,20 @@ def predict(
     run: Annotated[Path, typer.Argument(help="A run folder, or a copy of its model.json and model.safetensors.")],
     rows: Annotated[
         Path,
-        typer.Argument(metavar="NEW", help="A CSV or parquet table; of images a folder, a file or a parquet table."),
+        typer.Argument(metavar="NEW", help="A CSV or parquet table; for images a folder, a file or a parquet table."),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the predictions into this CSV file.")] = None,
-    score: Annotated[
-        bool, typer.Option("--score", help="The true labels are in NEW: print how well they were found.")
-    ] = False,
+    score: Annotated[bool, typer.Option("--score", help="Print scores; the true labels are in NEW.")] = False,
     own: Annotated[
         Path | None,
         typer.Option(
             metavar="OWN",
-            help="Labelled rows of one client: first make the model its own, as in the run. They stay here.",
+            help="Labelled rows of one client, from which its personal model is made, on this machine.",
         ),
     ] = None,
     encoding: Encoding = None,
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import a user's own model, which runs its file.")
+        bool, typer.Option("--with-code", help="Import a user-defined model, which runs its file.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -38,16 +38,20 @@ def _listen(asked: bool) -> None:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", metavar="NAME", help="Tell it to tensorboard, mlflow, wandb or trackio too; repeatable."),
+    typer.Option("--track", metavar="NAME", help="Also log to tensorboard, mlflow, wandb or trackio; repeatable."),
 ]
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", callback=_listen, expose_value=False, help="Say on standard error what is decided, and why."
+        "--verbose",
+        "-v",
+        callback=_listen,
+        expose_value=False,
+        help="Explain on standard error how the run is computed.",
     ),
 ]
-Encoding = Annotated[str | None, typer.Option(help="How letters are written: utf-8, cp1252, latin-1, ...")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Encoding = Annotated[str | None, typer.Option(help="Text encoding: utf-8, cp1252, latin-1, ...")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Figures = Annotated[
     Kind | None, typer.Option("--figures", help="Also write figures for a paper (needs the plots extra).")
 ]

@@ -42,25 +42,26 @@ def plan(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[EXPERIMENT.toml] [key=value ...]", help="A real experiment; then the options below are keys."
+            metavar="[EXPERIMENT.toml] [key=value ...]",
+            help="An experiment file; its settings replace the options below.",
         ),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="What may be lost in total: which noise does it take?")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise / sensitivity: which epsilon does it buy?")
+    epsilon: Annotated[float | None, typer.Option(help="Total budget; prints the noise that it needs.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise / sensitivity; prints its epsilon.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta, below 1 / number of protected units. [default: 1e-5]")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Below 1 / number of protected units. [default: 1e-5]")] = None,
     unit: Annotated[
         str | None,
-        typer.Option(metavar="<client|example>", callback=_unit, help="What is protected. [default: client]"),
+        typer.Option(metavar="<client|example>", callback=_unit, help="Protected unit. [default: client]"),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="In the federation. [default: 1000]")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in the federation. [default: 1000]")] = None,
     cohort: Annotated[int | None, typer.Option(help="Expected clients per round. [default: 100]")] = None,
-    rounds: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
-    parameters: Annotated[int | None, typer.Option(help="Of the model. [default: 21840]")] = None,
-    records: Annotated[int | None, typer.Option(help="Per client. [default: 600]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds. [default: 100]")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Parameters of the model. [default: 21840]")] = None,
+    records: Annotated[int | None, typer.Option(help="Records per client. [default: 600]")] = None,
     clip: Annotated[
-        float | None, typer.Option(help="Norm of an update (client) or a gradient (example). [default: 1]")
+        float | None, typer.Option(help="Largest norm of an update (client) or a gradient (example). [default: 1]")
     ] = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -161,7 +162,7 @@ def spent(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show what a run has spent, from its ledger. Of a ledger: what all runs on it have spent together."""
+    """Show the privacy spent by a run, from its ledger; for a ledger, by all runs on it together."""
     from sordino.cli.tables import groups, guarantees
     from sordino.cli.tables import spending as spending_table
     from sordino.receipts.seal import vouched
@@ -200,7 +201,7 @@ def verify(
     folder: Path,
     key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
     with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import a user's own algorithm, to make its plan again.")
+        bool, typer.Option("--with-code", help="Import a user-defined algorithm to make its plan again.")
     ] = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -235,9 +236,9 @@ def schema() -> None:
 
 @app.command()
 def sign(
-    folder: Path, key: Annotated[Path, typer.Option(help="The site's key, as `sordino identity new` made it.")]
+    folder: Path, key: Annotated[Path, typer.Option(help="Private key of the site, made by `sordino identity new`.")]
 ) -> None:
-    """Sign a receipt: without the key, ledger and receipt can then not be made anew together."""
+    """Sign a receipt, so that no one without the key can replace receipt and ledger together."""
     from sordino.receipts.signature import sign as signed
 
     typer.echo(str(signed(folder, key)))

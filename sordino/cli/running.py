@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sordino.runs.profile import Profile
 
 
-def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.toml and task.py.")]) -> None:
+def new(folder: Annotated[Path, typer.Argument(help="Folder for experiment.toml and task.py.")]) -> None:
     """Start a project: one commented experiment and a model of your own."""
     files = {folder / "experiment.toml": EXPERIMENT, folder / "task.py": TASK}
     for path in files:
@@ -36,27 +36,26 @@ def new(folder: Annotated[Path, typer.Argument(help="Where to write experiment.t
 def run(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment, and what to change in it."),
+        typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment file, and settings to change."),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="key=value", help="The same as a bare key=value.")
+        list[str] | None, typer.Option("--set", metavar="key=value", help="Same as a bare key=value.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-NAME.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything that is random in a simulation.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/DATE-NAME.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all randomness in a simulation.")] = None,
     chaos: Annotated[
         str | None,
         typer.Option(
             metavar="drop=0.2,slow=0.1,crash@7", help="Rehearse faults: lost and late clients, a killed process."
         ),
     ] = None,
-    prepared: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Take over what that run prepared before its first round.")
-    ] = None,
+    prepared: Annotated[Path | None, typer.Option(metavar="RUN", help="Reuse the preparation of another run.")] = None,
     track: Track = None,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, say the plan and what would be written; write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check everything, print the plan and the files of the run; write nothing."),
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Say at the end where the time went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print a time profile at the end.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -137,12 +136,12 @@ def _faults(chaos: str | None, overrides: list[str]) -> int | None:
 
 def resume(
     folder: Path,
-    fallback: Annotated[bool, typer.Option("--fallback", help="Set a damaged newest checkpoint aside.")] = False,
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="Ignore a damaged newest checkpoint and use the one before.")
+    ] = False,
     moved: Annotated[
         bool,
-        typer.Option(
-            "--moved", help="With real noise: this folder has taken the place of the one where the run began."
-        ),
+        typer.Option("--moved", help="With real noise: this folder was moved or restored."),
     ] = False,
     track: Track = None,
     as_json: Json = False,

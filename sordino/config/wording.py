@@ -11,16 +11,16 @@ from pydantic_core import ErrorDetails
 
 from sordino.errors import ConfigError
 
-A_TABLE = "a table is expected here: {key = value, ...}"
+A_TABLE = "it must be a table {key = value, ...}"
 SAID = {  # what pydantic says of types, in TOML's words
     "dict_type": A_TABLE,
     "model_type": A_TABLE,
-    "list_type": "a list is expected here: [...]",
-    "tuple_type": "a list is expected here: [...]",
-    "int_type": "a whole number is expected here",
-    "float_type": "a number is expected here",
-    "string_type": 'a text is expected here: "..."',
-    "bool_type": "true or false is expected here",
+    "list_type": "it must be a list [...]",
+    "tuple_type": "it must be a list [...]",
+    "int_type": "it must be a whole number",
+    "float_type": "it must be a number",
+    "string_type": 'it must be a text "..."',
+    "bool_type": "it must be true or false",
 }
 
 
@@ -78,7 +78,7 @@ def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str
             f"{where} needs {place}", why="this setting has no default", fix=f"give {place} a value", code="wrong-type"
         )
     fix = _fix(first, place)
-    told = "" if fix.startswith("one of: ") else ", or ".join(why)
+    told = "" if fix.startswith("one of: ") else ", or ".join(why).replace(", or it must be ", " or ")
     return ConfigError(f"{where}: {place} = {first['input']!r}", why=told, fix=fix, code="wrong-type")
 
 

@@ -110,9 +110,9 @@ def each_pixel_stats(pixels: Array) -> Stats:
 
 
 CLASSES = "the classes were learned from the labels of all rows: one that a single row has changes the model's shape"
-COLOURS = "whether images have colours was read off the images: a single one can change the model's shape"
-DRAWN = "which images of a class are used was drawn from how many every class has: the choice is taken as public"
-STRATIFIED = "which examples are held back for tests was drawn from all labels: the split is taken as public"
+COLOURS = "the number of colours was learned from the images: a single one can change the model's shape"
+DRAWN = "the images that are used were drawn by the size of every class: the choice is treated as public"
+STRATIFIED = "the examples held back for tests were drawn from all labels: the split is treated as public"
 
 
 def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, Array]:

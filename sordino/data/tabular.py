@@ -30,7 +30,7 @@ from sordino.data.table_files import TableRows, Written
 from sordino.data.table_names import stem_of
 from sordino.errors import DataError
 
-DROPPED = "which rows lack a value, and are left out for it, is taken as public"
+DROPPED = "the rows left out for a missing value are treated as public"
 
 
 def load(

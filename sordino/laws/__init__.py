@@ -162,7 +162,7 @@ def _judged(laws: Mapping[str, Law], trial: Trial | PartTrial, watch: Callable[[
     for name, law in laws.items():
         lacking = [ground for ground in law.ground if ground not in sound]
         if lacking:
-            yield LawVerdict(name, law.says, "not tried", f"it stands on the law {lacking[0]!r}", "")
+            yield LawVerdict(name, law.says, "not tried", f"the law {lacking[0]!r} must hold first", "")
             continue
         watch(name)
         why, fix = _tried(law, trial)

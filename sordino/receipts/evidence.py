@@ -25,8 +25,8 @@ NO_NOISE = "NOT PRIVATE: no noise was drawn. This run protects nobody."
 STAMP = "SIMULATION: the noise came from a seed and can be repeated. This run protects nobody."
 BROKEN = "THIS RECEIPT DOES NOT HOLD: files of the run do not agree with each other."
 FORGED = (
-    "that nobody wrote ledger, receipt and files anew together: against this a site signs its receipt",
-    "which program wrote the files, and that it drew the noise which they tell of",
+    "that ledger, receipt and files were not forged together: against this a site signs its receipt",
+    "which program wrote the files, and that it really drew the noise",
 )
 COLUMNS = (
     "protected", "against", "epsilon", "delta", "change that is hidden", "status", "accountant", "1% sure can become",

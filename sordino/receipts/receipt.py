@@ -46,18 +46,18 @@ _log = logging.getLogger(__name__)
 
 SIMULATED = "noise came from a seeded generator: a simulation, no guarantee for real data"
 ON_GRID = (
-    "noise came from the operating system on an integer grid; what its sampling tables lack of the ideal law is in "
-    "delta"
+    "noise came from the operating system on an integer grid; delta includes the difference between its sampling "
+    "tables and the ideal distribution"
 )
 TUNING = "choosing hyper-parameters on the same data is not accounted for"
 ARITHMETIC = "sums of clipped gradients are exact up to floating-point rounding"
 BUDGETS = "the budget of every client is public, and chosen without looking at its data"
-EVALUATION = "test metrics were computed by the evaluator and are no releases"
+EVALUATION = "test scores are not covered by epsilon: only the evaluator sees them"
 AT_THE_SERVER = (
     "test metrics were computed on the server's own examples, or are scores that sites chose to share, which no noise "
     "covers"
 )
-NOT_SHARED = "this site told the server no scores"
+NOT_SHARED = "this site shared no test scores with the server"
 OWN_MODELS = (
     "scores of clients' own models depend on their training examples, and nothing covers them: the evaluator, who sees "
     "them, is not in this table"

@@ -27,9 +27,7 @@ def report(
         ),
     ] = False,
     figures: Figures = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the page and its figures, for a RUN that can only be read.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the page and its figures, if RUN is read-only.")] = None,
 ) -> None:
     """One self-contained page per run: curves, guarantees in words, spending, partition. Opens from disk, needs no
     network.
@@ -70,7 +68,7 @@ FILES = {Document.annex: "annex.html", Document.registry: "deployment.yaml", Doc
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of what may be shown of it.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of its public files.")],
     as_: Annotated[
         Document,
         typer.Option(
@@ -80,7 +78,7 @@ def export(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The file; an annex that ends in .pdf is printed. [default: in RUN]")
+        Path | None, typer.Option(help="Output file; .pdf for an annex prints it. [default: in RUN]")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
     with_code: Annotated[

@@ -13,19 +13,19 @@ from sordino.errors import UnsoundGuarantee
 from sordino.partition.schemes import Natural
 from sordino.runs.declared_data import INVENTED, LEARNED, DeclaredData
 
-COUNTED = "how many classes there are was learned from the labels of all rows"
+COUNTED = "the number of classes was learned from the labels of all rows"
 COLUMNS = "types and levels of the table's columns were learned from all rows: one row can change the model's shape"
 DRAFTED = "the table's schema is an unconfirmed draft made from the rows"
-PLACES = "which rows are held back for tests follows from their places in the file, which are taken as public"
-DEALT = "who holds which rows follows from their places among all rows, which are taken as public"
-PARTITION = "who holds which examples was drawn from all labels: the partition is taken as public"
+PLACES = "the rows held back for tests follow from their positions in the file, which are treated as public"
+DEALT = "the client of each row follows from its position among all rows, which is treated as public"
+PARTITION = "the client of each example was drawn from all labels: the partition is treated as public"
 RESERVED = (
-    "which examples are used, and which the server keeps, was drawn from all labels: the choice is taken as public"
+    "the examples that are used, and those that the server keeps, were drawn from all labels: the choice is public"
 )
 CHOSEN = (STRATIFIED, DRAWN, PARTITION, RESERVED)  # drawn from secret labels; places of rows are no secret
 SEVERAL = "an example is one row: a person with several rows (those of one {}) is not protected as a whole"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
-TRUSTED = "{} is a program of the user's own, trusted not to keep or send what it is shown"
+TRUSTED = "{} is user code, trusted not to keep or send the data that it sees"
 
 
 @dataclass(frozen=True)

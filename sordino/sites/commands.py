@@ -28,24 +28,24 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 Identity = Annotated[Path, typer.Option(help="The key that signs messages, made by `sordino identity new`.")]
 Certificates = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Certificates of this end, as `sordino certificates` lays them out."),
+    typer.Option(metavar="DIR", help="Folder with this party's certificates, as made by `sordino certificates`."),
 ]
 Rehearsal = Annotated[
-    bool, typer.Option("--rehearsal", help="A trial with seeded noise: nobody is protected, and the receipt says so.")
+    bool, typer.Option("--rehearsal", help="Trial with seeded noise: it protects no one, and the receipt says so.")
 ]
 Moved = Annotated[
     bool,
     typer.Option(
         "--moved",
-        help="With real noise: this folder has taken the place of the one that began, or of a newer one that is lost; "
+        help="With real noise: this folder was moved, or restored from an older copy; "
         "what it does not know counts as spent.",
     ),
 ]
 WithCode = Annotated[
-    bool, typer.Option("--with-code", help="Run users' own classes that the invitation names: read them first.")
+    bool, typer.Option("--with-code", help="Import the classes that the invitation names; read them first.")
 ]
-Data = Annotated[Path, typer.Option("--data", metavar="PATH", help="This site's own data; they never leave it.")]
-Name = Annotated[str, typer.Option(help="The name of this client in the agreement.")]
+Data = Annotated[Path, typer.Option("--data", metavar="PATH", help="Data of this site; they never leave it.")]
+Name = Annotated[str, typer.Option(help="Name of this client in the agreement.")]
 
 
 def seconds(text: str) -> float:
@@ -61,13 +61,13 @@ def seconds(text: str) -> float:
 
 
 def announce(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment of the run.")],
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Experiment of the run.")],
     data: Data,
-    name: Annotated[str, typer.Option(help="What this client is to be called.")],
+    name: Annotated[str, typer.Option(help="Name for this client.")],
     identity: Identity,
-    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file; never overwritten.")] = None,
 ) -> None:
-    """Say what the others must know of this site's data: sizes, the shape of an example, a digest; no row."""
+    """Announce this site's data to the others: sizes, the shape of an example, a digest; no row."""
     from sordino import config
     from sordino.receipts.signature import private_key
     from sordino.sites.join import data_key
@@ -79,10 +79,10 @@ def announce(
 
 
 def agree(
-    announced: Annotated[list[Path], typer.Argument(metavar="ANNOUNCED.toml ...", help="What each site announced.")],
-    out: Annotated[Path | None, typer.Option(help="Write it there; what is there is never overwritten.")] = None,
+    announced: Annotated[list[Path], typer.Argument(metavar="ANNOUNCED.toml ...", help="Announcements of the sites.")],
+    out: Annotated[Path | None, typer.Option(help="Output file; never overwritten.")] = None,
 ) -> None:
-    """Make one agreement of what all sites have announced, if it fits together."""
+    """Combine the announcements of all sites into one agreement, if they fit together."""
     from sordino.sites.agreement_file import merged, read
 
     _write(merged([read(path) for path in announced]).toml(), out)
@@ -98,28 +98,26 @@ def _write(text: str, out: Path | None) -> None:
 
 
 def serve(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment, as in a simulation.")],
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Experiment file, as in a simulation.")],
     identity: Identity,
-    allowed: Annotated[Path, typer.Option("--list", help="The sites that are believed: see `sordino identity`.")],
-    agreement: Annotated[Path, typer.Option(help="What the sites have agreed on: see `sordino data agree`.")],
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:9443",
+    allowed: Annotated[Path, typer.Option("--list", help="List of trusted sites: see `sordino identity`.")],
+    agreement: Annotated[Path, typer.Option(help="Agreement of the sites: see `sordino data agree`.")],
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "127.0.0.1:9443",
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where sites find it, if that is another address.")
+        str, typer.Option(metavar="HOST:PORT", help="Address by which sites reach the server, if another.")
     ] = "",
     certificates: Certificates = None,
-    own: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The server's own data, to measure the model on.")
-    ] = None,
-    minimum: Annotated[int, typer.Option(min=1, help="Clients that a round needs; with fewer it waits.")] = 2,
-    deadline: Annotated[str, typer.Option(metavar="TIME", help="How long a round waits for the others.")] = "10m",
-    out: Annotated[Path | None, typer.Option(help="The run folder; a run that is there goes on.")] = None,
+    own: Annotated[Path | None, typer.Option(metavar="PATH", help="Test data of the server.")] = None,
+    minimum: Annotated[int, typer.Option(min=1, help="Fewest clients in a round; with fewer it waits.")] = 2,
+    deadline: Annotated[str, typer.Option(metavar="TIME", help="Longest wait for silent sites in a round.")] = "10m",
+    out: Annotated[Path | None, typer.Option(help="Run folder; a run in it continues.")] = None,
     moved: Moved = False,
     rehearsal: Rehearsal = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a run between real sites. The same command again goes on where it stopped."""
+    """Serve a run between real sites. The same command continues a stopped run."""
     from sordino import config
     from sordino.cli.running import show_run
     from sordino.receipts.signature import private_key
@@ -157,28 +155,32 @@ def serve(
 
 
 def join(
-    invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="What the server's operator sent.")],
+    invitation: Annotated[
+        Path, typer.Argument(metavar="INVITATION.toml", help="Invitation from the server's operator.")
+    ],
     name: Name,
     identity: Identity,
     data: Data,
     certificates: Certificates = None,
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the server, if not that of the invitation.")
+    ] = "",
     max_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Take part only if the run can cost no unit that its noise protects (an example, say) more, whatever "
-            "is asked. A person with several rows can lose more: see --show-plan."
+            help="Refuse a run that can cost a unit that its noise protects (such as an example) more than this, "
+            "whatever the server asks. A person with several rows can lose more: see --show-plan."
         ),
     ] = None,
     share_scores: Annotated[
-        bool, typer.Option("--share-scores", help="Tell the server how well models meet this site's test examples.")
+        bool, typer.Option("--share-scores", help="Send this site's test scores to the server; no noise covers them.")
     ] = False,
     key_digest: Annotated[
         str, typer.Option(help="Digest of the key holder's public key, from the key holder and not from the server.")
     ] = "",
-    show_plan: Annotated[bool, typer.Option("--show-plan", help="Say what would leave this site, and stop.")] = False,
+    show_plan: Annotated[bool, typer.Option("--show-plan", help="Print what would leave this site, and exit.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The folder of this site; one that is there goes on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder of this site; a run in it continues.")] = None,
     with_code: WithCode = False,
     moved: Moved = False,
     rehearsal: Rehearsal = False,
@@ -254,16 +256,20 @@ def _agreed() -> bool:
 
 
 def hold_key(
-    invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="What the server's operator sent.")],
+    invitation: Annotated[
+        Path, typer.Argument(metavar="INVITATION.toml", help="Invitation from the server's operator.")
+    ],
     identity: Identity,
     certificates: Certificates = None,
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Of the server, if not as invited.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Where the key lies; one that is there is used again.")] = None,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the server, if not that of the invitation.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder of the key; an existing key is used again.")] = None,
     with_code: WithCode = False,
     rehearsal: Rehearsal = False,
     quiet: Quiet = False,
 ) -> None:
-    """Hold the key of a run whose sums are encrypted: it opens sums, and has no data."""
+    """Run the key holder of encrypted sums: it decrypts sums and holds no data."""
     from sordino.receipts.signature import private_key
     from sordino.runs.stop_signals import patience
     from sordino.sites.connecting import InvitedOptions

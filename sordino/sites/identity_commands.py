@@ -12,12 +12,12 @@ from sordino.cli.screen import say
 
 app = Verbs(help="Keys that sign messages, and the list of trusted keys.", no_args_is_help=True)
 
-List = Annotated[Path, typer.Option("--list", help="The list: a TOML file.")]
+List = Annotated[Path, typer.Option("--list", help="List of trusted sites, a TOML file.")]
 DAYS = 365
 
 
 @app.command()
-def new(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub is for others.")]) -> None:
+def new(file: Annotated[Path, typer.Argument(help="File for the private key; FILE.pub is the public one.")]) -> None:
     """Make the key pair with which a server or a site signs its messages."""
     from sordino.receipts.signature import generate, public_key
     from sordino.sites.identity import fingerprint
@@ -31,7 +31,7 @@ def new(file: Annotated[Path, typer.Argument(help="Where the key goes; FILE.pub 
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A key: FILE or FILE.pub.")],
+    file: Annotated[Path, typer.Argument(help="Key file: FILE or FILE.pub.")],
     as_json: Json = False,
 ) -> None:
     """Print a public key and its fingerprint, which two people compare on the phone."""
@@ -52,8 +52,8 @@ def show(
 
 @app.command("allow")
 def allow_(
-    name: Annotated[str, typer.Argument(help="Of the site.")],
-    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="Its public key.")],
+    name: Annotated[str, typer.Argument(help="Name of the site.")],
+    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="Public key of the site.")],
     place: List,
 ) -> None:
     """Put a site on the list. Compare the fingerprint with its owner first."""
@@ -66,8 +66,8 @@ def allow_(
 
 
 @app.command("revoke")
-def revoke_(name: Annotated[str, typer.Argument(help="Of the site.")], place: List) -> None:
-    """Take a site off the list: its key is believed no more, by running servers neither."""
+def revoke_(name: Annotated[str, typer.Argument(help="Name of the site.")], place: List) -> None:
+    """Take a site off the list: no server trusts its key any more, running ones included."""
     from sordino.sites.identity import revoke
 
     revoke(place, name)
@@ -75,12 +75,12 @@ def revoke_(name: Annotated[str, typer.Argument(help="Of the site.")], place: Li
 
 
 def certificates(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of the CA.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the CA.")],
     server: Annotated[
         list[str] | None, typer.Option(help="Host name or address of the server; repeatable. Makes a new CA.")
     ] = None,
     site: Annotated[list[str] | None, typer.Option(help="Name of a site; repeatable.")] = None,
-    days: Annotated[int, typer.Option(help="For how long they hold.")] = DAYS,
+    days: Annotated[int, typer.Option(help="Validity in days.")] = DAYS,
 ) -> None:
     """Make certificates for a trial: a CA, one for the server, one for each site. Without --server, more sites."""
     from sordino.sites.trial_certificates import add, make

@@ -56,8 +56,8 @@ def plan(console: Console, asked: Proposed) -> None:
 
 def _scores(asked: Proposed) -> str:
     if not asked.options.shares_scores:
-        return "no scores: the server does not learn how well models work here"
-    return "scores: how well models meet this site's test examples; no noise covers that"
+        return "no scores: the server gets no test scores of this site"
+    return "scores: this site's exact test scores; no noise covers them"
 
 
 def _method(phase: Setup) -> str:

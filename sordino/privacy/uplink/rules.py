@@ -20,16 +20,12 @@ from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, SecureS
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh, private
 from sordino.types import Offer
 
-RAW = "sees each upload, no client-level noise"
-SUM = "sees sums of uploads, no client-level noise"
-ROSTER = (
-    "whoever takes part in a secure sum is told who else does: only what a client sends is hidden from participants"
-)
+RAW = "it sees every upload, and no noise hides a client"
+SUM = "it sees sums of uploads, and no noise hides a client"
+ROSTER = "clients in a secure sum know who else takes part: only their uploads are hidden from participants"
 SERVER_NOISE = "the server adds the noise: a site cannot see that it does"
-SERVER_COINS = (
-    "the server tosses the coins that say who takes part, at the planned rates, and tells nobody how they fell"
-)
-NOMINAL = "noise as published, whose size follows from no bound"
+SERVER_COINS = "the server draws who takes part by independent coins at the planned rates, and keeps them secret"
+NOMINAL = "noise as published, whose size follows from no proved bound"
 
 
 @dataclass(frozen=True)

@@ -18,24 +18,24 @@ from sordino.cli.options import Quiet
 def dashboard(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: of a simulation, a server or a site.")],
     bind: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address to listen at; port 0 is any free one.")
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 is any free one.")
     ] = "127.0.0.1:0",
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Ask for the token in this file; a new one is made where there is none."),
+        typer.Option(metavar="FILE", help="File with the access token; made if it does not exist."),
     ] = None,
     certificates: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The server's certificate, as `sordino certificates` lays it out."),
+        typer.Option(metavar="DIR", help="Folder with the server's certificate, as made by `sordino certificates`."),
     ] = None,
     evaluator: Annotated[
         bool,
-        typer.Option("--evaluator", help="With real noise: also what only the evaluator may see. Wants a token."),
+        typer.Option("--evaluator", help="With real noise: add what only the evaluator may see; needs a token."),
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show a run in the browser as it goes on: rounds, scores, sites, epsilon spent. It only reads files.
+    """Show a run live in the browser: rounds, scores, sites, epsilon spent. It only reads files.
 
     Another address than this machine's own needs --certificates and --token-file.
     """
