@@ -219,6 +219,6 @@ def test_an_older_copy_of_the_ledger_gives_nothing_back(tmp_path: Path) -> None:
 def test_a_client_says_that_it_tells_no_scores(tmp_path: Path) -> None:
     of_client(tmp_path).of_client(UPLOAD)
     told = json.loads((tmp_path / "client" / "privacy.json").read_text())
-    assert any("told the server no scores" in line for line in told["assumptions"])
+    assert any("shared no test scores" in line for line in told["assumptions"])
     assert any("another program" in line for line in told["assumptions"])
     assert not told["simulated"]

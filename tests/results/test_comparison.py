@@ -353,7 +353,7 @@ def test_a_stopped_comparison_does_not_go_on_with_the_next_run(
     monkeypatch.setattr(comparison, "_run", stopped)
     said = CliRunner().invoke(app, shlex.split(sweep.command)[1:])
     assert said.exit_code == 130
-    assert "goes on" in said.stderr
+    assert "continues" in said.stderr
     assert len(ran) == 1
 
 
