@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sordino.accounting.events import Json
 from sordino.engine.executor import Answers, Clients
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.planning.accounts import OpenRound
 from sordino.tree import Tree
 from sordino.types import Received
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     lost: bool = False  # its noise was drawn in an attempt that was cut short: it is not drawn again
 
 
-def _begun_behind(run: Federation, now: OpenRound, answers: Answers) -> Iterator[Any]:
+def _begun_behind(run: FederatedServer, now: OpenRound, answers: Answers) -> Iterator[Any]:
     """Uploads of clients that keep privacy accounts and answers of their own, as at sites; after the last upload the
     ledger records that the round begins. Such clients send the same upload again, so a round that is cut short before
     all have come, and before the server draws its own noise, can be played again.
@@ -49,7 +49,7 @@ def forget(outcome: Outcome, release: bytes) -> None:
 
 
 def one_round(
-    run: Federation, server: Tree, t: int, execute: Clients, stalled: bool = False, keep: Keep = forget
+    run: FederatedServer, server: Tree, t: int, execute: Clients, stalled: bool = False, keep: Keep = forget
 ) -> Outcome:
     if (lost := run.cut_off(t)) is not None:  # its noise was drawn once, and is never drawn again
         outcome = Outcome(server, None, lost, [], 0, 0, 0, {}, lost=True)

@@ -19,7 +19,7 @@ from sordino.accounting.events import Nothing, Poisson
 from sordino.audits.noise_sources import Lanes, Silent, Weak
 from sordino.audits.pairs import FAR, Pair, Release
 from sordino.budget.plan import Price
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.one_direction import OneDirection
@@ -46,7 +46,7 @@ class ThisRound(Uplink):
 class Stand:
     """The attacker's view: the uplink of the first round, and uploads of its shape."""
 
-    def __init__(self, setup: Setup, federation: Federation, client: int, price: Price | None) -> None:
+    def __init__(self, setup: Setup, federation: FederatedServer, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm
         down = algorithm.broadcast(algorithm.init(setup.task, setup.key))
         first: Uplink = algorithm.uplink.at(0, down)

@@ -19,7 +19,7 @@ from sordino.algorithms.optional import ChecksServer, Estimates, PublicTensors, 
 from sordino.algorithms.phases import FeatureMean, Phase
 from sordino.config import Experiment
 from sordino.engine.executor import Answers, Clients
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
 from sordino.errors import PrivacyError
@@ -126,7 +126,7 @@ class Rounds(ABC):
         site = replace(site, algorithm=self.algorithm, shards=self._rows(site.shards, change))
         if key is not None:
             federation, site = replace(federation, key=key), replace(site, key=key)
-        self.federation: Federation = federation
+        self.federation: FederatedServer = federation
         self.site = site
         self.server: Tree = first_state(self.algorithm, setup.task, setup.key, start.result, simulation.home)
         self.t = 0

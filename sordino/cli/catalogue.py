@@ -100,7 +100,7 @@ def check(
     """Check an algorithm, a model or another part of your own against the library's laws, in about ten seconds. Exit
     code 2 if one is broken.
     """
-    from sordino.laws import check as try_all
+    from sordino.checks import check as try_all
 
     with Console(stderr=True, quiet=as_json).status("reading") as status:
         report = try_all(file, class_, set_ or [], lambda law: status.update(f"the law {law!r}"), kind, _shape(inputs))

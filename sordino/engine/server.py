@@ -38,8 +38,8 @@ class Release(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Federation(Accounts):
-    """The server's half of a phase: its privacy accounts, its own data, and the rules of the sum. It holds no client's
+class FederatedServer(Accounts):
+    """Server of one phase: its privacy accounts, its own data, and the rules of the sum. It holds no client's
     examples.
     """
 

@@ -1,5 +1,5 @@
 """Privacy accounts of a phase: cohorts that are drawn, prices, reservations, and the state of every release.
-`Federation` is made on them.
+`FederatedServer` is made on them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from sordino.algorithms.optional import PublicTensors
 from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.engine.choose_executor import cores
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import MEMORY
@@ -164,7 +164,7 @@ class Forecast:
         return Planner(self.setup)
 
     @cached_property
-    def federation(self) -> Federation:
+    def federation(self) -> FederatedServer:
         """The server's side on a ledger in memory: it sizes messages and sets terms."""
         return self.setup.federation(self.simulation.home, "", MEMORY, self.planner.run)
 
@@ -236,7 +236,7 @@ def _effort(setup: Setup, client: int) -> int:
     return int(work.count(size) * work.batch(size))
 
 
-def _time(simulation: Simulation, run: Federation) -> Seconds:
+def _time(simulation: Simulation, run: FederatedServer) -> Seconds:
     """Time a round of a few clients of middling size, with their noise (one epoch of each where work is counted in
     epochs), then one evaluation.
     """

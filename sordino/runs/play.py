@@ -16,7 +16,7 @@ from sordino import tree, user_code
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Network, session
 from sordino.engine import checkpoint
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.errors import BudgetExhausted, unwritten
 from sordino.fast.processor import keep_freed_memory
 from sordino.ledger.files import append_line
@@ -27,10 +27,10 @@ from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
 from sordino.runs import bundle, callbacks
+from sordino.runs.backend import Backend, Begun
 from sordino.runs.preparation import prepare
 from sordino.runs.reused_preparation import adopt
 from sordino.runs.rounds import PlayedPhase, RunInPlay
-from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup
 from sordino.runs.stop_signals import patience
 from sordino.runs.witness import Witness, needed
@@ -53,7 +53,7 @@ class Progress(NamedTuple):
     metrics: RoundRow
     folder: Path
     setup: Setup
-    federation: Federation
+    federation: FederatedServer
     warned: tuple[str, ...] = ()  # what should be known before many rounds have passed
 
 
@@ -67,26 +67,26 @@ class Ended:
 
 
 def play(
-    half: ServersHalf,
+    backend: Backend,
     folder: Path,
     watch: Callable[[Progress], None] | None = None,
     fallback: bool = False,
     crash: int | None = None,
     moved: bool = False,
 ) -> Ended:
-    setup, experiment = half.setup, half.setup.experiment
+    setup, experiment = backend.setup, backend.setup.experiment
     torch.set_num_threads(experiment.engine.threads)
     keep_freed_memory()
     mine, environment = RunFolder(folder), RunFolder(folder).environment
     with mine.locked(), _on_disk(folder), contextlib.ExitStack() as stack:
         silent, missed, witness = list[str](), set[str](), Witness.of(folder) if needed(setup) else None
         if witness is not None:
-            with half.federation(mine.ledger, environment.run).ledger as books:
+            with backend.federation(mine.ledger, environment.run).ledger as books:
                 missed = witness.check(books, moved)
                 witness.begin(books)
         run = RunInPlay(folder, environment.run, mine.ledger, witness, stack.enter_context(patience()))
 
-        def prepared(phase: ServersHalf, rules: Federation, row: RoundRow) -> None:
+        def prepared(phase: Backend, rules: FederatedServer, row: RoundRow) -> None:
             if row.active and not row.answered:
                 silent.append(f"phase {phase.setup.phase}, round {row.round}: nobody could take part")
             silent.extend(f"phase {phase.setup.phase}, {remark}" for remark in rules.inbox.remarks)
@@ -96,28 +96,28 @@ def play(
 
         try:
             if environment.prepared:
-                adopt(half, folder, run.name, run.ledger, Path(environment.prepared))
-            begun = prepare(run, half, prepared)
+                adopt(backend, folder, run.name, run.ledger, Path(environment.prepared))
+            begun = prepare(run, backend, prepared)
         except KeyboardInterrupt:
             begun = None
         notes = [
             *setup.cohort.warnings(experiment.rounds, len(setup.public.sizes)),
             *Planner(setup).warnings,
-            *half.home.disclosed,
+            *backend.home.disclosed,
             *session.remarks(experiment.model_dump()),
             *([f"{len(missed)} {MISSED}"] if missed else []),
             *silent,
         ]
         for prior in setup.preparation:
-            notes += ChecksServer.of(prior.algorithm).warnings(half.home)
-        warned = (*half.remarks, *notes)
-        evaluate, told = half.evaluation(), callbacks.named(experiment.callbacks)
+            notes += ChecksServer.of(prior.algorithm).warnings(backend.home)
+        warned = (*backend.remarks, *notes)
+        evaluate, told = backend.evaluation(), callbacks.named(experiment.callbacks)
         if begun is None:
-            with (federation := run.federation(half)).ledger:
-                return _ended(half, folder, federation, None, notes, interrupted=True)
+            with (federation := run.federation(backend)).ledger:
+                return _ended(backend, folder, federation, None, notes, interrupted=True)
         loaded = checkpoint.load(mine.checkpoints, setup.state, fallback=fallback)
         known = None if loaded is None else Begun(folder, loaded)
-        opened = run.opened(half, folder, begun.server, loaded, known, begun.handed, evaluate)
+        opened = run.opened(backend, folder, begun.server, loaded, known, begun.handed, evaluate)
         phase = stack.enter_context(opened)
         try:
             before = phase.at.server
@@ -128,7 +128,7 @@ def play(
                 elif not outcome.answered and not phase.federation.plan.everyone_pays:
                     notes.append(f"round {t}: nobody could take part, {_moved(setup, before, server)}")
                 before = server
-                _note_costs(half, folder, phase, outcome)
+                _note_costs(backend, folder, phase, outcome)
                 for callback in told:
                     callback.on_round(callbacks.visible(row, setup.policy))
                 if watch is not None:
@@ -140,7 +140,7 @@ def play(
         except KeyboardInterrupt:
             interrupted = True
         phase.metrics.sync()
-        ended = _ended(half, folder, phase.federation, phase.at.server, notes, interrupted)
+        ended = _ended(backend, folder, phase.federation, phase.at.server, notes, interrupted)
         if loaded is not None and loaded.step >= experiment.rounds:
             ended.notes.append("the run was finished before: nothing was run, and nothing was spent")
         for callback in told:
@@ -149,22 +149,22 @@ def play(
 
 
 def _ended(
-    half: ServersHalf, folder: Path, federation: Federation, server: Tree, notes: list[str], interrupted: bool
+    backend: Backend, folder: Path, federation: FederatedServer, server: Tree, notes: list[str], interrupted: bool
 ) -> Ended:
-    setup = half.setup
+    setup = backend.setup
     if server is not None:
-        bundle.write(folder, setup, next(iter(setup.algorithm.models(server).values())), half.columns)
+        bundle.write(folder, setup, next(iter(setup.algorithm.models(server).values())), backend.columns)
     made, remarks = write_receipt(folder, setup, federation), federation.inbox.remarks
     mine, real = RunFolder(folder), setup.policy.real
     own = RunFolder(mine.private) if real else mine
     # a remark names a client that was asked, which must not be disclosed of a hidden cohort
     asked = own if setup.policy.hidden else mine
-    for place, told in ((asked, remarks), (own, half.remarks), (mine, notes)):
+    for place, told in ((asked, remarks), (own, backend.remarks), (mine, notes)):
         if place is own is not mine and not told:
             continue
         with open(place.log_file, "a", encoding="utf-8") as log:
             log.writelines(f"{note}\n" for note in told)
-    return Ended(folder, mine.metrics(), made, [*remarks, *half.remarks, *notes], interrupted)
+    return Ended(folder, mine.metrics(), made, [*remarks, *backend.remarks, *notes], interrupted)
 
 
 def _moved(setup: Setup, before: Tree, now: Tree) -> str:
@@ -175,7 +175,7 @@ def _moved(setup: Setup, before: Tree, now: Tree) -> str:
     return "and what the server keeps of earlier rounds moved the model on"
 
 
-def _note_costs(half: ServersHalf, folder: Path, phase: PlayedPhase, outcome: Outcome) -> None:
+def _note_costs(backend: Backend, folder: Path, phase: PlayedPhase, outcome: Outcome) -> None:
     """Append a round's times to costs.jsonl. With real noise it lies in the private folder: times tell how many uploads
     there were to add.
     """
@@ -183,11 +183,11 @@ def _note_costs(half: ServersHalf, folder: Path, phase: PlayedPhase, outcome: Ou
     costs = []
     if outcome.secure:
         costs.append(RoundCost(round=t, cpu_seconds=outcome.secure["cpu_seconds"]))
-    if half.setup.experiment.engine.network != Network():
+    if backend.setup.experiment.engine.network != Network():
         costs.append(RoundCost(round=t, seconds=round(phase.seconds, 3)))
     for cost in costs:
         append_line(
-            (RunFolder(mine.private) if half.setup.policy.real else mine).costs_file, json.dumps(cost.to_json())
+            (RunFolder(mine.private) if backend.setup.policy.real else mine).costs_file, json.dumps(cost.to_json())
         )
 
 

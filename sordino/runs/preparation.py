@@ -14,17 +14,17 @@ from typing import NamedTuple
 from sordino.algorithms.optional import PublicTensors, first_state
 from sordino.algorithms.phases import Phase
 from sordino.engine import checkpoint, wire
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.ledger.files import atomic_write
 from sordino.metrics.rows import RoundRow
 from sordino.receipts.folder import RunFolder
 from sordino.runs import metric_files as metrics
+from sordino.runs.backend import Backend, Begun
 from sordino.runs.rounds import RunInPlay, stands
-from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.tree import Tree
 from sordino.types import HANDED, Params
 
-Watch = Callable[[ServersHalf, Federation, RoundRow], None]
+Watch = Callable[[Backend, FederatedServer, RoundRow], None]
 
 
 class Prepared(NamedTuple):
@@ -34,11 +34,11 @@ class Prepared(NamedTuple):
     handed: Params | None  # what every client has been given; None if nothing
 
 
-def prepare(run: RunInPlay, half: ServersHalf, watch: Watch) -> Prepared | None:
+def prepare(run: RunInPlay, backend: Backend, watch: Watch) -> Prepared | None:
     """Plays every phase that is not over yet. None where the user has stopped it."""
     before: Tree = None
     begun: Begun | None = None
-    for mine in half.preparation:
+    for mine in backend.preparation:
         place = RunFolder(run.folder).of_phase(mine.setup.phase).path
         loaded = checkpoint.load(place / "checkpoints", mine.setup.state)
         begun = Begun(place, loaded) if loaded is not None else begun
@@ -53,17 +53,17 @@ def prepare(run: RunInPlay, half: ServersHalf, watch: Watch) -> Prepared | None:
                 server = stands(federation, loaded, run.folder).server  # ends a release that a crash cut short
         _write_tables(mine, place, server)
         before = mine.setup.result(server)
-    algorithm = half.setup.algorithm
-    server = first_state(algorithm, half.setup.task, half.setup.key, before, half.home)
-    handed = PublicTensors.of(algorithm).public_tensors(before, half.home)
+    algorithm = backend.setup.algorithm
+    server = first_state(algorithm, backend.setup.task, backend.setup.key, before, backend.home)
+    handed = PublicTensors.of(algorithm).public_tensors(before, backend.home)
     if handed is not None:
-        _hand(half, run.folder, handed, begun)
+        _hand(backend, run.folder, handed, begun)
     return Prepared(server, handed)
 
 
 def _played(
     run: RunInPlay,
-    mine: ServersHalf,
+    mine: Backend,
     place: Path,
     before: Tree,
     loaded: checkpoint.Loaded | None,
@@ -80,25 +80,25 @@ def _played(
         return phase.at.server if phase.over else None
 
 
-def _write_tables(mine: ServersHalf, place: Path, server: Tree) -> None:
+def _write_tables(mine: Backend, place: Path, server: Tree) -> None:
     """Write the server's findings as tables, from its state alone: written again, they are the same."""
     assert isinstance(mine.setup.algorithm, Phase)
     for name, rows in mine.setup.algorithm.tables(server).items():
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
-def _hand(half: ServersHalf, folder: Path, handed: Params, begun: Begun | None) -> None:
+def _hand(backend: Backend, folder: Path, handed: Params, begun: Begun | None) -> None:
     """Write what every client is given to a file, which clients in other processes read, and record its bytes: one
     message to each client.
     """
     from safetensors.torch import save
 
     atomic_write(RunFolder(folder).handed_file, save({k: v.cpu().contiguous() for k, v in handed.items()}))
-    config = half.setup.experiment.digest()
+    config = backend.setup.experiment.digest()
     header = wire.Header(HANDED, config, 0, -1, "down")
     each = wire.size(header, wire.schema(handed))
-    row = RoundRow(phase=HANDED, round=0, bytes_down=len(half.setup.public.sizes) * each, bytes_up=0, payload=0)
-    written, real = begun.loaded.meta if begun is not None else {}, half.setup.policy.real
+    row = RoundRow(phase=HANDED, round=0, bytes_down=len(backend.setup.public.sizes) * each, bytes_up=0, payload=0)
+    written, real = begun.loaded.meta if begun is not None else {}, backend.setup.policy.real
     with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
         rows.write(row)
         rows.sync()

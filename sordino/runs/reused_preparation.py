@@ -19,7 +19,7 @@ from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Entry, State
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened
-from sordino.runs.servers_half import ServersHalf
+from sordino.runs.backend import Backend
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
 from sordino.version import __version__
@@ -108,11 +108,11 @@ def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
     }
 
 
-def adopt(half: ServersHalf, folder: Path, run: str, ledger: Path, source: Path) -> None:
+def adopt(backend: Backend, folder: Path, run: str, ledger: Path, source: Path) -> None:
     """Copy each phase into a new run folder: first ledger entries, then metric rows, then the checkpoint that ends the
     phase. After a crash it is done again.
     """
-    setup = half.setup
+    setup = backend.setup
     ours, theirs = RunFolder(folder), RunFolder(source)
     places = {mine.phase: ours.of_phase(mine.phase).checkpoints for mine in setup.preparation}
     if all(checkpoint.latest(place) is not None for place in places.values()):
@@ -124,7 +124,7 @@ def adopt(half: ServersHalf, folder: Path, run: str, ledger: Path, source: Path)
     for phase, (loaded, entries) in _released(setup, source).items():
         if checkpoint.latest(places[phase]) is not None:
             continue
-        with (federation := half.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
+        with (federation := backend.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
             for entry in entries:
                 op = federation.op(Op.of(entry.op).round)
                 said = under(entry.note, federation.config)

@@ -16,14 +16,14 @@ from sordino import tree
 from sordino.algorithms.optional import Estimates
 from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients, Executor
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError, NonFiniteModel, RunError
 from sordino.metrics.evaluation import Score
 from sordino.metrics.rows import RoundRow, Scores, Secure
 from sordino.receipts.folder import RunFolder
 from sordino.round import Outcome, one_round
+from sordino.runs.backend import Backend, Begun
 from sordino.runs.metric_files import Rows, opened
-from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup
 from sordino.runs.witness import Witness
 from sordino.tree import Tree
@@ -50,15 +50,15 @@ class RunInPlay:
     witness: Witness | None
     stopped: Callable[[], bool]  # does the user want it to stop?
 
-    def federation(self, half: ServersHalf) -> Federation:
-        made = half.federation(self.ledger, self.name)
+    def federation(self, backend: Backend) -> FederatedServer:
+        made = backend.federation(self.ledger, self.name)
         made.witness = self.witness or made.witness
         return made
 
     @contextmanager
     def opened(
         self,
-        half: ServersHalf,
+        backend: Backend,
         place: Path,
         first: Tree,
         loaded: checkpoint.Loaded | None,
@@ -69,12 +69,12 @@ class RunInPlay:
         """Open a phase of the run, from the server's state `first` or from its checkpoint on; `begun` holds its
         clients' states.
         """
-        setup, mine = half.setup, RunFolder(self.folder)
+        setup, mine = backend.setup, RunFolder(self.folder)
         with ExitStack() as stack:
-            federation = self.federation(half)
+            federation = self.federation(backend)
             stack.callback(federation.ledger.close)
             at = Standing(first, 0) if loaded is None else stands(federation, loaded, self.folder)
-            execute = half.executor(self.folder, place, self.name, begun, handed, stack)
+            execute = backend.executor(self.folder, place, self.name, begun, handed, stack)
             file, hidden = (
                 (mine.preparation_file, False) if setup.prepares else (mine.metrics_file, setup.policy.hidden)
             )
@@ -88,7 +88,7 @@ class PlayedPhase:
     """One phase of a run: its rules, its clients, its privacy accounts, and where they are kept."""
 
     setup: Setup
-    federation: Federation
+    federation: FederatedServer
     execute: Executor
     place: Path  # of the run, or of this phase in it
     metrics: Rows
@@ -173,7 +173,7 @@ def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
     )
 
 
-def stands(federation: Federation, loaded: checkpoint.Loaded, folder: Path) -> Standing:
+def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path) -> Standing:
     """Position of a phase by its checkpoint, once the ledger agrees; a release that a crash cut short is completed."""
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
         raise LedgerError(

@@ -18,7 +18,7 @@ from sordino.config import Engine, filled
 from sordino.device import CPU
 from sordino.engine.choose_executor import cores, decide, device_of, processes_of
 from sordino.engine.client_states import States, shape_of
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError
 from sordino.planning.methods import reads_plainly
@@ -184,9 +184,9 @@ class Setup(PlannedPhase):
 
     def federation(
         self, home: Home, dataset: str, ledger: Path | str, run: str, only: Members = None, reading: bool = False
-    ) -> Federation:
+    ) -> FederatedServer:
         """The server's side of this phase on its ledger."""
-        return self.accounts(partial(Federation, home=home), dataset, ledger, run, only, reading)
+        return self.accounts(partial(FederatedServer, home=home), dataset, ledger, run, only, reading)
 
 
 def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:

@@ -1,4 +1,4 @@
-"""A federation in one place: the rules of a run and the rows of all clients. The server's side sees the public numbers
+"""Simulation of a run in one place: its rules and the rows of all clients. The server's side sees the public numbers
 and its own data, the clients' side its own rows; only what would pass between machines passes between the two."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sordino.metrics.evaluation import Evaluation, check, check_models, check_sc
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.receipts.private import secret_of
+from sordino.runs.backend import Backend, Begun
 from sordino.runs.clients import clients_of, forks_of, threads_of
 from sordino.runs.population import Population
 from sordino.runs.processes import in_processes
 from sordino.runs.server_data import ServerData
-from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Setup, Whole
 from sordino.types import Examples, Params
 
@@ -51,7 +51,7 @@ def settle(experiment: Experiment) -> Experiment:
 
 
 @dataclass(frozen=True)
-class Simulation(ServersHalf):
+class Simulation(Backend):
     """One phase of a run, with the rows of all clients."""
 
     population: Population

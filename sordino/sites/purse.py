@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sordino.budget.plan import Price
 from sordino.engine.commands import BEGIN_FIRST, Begin, End, Hand, Round, Score
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.site import broadcasts
 from sordino.errors import LedgerError, PrivacyError, SordinoError, UnsoundGuarantee
 from sordino.ledger.files import atomic_write
@@ -149,7 +149,7 @@ class Purse:
             books.ledger.close()
 
     @property
-    def training(self) -> Federation:
+    def training(self) -> FederatedServer:
         return self._books[-1]
 
     def reserve_all(self) -> None:
@@ -256,7 +256,7 @@ class Purse:
             for _, down in broadcasts(phase.algorithm, phase.task, phase.header(self._run), command, messages):
                 phase.algorithm.uplink.at(command.t, down)
 
-    def _phase(self, stage: int) -> tuple[Setup, Federation]:
+    def _phase(self, stage: int) -> tuple[Setup, FederatedServer]:
         if not 0 <= stage < len(self._books):
             raise UnsoundGuarantee(
                 f"{ASKS} phase {stage} of a run with {len(self._books)} phases",
@@ -267,7 +267,7 @@ class Purse:
         return self._whole.phases[stage], self._books[stage]
 
     def _prices(
-        self, books: Federation, now: OpenRound, who: Sequence[int], terms: Mapping[int, Terms]
+        self, books: FederatedServer, now: OpenRound, who: Sequence[int], terms: Mapping[int, Terms]
     ) -> Mapping[int, Price | None]:
         """Prices of this round by the plan, provided that the server asks for the planned noise. Exposures that a
         client has missed are not made up for.

@@ -37,7 +37,7 @@ from sordino.sites.identity import AllowList
 from sordino.sites.invitation import SERVER, invite
 from sordino.sites.own_data import servers_rows
 from sordino.sites.secure_sums import kind_of_sites, peers_of
-from sordino.sites.servers_side import PostOffice, ServersSide
+from sordino.sites.sites_backend import PostOffice, SitesBackend
 from sordino.transport.message import Letterhead
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
@@ -98,7 +98,7 @@ def serve(
     else:
         invitation = invite(environment.run, options.address or options.bind, options.identity, experiment, agreed)
     post = PostOffice(carrier, letterhead, options.patience, log)
-    side = ServersSide.of(whole, agreed, post, rows, invitation.declared)
+    side = SitesBackend.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:
         ChecksServer.of(phase.algorithm).check(side.home)
     if not options.folder.exists():
@@ -184,7 +184,7 @@ def _environment(folder: Path, experiment: Experiment, agreed: SitesAgreement) -
     return mine.environment
 
 
-def _end(side: ServersSide, folder: Path, run: str) -> None:
+def _end(side: SitesBackend, folder: Path, run: str) -> None:
     """Tell the sites that the run is over, and give them the model."""
     with Ledger.as_founded(RunFolder(folder).ledger) as ledger:
         stands = str(ledger.place())

@@ -19,7 +19,7 @@ from sordino.accounting.published import composed
 from sordino.algorithms import all_algorithms
 from sordino.config import Experiment
 from sordino.engine import wire
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.privacy.uplink.as_published import EACH_ROUND, NOT_STEPS, ONE_OF_B, OWN_NORM, PER_LAYER
 from sordino.privacy.uplink.block_sum import runs
 from sordino.privacy.uplink.rates import rates
@@ -63,7 +63,7 @@ class Watched:
 
     def __init__(self, experiment: Experiment) -> None:
         self.parts = simulated(experiment)
-        self.federation: Federation = self.parts.federation(":memory:", "run")
+        self.federation: FederatedServer = self.parts.federation(":memory:", "run")
         self.clients, self.server = self.parts.site("run"), self.parts.setup.state("server")
         self.down: Any = None
         self.uploads: dict[int, Any] = {}

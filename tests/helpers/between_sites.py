@@ -26,7 +26,7 @@ from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.membership import Membership
 from sordino.sites.secure_sums import peers_of
-from sordino.sites.servers_side import PostOffice, ServersSide
+from sordino.sites.sites_backend import PostOffice, SitesBackend
 from sordino.transport.carrier import Carrier
 from sordino.transport.message import Letterhead
 from sordino.transport.run_events import ROUTINE, RunEvent
@@ -111,11 +111,13 @@ class Federated:
     def stop(self, site: str) -> None:
         self.members.pop(site).close()
 
-    def half(self, carrier: Carrier) -> ServersSide:
+    def half(self, carrier: Carrier) -> SitesBackend:
         whole = Whole(self.experiment, self.agreed.public(self.experiment, self.simulation.population.source.schema))
         post = PostOffice(carrier, self.letterhead(SERVER), self.patience, self._note)
         population = self.simulation.population
-        return ServersSide.of(whole, self.agreed, post, population.kept._replace(tested=None), population.source.schema)
+        return SitesBackend.of(
+            whole, self.agreed, post, population.kept._replace(tested=None), population.source.schema
+        )
 
     def _note(self, event: RunEvent) -> None:
         if event.event not in ROUTINE:

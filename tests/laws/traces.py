@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sordino.config import Experiment, load
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder
 from sordino.runs import rounds
@@ -65,11 +65,11 @@ class Killed(BaseException):
 
 # what has just happened when the process dies
 POINTS: Mapping[str, tuple[Any, str, int]] = {
-    "reserved": (Federation, "reserve", 0),
-    "computed": (Federation, "receive", 0),
+    "reserved": (FederatedServer, "reserve", 0),
+    "computed": (FederatedServer, "receive", 0),
     "kept": (rounds.PlayedPhase, "_save", 1),  # counts the rounds that are done
-    "stored": (Federation, "store", 0),
-    "published": (Federation, "publish", 0),
+    "stored": (FederatedServer, "store", 0),
+    "published": (FederatedServer, "publish", 0),
 }
 
 

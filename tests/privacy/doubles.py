@@ -14,7 +14,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.engine import wire
 from sordino.engine.commands import Round
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.types import Drawable, NoiseSource, Params, Terms
 
@@ -45,7 +45,9 @@ def linear(params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
     return (x * torch.cat([p.reshape(-1) for p in params.values()])).sum(1)
 
 
-def messages(clients: Site, federation: Federation, t: int, down: Any, terms: Mapping[int, Terms]) -> dict[int, bytes]:
+def messages(
+    clients: Site, federation: FederatedServer, t: int, down: Any, terms: Mapping[int, Terms]
+) -> dict[int, bytes]:
     """What clients in another process would send, all of it before the server reads the first."""
     command, message = Round(t, dict(terms)), wire.encode(federation.inbox.header(t, -1), down)
     return dict(zip(sorted(terms), clients.obey(command, [message]), strict=True))

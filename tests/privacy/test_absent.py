@@ -12,7 +12,7 @@ import pytest
 from sordino import config, tree
 from sordino.accounting.claims import Subject
 from sordino.accounting.notes import parsed
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.errors import UnsoundGuarantee
 from sordino.planning.prices import check_delta
 from sordino.privacy.noise.distributions import GaussianNoise
@@ -52,7 +52,7 @@ def test_central_noise_does_not_shrink_with_those_who_stay_away(name: str, monke
     parts = central(*COHORTS[name])
 
     def mean(answering: int, level: float) -> Any:
-        monkeypatch.setattr(Federation, "source", lambda self, t: Still(level))
+        monkeypatch.setattr(FederatedServer, "source", lambda self, t: Still(level))
         federation, clients = parts.federation(":memory:", "run"), parts.site("run")
         server = parts.setup.state("server")
 

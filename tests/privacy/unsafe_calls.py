@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 import sordino
+from sordino import checks as check
 from sordino import config, keys
-from sordino import laws as check
 from sordino.accounting import (
     accountants,
     calibrate,

@@ -38,7 +38,7 @@ BELOW = tuple(f"{name}." for name in NAMES)
 ALLOWED = {
     "importlib.import_module": {
         # the user's own model or algorithm is named in their own experiment file or on their own command line
-        *("sordino/user_code.py", "sordino/laws/__init__.py"),
+        *("sordino/user_code.py", "sordino/checks/__init__.py"),
         # our own names, of parts that need an extra
         *("sordino/data/__init__.py", "sordino/runs/trackers.py", "sordino/branches.py"),
         "sordino/later.py",  # torch, which a verb names

@@ -158,7 +158,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         {"secagg/masked.py", "secagg/encrypted.py", "secagg/secagg_server.py"},
     ),
     # an audit plays single rounds of a run again, and a law tries an algorithm before there is a run
-    "the round loop": (of_a_round, {"runs/rounds.py", "audits/replay.py", "laws/federations.py"}),
+    "the round loop": (of_a_round, {"runs/rounds.py", "audits/replay.py", "checks/federations.py"}),
     # elements are made by results.markup.tag; one string is written by hand
     "pages: one renderer": (of_markup, {"report/frame.py"}),
     "are clients in other processes?": (compared("processes", "ranks"), {"config/settings.py", "runs/setup.py"}),
@@ -185,7 +185,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "audits/canaries.py",
             "audits/gates.py",
             "audits/replay.py",
-            "laws/federations.py",
+            "checks/federations.py",
             "receipts/verify.py",
             "runs/forecast.py",
         },

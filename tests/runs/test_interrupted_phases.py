@@ -17,7 +17,7 @@ import torch
 
 from sordino import config, keys
 from sordino.engine import checkpoint
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.receipts.verify import verify
 from sordino.runs import preparation
 from sordino.runs.rounds import PlayedPhase
@@ -73,16 +73,16 @@ def unstopped(once: Path) -> Whole:
 
 # resume ---------------------------------------------------------------------------------------------------------------
 METHODS = {
-    "reserved": (Federation, "reserve", 0),
-    "computed": (Federation, "receive", 0),
+    "reserved": (FederatedServer, "reserve", 0),
+    "computed": (FederatedServer, "receive", 0),
     "written": (
         PlayedPhase,
         "_save",
         1,
     ),  # counts the rounds that are done; the row of metrics is, the checkpoint is not
     "kept": (PlayedPhase, "_save", 1),
-    "stored": (Federation, "store", 0),
-    "published": (Federation, "publish", 0),
+    "stored": (FederatedServer, "store", 0),
+    "published": (FederatedServer, "publish", 0),
 }
 
 
@@ -259,16 +259,16 @@ def test_after_ctrl_c_the_preparation_goes_on_where_it_stopped(
     phase: str, times: int, played: list[str], unstopped: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pressed once it ends after the round, pressed twice at once."""
-    out, real = tmp_path / "run", Federation.reserve
+    out, real = tmp_path / "run", FederatedServer.reserve
 
-    def pressed(self: Federation, *rest: Any) -> Any:
+    def pressed(self: FederatedServer, *rest: Any) -> Any:
         granted = real(self, *rest)
         for _ in range(times if self.run.endswith(phase) else 0):
             os.kill(os.getpid(), signal.SIGINT)
         return granted
 
     with monkeypatch.context() as patch:
-        patch.setattr(Federation, "reserve", pressed)
+        patch.setattr(FederatedServer, "reserve", pressed)
         ended = start(tiny(), out)
     assert ended.interrupted
     assert ended.metrics == []

@@ -23,7 +23,7 @@ import pytest
 from sordino import tree
 from sordino.config import load
 from sordino.engine import checkpoint
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Entry, State
@@ -158,7 +158,7 @@ def test_a_round_is_kept_and_begun_before_what_cannot_be_drawn_again(
 ) -> None:
     """However rare checkpoints may be: each round of real noise has one, and begins in the ledger before clients work."""
     steps: list[str] = []
-    for owner, name in ((Federation, "begin"), (Site, "__call__"), (checkpoint, "save")):
+    for owner, name in ((FederatedServer, "begin"), (Site, "__call__"), (checkpoint, "save")):
         whole = getattr(owner, name)
 
         def noted(*given: Any, whole: Any = whole, name: str = name, **named: Any) -> Any:
@@ -237,17 +237,17 @@ def draws_of_round_two(folder: Path, kills: int) -> list[bytes]:
             sent.append(tree.leaves(found)[0].contiguous().numpy().tobytes())
         return found
 
-    def dying(self: Federation, now: Any, *rest: Any) -> Any:
+    def dying(self: FederatedServer, now: Any, *rest: Any) -> Any:
         found = receive(self, now, *rest)
         if now.t == 2:
             raise Killed
         return found
 
     made, watched = BY_NAME["gaussian_gdp"].experiment(privacy=SYSTEM, cohort={"name": "everyone"}, rounds=3), [0]
-    receive = Federation.receive
+    receive = FederatedServer.receive
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Uplink, "encode", spied)
-        patch.setattr(Federation, "receive", dying)
+        patch.setattr(FederatedServer, "receive", dying)
         with pytest.raises(Killed):
             start(made, folder)
         first = len(sent)
@@ -262,8 +262,8 @@ def test_kills_do_not_average_the_noise_away(tmp_path: Path, monkeypatch: pytest
     shows it another one every time."""
     assert len(set(draws_of_round_two(tmp_path / "run", 3))) == 1
 
-    monkeypatch.setattr(Federation, "cut_off", lambda self, t: None)
-    monkeypatch.setattr(Federation, "begin", lambda self, now: self.ledger.drawn(self.op(now.t)))
+    monkeypatch.setattr(FederatedServer, "cut_off", lambda self, t: None)
+    monkeypatch.setattr(FederatedServer, "begin", lambda self, now: self.ledger.drawn(self.op(now.t)))
     assert len(set(draws_of_round_two(tmp_path / "twin", 3))) == 4
 
 

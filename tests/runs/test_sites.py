@@ -55,7 +55,7 @@ def rows_in(start: object, data: np.ndarray[Any, Any]) -> bool:
 
 @pytest.mark.one_fast
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "gaussian_gdp", "fedgen"])
-def test_the_servers_half_holds_no_row_of_a_client(algorithm: str) -> None:
+def test_the_server_s_backend_holds_no_row_of_a_client(algorithm: str) -> None:
     table = SMALL | {"algorithm": {"name": algorithm}}
     if algorithm == "gaussian_gdp":
         table |= {"privacy": {"epsilon": 4.0, "delta": 1e-4}}

@@ -12,7 +12,7 @@ import pytest
 from sordino import config
 from sordino.accounting.statement import statement
 from sordino.budget.plan import Price
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError
 from sordino.ledger.ledger import EVERYONE
 from sordino.round import one_round
@@ -23,7 +23,7 @@ from tests.budget.charged import experiment
 GDP = {"name": "gaussian_gdp"}
 
 
-def spend(parts: Simulation) -> tuple[Federation, list[list[int]]]:
+def spend(parts: Simulation) -> tuple[FederatedServer, list[list[int]]]:
     """Reserve every round as a run would, and compute nothing."""
     federation = parts.federation(":memory:", "run")
     granted = []
@@ -39,13 +39,13 @@ def counts(granted: list[list[int]], clients: int) -> list[int]:
     return [sum(k in who for who in granted) for k in range(clients)]
 
 
-def paid(federation: Federation, client: int) -> list[tuple[int, ...]]:
+def paid(federation: FederatedServer, client: int) -> list[tuple[int, ...]]:
     entries = federation.ledger.entries()
     found = [entry.charges.get(EVERYONE, entry.charges.get(str(client))) for entry in entries]
     return [charge for charge in found if charge is not None]
 
 
-def check_caps(federation: Federation) -> None:
+def check_caps(federation: FederatedServer) -> None:
     cap = federation.plan.cap
     assert cap is not None
     for k in range(federation.population):
@@ -146,7 +146,7 @@ def multipliers_used(made: config.Experiment) -> Iterator[tuple[float, dict[int,
     from sordino.privacy.uplink import Uplink
 
     noise, prices = [], []
-    receive, reserve = Uplink.receive, Federation.reserve
+    receive, reserve = Uplink.receive, FederatedServer.reserve
 
     def heard(self: Any, *arguments: Any, **named: Any) -> Any:
         noise.append(arguments[4])
@@ -158,7 +158,7 @@ def multipliers_used(made: config.Experiment) -> Iterator[tuple[float, dict[int,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Uplink, "receive", heard)
-        patch.setattr(Federation, "reserve", asked)
+        patch.setattr(FederatedServer, "reserve", asked)
         parts = simulated(made)
         federation, clients, server = (
             parts.federation(":memory:", "run"),

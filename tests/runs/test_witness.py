@@ -14,7 +14,7 @@ import pytest
 
 from sordino import tree
 from sordino.config import Experiment
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import LedgerError, RunError
 from sordino.ledger.ledger import Ledger, State
@@ -113,14 +113,14 @@ def test_a_copy_that_goes_on_beside_the_original_stops_both(tmp_path: Path) -> N
 
 
 MOMENTS: Mapping[str, Any] = {
-    "reserved": (Federation, "reserve"),
+    "reserved": (FederatedServer, "reserve"),
     "drawn": (Ledger, "drawn"),
     "noted": (witness, "append_line"),
     "synced": (witness, "sync"),
-    "begun": (Federation, "begin"),
-    "computed": (Federation, "receive"),
-    "stored": (Federation, "store"),
-    "published": (Federation, "publish"),
+    "begun": (FederatedServer, "begin"),
+    "computed": (FederatedServer, "receive"),
+    "stored": (FederatedServer, "store"),
+    "published": (FederatedServer, "publish"),
 }
 
 
@@ -194,7 +194,7 @@ def test_a_copy_from_before_the_first_release_says_that_nobody_would_notice(at: 
     """It is put back where the state folder is another one: its ledger knows of no release, and that may be false."""
     run, copy = tmp_path / "run", tmp_path / "copy"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "reserve", dies)
+        patch.setattr(FederatedServer, "reserve", dies)
         with pytest.raises(Killed):
             start(real(), run)
     if at:

@@ -16,7 +16,7 @@ import torch
 from sordino import config
 from sordino.cli import main
 from sordino.engine import shards
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.runs import ranks, run, site_process
 from sordino.runs.simulation import simulated
 from sordino.types import Terms
@@ -43,14 +43,14 @@ def left_behind(*arguments: str) -> None:
 
 def killed(*arguments: str) -> None:
     """A run that dies in its second phase, once what that has released is stored."""
-    whole = Federation.store
+    whole = FederatedServer.store
 
-    def dying(self: Federation, t: int, digest: bytes) -> None:
+    def dying(self: FederatedServer, t: int, digest: bytes) -> None:
         whole(self, t, digest)
         if self.run.endswith(".ask"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with mock.patch.object(Federation, "store", dying):
+    with mock.patch.object(FederatedServer, "store", dying):
         sys.argv = ["sordino", *arguments]
         main()
 

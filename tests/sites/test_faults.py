@@ -14,7 +14,7 @@ import pytest
 
 from sordino.engine import checkpoint
 from sordino.engine.commands import Round
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import DataError
 from sordino.receipts.verify import verify
@@ -77,11 +77,11 @@ def test_an_unreliable_carrier_changes_nothing(name: str, seed: int, tmp_path: P
 
 MOMENTS: Mapping[str, tuple[Any, str]] = {
     "before paying": (Purse, "pay"),
-    "paid": (Federation, "reserve"),
+    "paid": (FederatedServer, "reserve"),
     "computed": (Site, "obey"),
     "half shelved": (checkpoint, "save"),
     "shelved": (Shelf, "put"),
-    "stored": (Federation, "store"),
+    "stored": (FederatedServer, "store"),
     "answered": (Purse, "release"),
 }
 
@@ -112,7 +112,7 @@ def dying(moment: str, before: bool, times: int, step: int) -> Iterator[list[int
     whole, passed, deaths = getattr(owner, name), [0], [0]
 
     def mortal(*arguments: Any, **named: Any) -> Any:
-        in_server = isinstance(arguments[0], Federation) and arguments[0].only is None
+        in_server = isinstance(arguments[0], FederatedServer) and arguments[0].only is None
         in_server = in_server or (name == "save" and "desk" not in str(arguments[0]))
         passed[0] += not in_server
         dies = not in_server and passed[0] % step == 0 and deaths[0] < times
@@ -169,17 +169,17 @@ def killed_at_server(point: str, round: int) -> Iterator[None]:
     """As `killed_at`, but for the books of sites."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("reserve", "store", "publish"):
-            whole = getattr(Federation, name)
+            whole = getattr(FederatedServer, name)
 
-            def of_sites(self: Federation, *rest: Any, whole: Any = whole, name: str = name) -> Any:
+            def of_sites(self: FederatedServer, *rest: Any, whole: Any = whole, name: str = name) -> Any:
                 return whole(self, *rest) if self.only is None else UNTOUCHED[name](self, *rest)
 
-            patch.setattr(Federation, name, of_sites)
+            patch.setattr(FederatedServer, name, of_sites)
         with killed_at(point, round):
             yield
 
 
-UNTOUCHED = {name: getattr(Federation, name) for name in ("reserve", "store", "publish")}
+UNTOUCHED = {name: getattr(FederatedServer, name) for name in ("reserve", "store", "publish")}
 
 
 # sites that are not there ---------------------------------------------------------------------------------------------
@@ -210,15 +210,15 @@ def test_who_is_cut_off_misses_its_rounds_and_the_others_go_on(name: str, tmp_pa
 
     everyone = {"cohort": {"name": "everyone"}}
     between = Federated(BY_NAME[name].experiment(**everyone), tmp_path, carried=carried, patience=Patience(5.0, 2))
-    whole = Federation.publish
+    whole = FederatedServer.publish
 
-    def publish(self: Federation, t: int) -> None:
+    def publish(self: FederatedServer, t: int) -> None:
         whole(self, t)
         if self.only is None:
             carriers[0].gone = "site-2" if t < 2 else ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "publish", publish)
+        patch.setattr(FederatedServer, "publish", publish)
         ended = between.play()
     assert [row.answered for row in ended.metrics] == [5, 4, 4, 5]
     assert verify(between.folder) == []

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino import tree
 from sordino.engine import wire
 from sordino.engine.commands import BEGIN_FIRST, Accepted, Answered, Begin, Done, Refused
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.runs.simulation import Simulation, simulated
 from sordino.sampling.stragglers import Crew
 from sordino.sites import remote_sites
@@ -42,7 +42,7 @@ class Round:
     def __init__(self) -> None:
         self.simulation: Simulation = simulated(BY_NAME["fedavg"].experiment())
         setup = self.simulation.setup
-        self.federation: Federation = self.simulation.federation(":memory:", "run")
+        self.federation: FederatedServer = self.simulation.federation(":memory:", "run")
         self.site, self.down = self.simulation.site("run"), setup.algorithm.broadcast(setup.state("server"))
         self.terms = {k: self.federation.terms(k, None) for k in range(3)}
         self.header = setup.header("run")

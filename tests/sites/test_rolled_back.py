@@ -13,7 +13,7 @@ import pytest
 
 from sordino.config import Experiment
 from sordino.engine.commands import Accepted, Answered, Begin, Refused
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.errors import LedgerError
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
@@ -231,15 +231,15 @@ def test_a_site_that_has_signed_begins_with_no_server_that_shows_it_nothing(tmp_
 
 def test_a_server_that_has_lost_what_it_was_signed_is_told_again(tmp_path: Path) -> None:
     """It stops after two rounds, its file of signed heads goes, and both sides are started again."""
-    between, publish = Federated(real(), tmp_path, patience=Patience(5.0, 5)), Federation.publish
+    between, publish = Federated(real(), tmp_path, patience=Patience(5.0, 5)), FederatedServer.publish
 
-    def published(self: Federation, t: int) -> None:
+    def published(self: FederatedServer, t: int) -> None:
         publish(self, t)
         if self.only is None and t == 1:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "publish", published)
+        patch.setattr(FederatedServer, "publish", published)
         with pytest.raises(Killed):
             between.play()
     RunFolder(RunFolder(between.folder).private).sites_file.unlink()
@@ -297,7 +297,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
     again while the server runs on. It takes no further part; the others do.
     """
     between = Federated(real(), tmp_path, patience=Patience(60.0, 4))
-    site, copy, publish, pay = between.place / "site-2", tmp_path / "copy", Federation.publish, Purse.pay
+    site, copy, publish, pay = between.place / "site-2", tmp_path / "copy", FederatedServer.publish, Purse.pay
     notes, put = tmp_path / "notes", list[int]()
 
     def noted() -> Path:
@@ -313,7 +313,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
         shutil.copy(notes, place)
         between.member("site-2")
 
-    def published(self: Federation, t: int) -> None:
+    def published(self: FederatedServer, t: int) -> None:
         publish(self, t)
         if self.only is None and t == 0:
             shutil.copytree(site, copy)
@@ -328,7 +328,7 @@ def test_a_running_server_gives_back_what_it_was_signed(asked: bool, tmp_path: P
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "publish", published)
+        patch.setattr(FederatedServer, "publish", published)
         patch.setattr(Purse, "pay", paid)
         ended = between.play()
     assert put == [2]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from sordino import config, keys
 from sordino.data.dataset import Dataset, Split
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.metrics.accuracy import LISTED, Evaluator
 from sordino.metrics.rows import Scores
 from sordino.partition import counts
@@ -322,7 +322,7 @@ def test_a_walk_over_everybody_is_noticed() -> None:
     of everybody.
     """
 
-    class Slow(Federation):
+    class Slow(FederatedServer):
         largest = property(lambda self: max(self.sizes))  # type: ignore[assignment]
 
     small, large = (Crowd(clients, *PLAIN).watched() for clients in (THOUSAND // 2, 5 * THOUSAND // 2))

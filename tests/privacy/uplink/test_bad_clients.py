@@ -22,7 +22,7 @@ from sordino import config, tree
 from sordino.accounting.notes import parsed
 from sordino.engine import checkpoint, wire
 from sordino.engine.executor import Answers
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import RunError
 from sordino.ledger.ledger import State
@@ -69,7 +69,9 @@ def parts_of(uplink: Table | None, **more: Any) -> Simulation:
     return simulated(config.validate(table | ({"uplink": uplink} if uplink else {}) | more))
 
 
-def play(parts: Simulation, corrupt: Callable[[bytes, Federation], bytes] | None) -> tuple[Outcome, Federation]:
+def play(
+    parts: Simulation, corrupt: Callable[[bytes, FederatedServer], bytes] | None
+) -> tuple[Outcome, FederatedServer]:
     """One round in which the message of one client is corrupted on its way."""
     federation, clients = parts.federation(":memory:", "run"), parts.site("run")
     federation.called = NAME.format
@@ -84,10 +86,10 @@ def play(parts: Simulation, corrupt: Callable[[bytes, Federation], bytes] | None
     return one_round(federation, parts.setup.state("server"), 0, Doing(execute)), federation
 
 
-def values(parts: Simulation, spoil: Spoil) -> Callable[[bytes, Federation], bytes]:
+def values(parts: Simulation, spoil: Spoil) -> Callable[[bytes, FederatedServer], bytes]:
     """A well-formed message with other numbers in it."""
 
-    def corrupt(message: bytes, federation: Federation) -> bytes:
+    def corrupt(message: bytes, federation: FederatedServer) -> bytes:
         a = parts.setup.algorithm
         zero = a.zero(parts.setup.task, a.broadcast(parts.setup.state("server")))
         header, sent = wire.decode(message, federation.inbox.header(0, BAD), a.uplink.shape(zero))
@@ -196,12 +198,12 @@ def test_clients_answer_in_the_order_of_their_ids() -> None:
 # ---------------------------------------------------------------- messages that are none
 
 
-def another(message: bytes, federation: Federation, **changes: Any) -> bytes:
+def another(message: bytes, federation: FederatedServer, **changes: Any) -> bytes:
     payload = {"delta": {"w": torch.zeros(3, dtype=torch.float64)}}
     return wire.encode(wire.Header(**(vars(federation.inbox.header(0, BAD)) | changes)), payload)
 
 
-MALFORMED: dict[str, Callable[[bytes, Federation], bytes]] = {
+MALFORMED: dict[str, Callable[[bytes, FederatedServer], bytes]] = {
     "empty": lambda m, f: b"",
     "cut": lambda m, f: m[:-1],
     "longer": lambda m, f: m + b"\0",
@@ -273,7 +275,7 @@ def test_random_bytes_are_never_more_than_an_absent_client() -> None:
     parts, rng = parts_of(UPLINKS["clipped"]), random.Random(4)
     without = absent(parts)
 
-    def noise(message: bytes, federation: Federation) -> bytes:
+    def noise(message: bytes, federation: FederatedServer) -> bytes:
         spoiled = bytearray(message)
         for _ in range(rng.choice((1, 3, 50))):
             spoiled[rng.randrange(len(spoiled))] ^= rng.randrange(1, 256)

@@ -15,7 +15,7 @@ from sordino import config, tree
 from sordino.config import Experiment
 from sordino.engine.executor import Tally
 from sordino.engine.secure_sum import SecureSum
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.planning.accounts import OpenRound
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
@@ -64,7 +64,7 @@ class Watched:
     def __init__(self, experiment: Experiment) -> None:
         torch.set_num_threads(experiment.engine.threads)  # as a run does: sums are cut otherwise by another number
         self.parts = simulated(experiment)
-        self.federation: Federation = self.parts.federation(":memory:", "run")
+        self.federation: FederatedServer = self.parts.federation(":memory:", "run")
         self.clients = self.parts.site("run")
         self.terms: Mapping[int, Terms] = {}
         self.uploads: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""Laws for algorithms, models, losses and other parts of a user's own, which `sordino check` tries.
+"""Checks of algorithms, models, losses and other parts of a user's own: laws that `sordino check` tries.
 
 A law is a function that raises `Broken` with a reason and a fix. The first laws read the class, the next ones call its
 methods one by one, the last ones run small federations. A law is skipped if one that it depends on is broken.
@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sordino import user_code
-from sordino.config import Experiment
-from sordino.config.reading import parsed
-from sordino.errors import ConfigError, SordinoError
-from sordino.laws.federations import ends, learns, ledger, noisy, order, processes, receipt, resumes
-from sordino.laws.halves import (
+from sordino.checks.federations import ends, learns, ledger, noisy, order, processes, receipt, resumes
+from sordino.checks.halves import (
     absence,
     blind,
     complete,
@@ -37,8 +34,11 @@ from sordino.laws.halves import (
     statistics,
     tensors,
 )
-from sordino.laws.parts import FUNCTIONS, MODEL, PartTrial, kind_of
-from sordino.laws.trial import ROUNDS, Broken, Trial
+from sordino.checks.parts import FUNCTIONS, MODEL, PartTrial, kind_of
+from sordino.checks.trial import ROUNDS, Broken, Trial
+from sordino.config import Experiment
+from sordino.config.reading import parsed
+from sordino.errors import ConfigError, SordinoError
 
 SETTABLE = ("algorithm", "model")
 

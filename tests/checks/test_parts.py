@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.laws import check
+from sordino.checks import check
 
 HEAD = """
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sordino.laws import check
+from sordino.checks import check
 from tests.helpers.command_line import Said
 
 HEAD = """

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from sordino import keys
+from sordino.checks import models
+from sordino.checks.trial import require
 from sordino.config import filled
 from sordino.data.label_kinds import LabelKind, Marks, Numbers
 from sordino.data.row_source import RowSource, load
-from sordino.laws import models
-from sordino.laws.trial import require
 from sordino.metrics.scores import OwnMetric, number_of
 from sordino.partition.row_numbers import checked
 from sordino.partition.schemes import Scheme

@@ -13,11 +13,11 @@ import torch
 
 from sordino import config, tree
 from sordino.accounting.events import Json
+from sordino.checks.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
-from sordino.laws.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.ledger.ledger import State
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.receipts.folder import RunFolder

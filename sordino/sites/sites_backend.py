@@ -1,4 +1,4 @@
-"""The server's half of a run between sites: the agreement, its own data, and the sites behind a carrier."""
+"""Backend of a run between sites: the agreement, the server's own data, and the sites behind a carrier."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sordino.data.schema import Column, TableSchema
 from sordino.engine import wire
 from sordino.engine.commands import Begin, Command, Hand
 from sordino.engine.executor import Executor
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.ledger.files import atomic_write
 from sordino.metrics.accuracy import Evaluator
 from sordino.metrics.evaluation import Evaluation, Score, check, check_models, check_scores
 from sordino.metrics.rows import Scores
 from sordino.metrics.scores import metrics_named
 from sordino.receipts.folder import RunFolder
+from sordino.runs.backend import Backend, Begun
 from sordino.runs.server_data import ServerData, ServerRows
-from sordino.runs.servers_half import Begun, ServersHalf
 from sordino.runs.setup import Whole
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.remote_sites import Kept, RemoteSites
@@ -54,8 +54,8 @@ class PostOffice:
 
 
 @dataclass(frozen=True)
-class ServersSide(ServersHalf):
-    """The server's side of one phase of a run between sites."""
+class SitesBackend(Backend):
+    """Backend of one phase of a run between sites."""
 
     agreed: SitesAgreement
     post: PostOffice = field(repr=False)
@@ -69,7 +69,7 @@ class ServersSide(ServersHalf):
         post: PostOffice,
         rows: ServerRows,
         declared: TableSchema | None = None,
-    ) -> ServersSide:
+    ) -> SitesBackend:
         return cls(whole.phases[-1], ServerData(whole, rows), agreed, post, declared)
 
     @property
@@ -80,10 +80,10 @@ class ServersSide(ServersHalf):
     def dataset(self) -> str:
         return self.agreed.digest
 
-    def at(self, stage: int) -> ServersSide:
+    def at(self, stage: int) -> SitesBackend:
         return replace(self, setup=self.setup.whole.phases[stage])
 
-    def federation(self, ledger: Path | str, run: str) -> Federation:
+    def federation(self, ledger: Path | str, run: str) -> FederatedServer:
         made = super().federation(ledger, run)
         self.post.ledger = lambda: str(made.ledger.place())
         return made
@@ -141,15 +141,15 @@ class SitesEvaluation:
     the sites that share their scores.
     """
 
-    side: ServersSide
+    backend: SitesBackend
     models: tuple[str, ...]  # () for the first one
     ways: tuple[str, ...]  # () as the algorithm says
 
     def __call__(self, t: int, server: Tree, score: Score) -> Scores:
-        task, algorithm, test = self.side.setup.task, self.side.setup.algorithm, self.side.home.kept.tested
+        task, algorithm, test = self.backend.setup.task, self.backend.setup.algorithm, self.backend.home.kept.tested
         if test is not None and not ways(algorithm, self.ways):
             examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
-            given = self.side.setup.experiment.evaluation
+            given = self.backend.setup.experiment.evaluation
             evaluator = Evaluator(task, examples, [], tuple(given.scores), metrics_named(given.metrics))
             return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
         held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
@@ -160,7 +160,7 @@ class SitesEvaluation:
         found = {k: row for k, row in told.items() if len(row) == numbers and all(map(math.isfinite, row))}
         if not found:  # no site shares scores
             return Scores()
-        rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.side.agreed.clients)]
+        rows = [np.arange(c.tested if k in found else 0) for k, c in enumerate(self.backend.agreed.clients)]
         evaluator = Evaluator(task, Examples(torch.empty(0), torch.empty(0)), rows)
         return Evaluation(algorithm, evaluator, self.models, asked)(t, server, lambda *_: found)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from sordino.checks import LAWS, Law, Report, check, models
 from sordino.cli import main
 from sordino.errors import ConfigError
-from sordino.laws import LAWS, Law, Report, check, models
 from sordino.transport import pipes
+from tests.checks.broken_twins import PRELUDE, TWINS
 from tests.laws import warm
-from tests.laws.broken_twins import PRELUDE, TWINS
 
 FEDPROX = '''"""FedProx over FedAvg. Li et al., MLSys 2020."""
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
+from sordino.checks.trial import Broken, require
 from sordino.errors import DataError
-from sordino.laws.trial import Broken, require
 from sordino.tasks.architecture import Architecture, build_net
 from sordino.tasks.network import InputSettings
 from sordino.tasks.problems import Classify, Regress
@@ -21,7 +21,7 @@ from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 
 if TYPE_CHECKING:
-    from sordino.laws.parts import PartTrial
+    from sordino.checks.parts import PartTrial
 
 ROWS, USUAL, SEED = 5, 10, 11
 

@@ -1,5 +1,5 @@
-"""The server's side of one phase of a run: rules, its own data, its ledger and how it reaches the clients. A simulation
-has the rows of all clients beside it; between sites there is nothing else."""
+"""Backend of one phase of a run: the server's rules, data and ledger, and how it reaches the clients. `Simulation` has
+the rows of all clients beside it; `sites.sites_backend` has connections to sites, and no client's rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 from sordino.data.schema import Column
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.executor import Executor
-from sordino.engine.server import Federation
+from sordino.engine.server import FederatedServer
 from sordino.metrics.evaluation import Score
 from sordino.metrics.rows import Scores
 from sordino.planning.agreement import Agreement
@@ -32,8 +32,8 @@ class Begun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServersHalf(ABC):
-    """The server's side of a phase, apart from the run's folder."""
+class Backend(ABC):
+    """Backend of a phase: where its clients are and how they are reached, apart from the run's folder."""
 
     setup: Setup
     home: ServerData
@@ -57,7 +57,7 @@ class ServersHalf(ABC):
 
     @abstractmethod
     def at(self, stage: int) -> Self:
-        """The server's side of phase number `stage` of the same run."""
+        """Backend of phase number `stage` of the same run."""
 
     @abstractmethod
     def evaluation(self) -> Callable[[int, Tree, Score], Scores]:
@@ -78,6 +78,6 @@ class ServersHalf(ABC):
         """The public agreement between server and sites."""
         return self.setup.whole.agreement(self.dataset)
 
-    def federation(self, ledger: Path | str, run: str) -> Federation:
+    def federation(self, ledger: Path | str, run: str) -> FederatedServer:
         """The server's side, on its ledger."""
         return self.setup.federation(self.home, self.dataset, ledger, run)

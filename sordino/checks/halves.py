@@ -15,8 +15,8 @@ import torch
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Algorithm, unwritten
 from sordino.algorithms.optional import Estimates
+from sordino.checks.trial import Broken, Canned, Moment, Scene, SealedShard, Trial, require
 from sordino.engine import checkpoint, wire
-from sordino.laws.trial import Broken, Canned, Moment, Scene, SealedShard, Trial, require
 from sordino.privacy.readers.beside_public import taken
 from sordino.tree import Tree
 from sordino.types import Shard
