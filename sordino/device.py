@@ -5,7 +5,7 @@ kernels that give the same bits again.
 
 While a run is `on` a device, tensors that are made without naming a device lie there: data, models, what clients keep,
 clips, noise, sums. What leaves a run, and what random numbers are drawn from, is on the CPU, so a device changes no
-draw (except a dropout that follows how a tensor lies in memory: `generators.discriminator`), and in what is written
+draw (except a dropout that follows how a tensor lies in memory: `generators.nets.Halved`), and in what is written
 only the last bits of computed numbers.
 """
 

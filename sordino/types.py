@@ -3,7 +3,7 @@
 An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly
 where the network is: `local` runs at the client, `update` at the server, and everything between them passes two gates.
 The Reader bounds the influence of an EXAMPLE on client code; the Uplink bounds the influence of a CLIENT on the server.
-Both state their promises as `Claim`s, before any data is read.
+Both state their guarantees as `Claim`s, before any data is read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Offer(NamedTuple):
 
 
 class Priced(Protocol):
-    """Interface of randomness that a budget can price: the norm of its sensitivity, its price and its event."""
+    """Interface of randomness that a budget can size: the norm of its sensitivity, its pricing and its event."""
 
     @property
     def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity

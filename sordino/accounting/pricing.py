@@ -32,6 +32,10 @@ TRIES, CLOSE = 6, 0.99  # of a budget that a plan of phases should fill: each tr
 
 
 class Pricing(Protocol):
+    """Interface between a budget and noise: the total that (epsilon, delta) allows in a currency of privacy loss, the
+    noise multiplier for a cost, and the cost of a multiplier.
+    """
+
     @property
     def currency(self) -> Currency: ...
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]: ...
@@ -40,7 +44,7 @@ class Pricing(Protocol):
 
 
 class NoisePricing(Pricing, Protocol):
-    """Interface of the price of a noise law, which knows the price of the law on a Poisson sample."""
+    """Interface of a noise law's pricing, which also gives that of the law on a Poisson sample."""
 
     def sampled(self, rate: float, epsilon: float, delta: float, releases: int, fixed: bool) -> Pricing: ...
 
@@ -106,8 +110,8 @@ class Exact:
 
 @dataclass(frozen=True)
 class Discrete(Exact):
-    """The currency of exact Gaussian noise with a smaller total, because only the Renyi divergence of a discrete
-    Gaussian is known.
+    """Pricing of exact Gaussian noise with a smaller total, because only the Renyi divergence of a discrete Gaussian is
+    known.
     """
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:
@@ -138,7 +142,7 @@ def _rho(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Renyi:
-    """Cost of a Poisson-sampled Gaussian at `rate`: its Renyi divergence of one fixed `order`."""
+    """Pricing of a Poisson-sampled Gaussian at `rate`, by its Renyi divergence of one fixed `order`."""
 
     rate: float
     order: int
@@ -165,7 +169,7 @@ class Renyi:
 
 @dataclass(frozen=True)
 class Counted:
-    """The price of one phase in a fixed plan of sampled releases, of one phase or several. The plan as a whole is
+    """Pricing of one phase in a fixed plan of sampled releases, of one phase or several. The plan as a whole is
     accounted for by its privacy loss distribution, and the ledger counts releases. Each phase has a component of its
     own: what one phase leaves unspent cannot be spent by another.
 
@@ -199,7 +203,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class NominalPrice:
-    """Cost of a fixed multiplier whose epsilon is only a label."""
+    """Pricing of a fixed multiplier whose epsilon is only a label."""
 
     published: float
     currency: Currency = APPROX
@@ -259,8 +263,8 @@ def counted(rate: float, epsilon: float, delta: float, releases: int) -> Counted
 
 @lru_cache(maxsize=64)
 def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float, delta: float) -> tuple[Counted, ...]:
-    """The prices of a plan's phases, each given as (sampling rate, releases, part of the budget). The parts divide a
-    Renyi divergence; the total grows until the whole plan fills the budget.
+    """Pricing of each phase of a plan, where phases are given as (sampling rate, releases, part of the budget). The
+    parts divide a Renyi divergence; the total grows until the whole plan fills the budget.
     """
 
     def noise(granted: float) -> list[float]:

@@ -41,7 +41,7 @@ def private_mod(
 
     `folder`: keeps budget and receipt, and may name keys of the node's configuration, as in "runs/{partition-id}".
     `model`: the declared arrays. `rounds`: how often this client answers, over all runs of the app. Losses, scores and
-    numbers of examples stay at the client: every client weighs 1.
+    numbers of examples stay at the client: every client has weight 1.
     """
     declared = DeclaredArrays(model)
     terms = UplinkTerms(epsilon, delta, clip, rounds)
@@ -143,7 +143,7 @@ class PrivateStrategy:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the strategy makes of one noised mean. Metrics of clients are dropped, as no noise covers them."""
+        """The strategy's result from one noised mean. Metrics of clients are dropped, as no noise covers them."""
         if not self._asked:
             return None, None
         changes = self._changes(replies)
@@ -156,11 +156,13 @@ class PrivateStrategy:
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody: scores on clients' rows are releases. The server may evaluate on data of its own (`evaluate_fn`)."""
+        """No messages: scores on clients' rows would be releases. The server may evaluate on data of its own
+        (`evaluate_fn`).
+        """
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Nothing, as nobody was asked."""
+        """No result, as no client was asked."""
 
     def _changes(self, replies: Iterable[Message]) -> Iterator[Params]:
         """The change by each client whose reply is in order; another reply counts as zeros, as one that never came."""
@@ -196,7 +198,7 @@ def _record(arrays: Arrays) -> ArrayRecord:
 
 
 def _message(records: dict[str, Any], weighted_by: str, **to: Any) -> Message:
-    """A message of these records in which the sender weighs 1."""
+    """A message of these records in which the sender has weight 1."""
     from flwr.app import Message, MetricRecord, RecordDict
 
     return Message(RecordDict({**records, "metrics": MetricRecord({weighted_by: 1.0})}), **to)

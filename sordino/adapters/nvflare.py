@@ -23,7 +23,7 @@ class PrivateFilter(Filter):  # type: ignore[misc]
 
     `folder`: keeps budget and receipt; "{site}" in it stands for the site's name. `model`: shape and type of each
     declared array, as in {"w": [[3, 2], "float32"]}. `rounds`: how often this site answers, over all jobs. Metrics and
-    numbers of steps stay at the site: every site weighs 1.
+    numbers of steps stay at the site: every site has weight 1.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ HIDDEN = "what a client answers beside its arrays is dropped; that it answers, a
 
 
 class UplinkTerms(NamedTuple):
-    """The promise of an uplink: its budget, and the numbers that the noise follows from."""
+    """Guarantee of an uplink: its budget, and the numbers from which its noise follows."""
 
     epsilon: float
     delta: float
@@ -102,7 +102,7 @@ class PrivateUplink:
 
     @contextmanager
     def _books(self) -> Iterator[Accounts]:
-        """The accounts of the folder, for this process alone."""
+        """The privacy accounts of the folder, for this process alone."""
         mine = self.folder
         with mine.locked():
             private.check_place(mine.path, moved=False)

@@ -1,7 +1,7 @@
 """Worst-case neighbours of one client: an upload far beyond every bound, against the opposite upload or against none.
 
 All uploads pass the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
-fields and layers: the claim does not depend on the number of coordinates. One call makes many draws (`torch.vmap`),
+fields and layers: the claim does not depend on the number of coordinates. One call samples many outputs (`torch.vmap`),
 each with noise of its own; gates that leave torch on the way, as PrivUnit does, are called one by one.
 """
 

@@ -38,7 +38,7 @@ def kinds() -> tuple[torch.dtype, ...]:
 
 
 class Spoken(NamedTuple):
-    """Message between the two processes: JSON (`told`) and tensors."""
+    """A message between the two processes: JSON (`told`) and tensors."""
 
     told: Told
     tensors: list[Tensor]

@@ -2,7 +2,7 @@
 released many times.
 
 Deviations: the canary is noise with a label at random, one of a client's few images; the other side holds another image
-in its place, or none where that is the promise.
+in its place, or none where the guarantee is about removing an example (zero_out).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Noise laws: the norm of their sensitivity, the event that accounts for them, their price, and their draws.
+"""Noise laws: the norm of their sensitivity, the event that accounts for them, their pricing, and their samples.
 
 A new law is a subclass of `NoiseLaw` and, where settings shall name it, a row in LAWS. Its price must be one that its
 event keeps. Real noise is drawn in steps of a fine grid from a table (`sources`); on integers, as secure sums need
-them, it is drawn in whole steps, at the same price.
+them, it is drawn in whole steps, at the same cost.
 
-Proof of the price on integers: two-sided geometric noise of scale b is e^(1/b)-indistinguishable for each step, as
+Proof of the cost on integers: two-sided geometric noise of scale b is e^(1/b)-indistinguishable for each step, as
 Laplace noise is; discrete Gaussians have the Renyi divergences of continuous ones (Canonne, Kamath and Steinke, NeurIPS
 2020), and on grids of thousands of steps their loss is the same to within the step.
 """
@@ -93,7 +93,7 @@ class NoiseLaw(ABC):
     @property
     @abstractmethod
     def pricing(self) -> NoisePricing:
-        """The price, by which a budget becomes a multiplier."""
+        """The conversion of a budget into noise multipliers, and of multipliers into costs."""
 
     @abstractmethod
     def event(self, multiplier: float) -> events.Event:
@@ -101,12 +101,12 @@ class NoiseLaw(ABC):
 
     @abstractmethod
     def standard(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Draws of scale 1 on the processor, for simulation."""
+        """Samples of scale 1, drawn on the CPU, for simulation."""
 
     @abstractmethod
     def in_steps(self, scale: float) -> Steps:
-        """The law in steps of a grid, of which the scale has thousands, for real noise. It is within 1e-14 of the law
-        in total variation.
+        """The law in steps of a fine grid, thousands of them to one unit of scale, for real noise. It is within 1e-14
+        of the continuous law in total variation.
         """
 
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
@@ -115,7 +115,9 @@ class NoiseLaw(ABC):
 
     @property
     def shared(self) -> IntegerNoiseLaw | None:
-        """The law of a sum of independent shares in whole steps, priced as such; None where no such sum is known."""
+        """The law of a sum of independent shares in whole steps, with a pricing of its own; None where no such sum is
+        known.
+        """
         return None
 
 
@@ -124,7 +126,7 @@ class IntegerNoiseLaw(NoiseLaw):
 
     @abstractmethod
     def whole(self, source: NoiseSource, count: int, scale: float) -> Ints:
-        """Noise in whole steps, at the price of the law."""
+        """Noise in whole steps, at the cost of the continuous law."""
 
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():

@@ -5,7 +5,7 @@ all equally likely. Equivalently, in one step: with probability g = k / (k - 1 +
 k, else the value itself.
 
 Guarantees: epsilon for ONE value, pure, for every pair of inputs. An image is as many values as it has pixels and
-channels, so its price is that of their composition; `composed_delta` gives it without a gap. Proof for the program: one
+channels, so its cost is that of their composition; `composed_delta` gives it without a gap. Proof for the program: one
 64-bit word per value, whose high half decides whether to replace and whose low half by what. Both are whole numbers,
 the least likely value is counted as it is, and the threshold is rounded up: the ratio of two outputs' probabilities is
 at most e^epsilon. The price of that is a law that differs from the ideal one by at most k / 2^32 in total variation per

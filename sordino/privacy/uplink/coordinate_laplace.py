@@ -4,8 +4,8 @@ Computer Science (China) 51(6A), 2024.
     ClipCoordinates    every coordinate into [-radius, radius]
     Flag               a coin of each client, sent in clear: does it want central noise?
     CoordinateLaplace  the server makes some 0 flags 1 and adds Laplace(2 radius max w / epsilon) to every coordinate of
-                       the mean: once if any flag is 1 now
-                       (aggregate_any), or to each such upload before it is weighted (per_client)
+                       the mean: once if any flag is 1 now (aggregate_any), or to each such upload before it is weighted
+                       (per_client)
 
 What holds: epsilon per coordinate and round is d * epsilon for a whole model of d coordinates, with public weights;
 that is the claim. Without a clip nothing is bounded. Flags are independent of the data and protect nothing: a round
