@@ -22,6 +22,7 @@ TO_FILL_IN = (
     "deployment.implementation: justification, utility",
     "deployment.administrative: evidence_sources, registry_authors",
 )
+NUMBER = "deployment.privacy_loss: number_of_privacy_units, about"  # where the sizes of clients are not public
 SEVERAL = "A person who has several of these units is not protected as a whole."
 
 
@@ -40,6 +41,7 @@ def record(found: Evidence) -> str:
         "For the registry of differential privacy deployments: github.com/opendp/deployments-registry-data.",
         "No file of the run knows these; fill them in:",
         *(f"  {name}" for name in TO_FILL_IN),
+        *[f"  {NUMBER}"] * (not _number_of_units(found, best)),
     ]
     told = as_yaml(_record(found, best))
     return "".join(f"# {note}\n" for note in notes) + told
@@ -74,6 +76,7 @@ def _record(found: Evidence, best: Guarantee) -> Json:
                 "privacy_unit": ONE[best.unit],
                 "privacy_unit_details": f"Adjacent data sets differ in {ONE[best.unit]}: {best.neighbours}, "
                 f"{CHANGE[best.neighbours]}." + f" {SEVERAL}" * (best.unit != "person"),
+                **_number_of_units(found, best),
                 "privacy_parameters": {"epsilon": rounded_up(best.epsilon), "delta": best.delta},
                 "privacy_parameters_details": _bullets(rows),
             },
@@ -85,9 +88,9 @@ def _record(found: Evidence, best: Guarantee) -> Json:
                 "release_type": "One release",
                 "release_type_details": f"All models of {found.receipt.rounds} rounds are counted as released.",
                 "data_source_type": "Static",
-                "data_source_type_details": "",
+                "data_source_type_details": "The run is bound to the digest of its examples: they do not change.",
                 "access_type": "Non-interactive",
-                "access_type_details": "",
+                "access_type_details": "Nobody may query the data. What is released is planned before the run.",
             },
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": _bullets(found.receipt.assumptions),
@@ -103,6 +106,14 @@ def _record(found: Evidence, best: Guarantee) -> Json:
             "administrative": {"evidence_sources": {}, "status": "Draft", "registry_authors": [""], "tier": 3},
         },
     }
+
+
+def _number_of_units(found: Evidence, best: Guarantee) -> Json:
+    """Number of privacy units, where it is public: sizes of clients may be not, and how many rows make a person."""
+    many = {"client": len(found.public.sizes)}
+    if found.experiment.privacy.public_sizes:
+        many["example"] = sum(found.public.sizes)
+    return {"number_of_privacy_units": many[best.unit]} if best.unit in many else {}
 
 
 def _model(best: Guarantee) -> str:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
+from sordino.receipts import envelope
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import write
 
@@ -39,7 +40,12 @@ def sign(folder: Path, path: Path) -> Path:
     """Sign the receipt as it stands; a later receipt needs a new signature."""
     key = private_key(path)
     public = key.public_key().public_bytes_raw().hex()
-    signed = {"public_key": public, "signature": key.sign(_receipt(folder)).hex()}
+    receipt = _receipt(folder)
+    signed = {
+        "public_key": public,
+        "signature": key.sign(receipt).hex(),
+        envelope.SIGNED: key.sign(envelope.signed_bytes(receipt)).hex(),
+    }
     place = RunFolder(folder).signature_file
     atomic_write(place, json.dumps(signed).encode())
     return place
@@ -57,7 +63,10 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["public_key"]))
         if path is not None and key.public_bytes_raw() != public_key(path).public_bytes_raw():
             return ["the signature is by another key"]
-        key.verify(bytes.fromhex(told["signature"]), _receipt(folder))
+        receipt = _receipt(folder)
+        key.verify(bytes.fromhex(told["signature"]), receipt)
+        if envelope.SIGNED in told:
+            key.verify(bytes.fromhex(told[envelope.SIGNED]), envelope.signed_bytes(receipt))
     except InvalidSignature:
         return ["the signature is not of this receipt"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

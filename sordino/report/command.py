@@ -62,9 +62,15 @@ class Document(StrEnum):
     annex = "annex"
     registry = "registry"
     card = "card"
+    dsse = "dsse"
 
 
-FILES = {Document.annex: "annex.html", Document.registry: "deployment.yaml", Document.card: "model-card.md"}
+FILES = {
+    Document.annex: "annex.html",
+    Document.registry: "deployment.yaml",
+    Document.card: "model-card.md",
+    Document.dsse: "receipt.dsse.json",
+}
 
 
 def export(
@@ -74,7 +80,7 @@ def export(
         typer.Option(
             "--as",
             help="annex: a page for a data protection assessment; registry: a record for the registry of DP "
-            "deployments; card: a model card.",
+            "deployments; card: a model card; dsse: a signed envelope with an in-toto statement.",
         ),
     ],
     out: Annotated[
@@ -101,18 +107,20 @@ def export(
     with when_used("torch"):
         from sordino.receipts.evidence import gather
 
-    found = gather(folder, key, with_code, anyway)
-    typer.echo(str(_written(found, as_, target)))
+    found = gather(folder, key, with_code, anyway and as_ is not Document.dsse)  # which has no top to say it on
+    typer.echo(str(_written(found, as_, folder, target)))
 
 
-def _written(found: Evidence, as_: Document, target: Path) -> Path:
+def _written(found: Evidence, as_: Document, folder: Path, target: Path) -> Path:
     from sordino.ledger.files import atomic_write
     from sordino.receipts.documents import card, record
+    from sordino.receipts.envelope import envelope
     from sordino.report.annex import as_pdf, page
 
     if target.suffix == ".pdf":
         return as_pdf(page(found), target)
-    made = {Document.annex: page, Document.registry: record, Document.card: card}[as_]
+    made = {Document.annex: page, Document.registry: record, Document.card: card}
+    text = made[as_](found) if as_ in made else envelope(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, made(found).encode())
+    atomic_write(target, text.encode())
     return target

@@ -1,0 +1,148 @@
+"""The verifier that shares no code with sordino: it gives every epsilon that sordino gives, and knows no more of it than
+the page about the format says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sordino.receipts.signature import generate, sign
+from tests.helpers.planned_receipts import some
+
+ROOT = Path(__file__).parents[2]
+VERIFIER = ROOT / "verifier"
+sys.path[:0] = [str(VERIFIER), str(ROOT / "docs")]
+import epsilons  # noqa: E402
+import house_size  # noqa: E402
+import verify  # noqa: E402
+
+MOST = 500  # lines of code
+COMMAND = """
+import runpy, sys
+class Gone:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("sordino", "torch", *gone):
+            raise ImportError(f"{name} is not there")
+gone = sys.argv[1].split()
+sys.meta_path.insert(0, Gone())
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def asked(run: Path, *more: object, without: str = "") -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", COMMAND, without, VERIFIER / "verify.py", run, *more]
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300, cwd=VERIFIER)
+
+
+def finite(receipt: Path) -> int:
+    return sum(row["epsilon"] != "inf" for row in json.loads(receipt.read_text())["guarantees"])
+
+
+def check(runs: list[Path]) -> None:
+    """Each receipt holds, and each of its finite rows was computed again."""
+    for run in runs:
+        said = verify.examine(run, None, None)
+        assert (said.wrong, said.unseen) == ([], []), run
+        assert sum("epsilon" in line and "inf" not in line for line in said.held) >= finite(run / "privacy.json"), run
+
+
+def test_twenty_random_receipts_hold(tmp_path: Path) -> None:
+    runs = some(tmp_path, 20)
+    check(runs)
+    assert sum(finite(run / "privacy.json") > 0 for run in runs) >= 10
+
+
+@pytest.mark.slow
+def test_a_thousand_random_receipts_hold(tmp_path: Path) -> None:
+    check(some(tmp_path, 1000, first=10_000, sampled=0.05))
+
+
+def test_it_is_short_and_needs_neither_torch_nor_sordino(tmp_path: Path) -> None:
+    files = sorted(VERIFIER.rglob("*.py"))
+    assert files
+    assert sum(map(house_size.code_lines, files)) <= MOST
+    [run] = some(tmp_path, 1)
+    said = asked(run)
+    assert (said.returncode, said.stderr) == (0, ""), said
+    assert "epsilon" in said.stdout
+
+
+def test_a_signature_is_checked_where_it_can_be(tmp_path: Path) -> None:
+    [run] = some(tmp_path, 1)
+    for name in ("site", "other"):
+        generate(tmp_path / name)
+    assert asked(run, "--key", tmp_path / "site.pub").returncode == 1  # there is none
+    sign(run, tmp_path / "site")
+    assert asked(run, "--key", tmp_path / "site.pub").returncode == 0
+    assert asked(run, "--key", tmp_path / "other.pub").returncode == 1
+    blind = asked(run, "--key", tmp_path / "site.pub", without="cryptography")
+    assert blind.returncode == 3
+    assert "not checked: the signature" in blind.stdout
+    assert "has signed" not in blind.stdout
+
+
+def test_what_the_page_does_not_name_is_not_checked() -> None:
+    subject = {"unit": "example", "neighbours": "replace", "adversary": "server", "status": "proved", "because": []}
+    for event in ({"kind": "cauchy", "scale": 1.0}, {"kind": "laplace", "scale": 1.0, "shifted": True}):
+        note = {"releases": [{"clients": "*", "claims": [{**subject, "event": event}]}]}
+        with pytest.raises(epsilons.NotChecked):
+            verify.histories([note], 3)
+    with pytest.raises(epsilons.NotChecked):
+        epsilons.read_claim({**subject, "unit": "household", "event": {"kind": "nothing"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("privacy.json", b"[" * 100_000),
+        ("privacy.json", b"\xff\xfe"),
+        ("privacy.json", b"{}"),
+        ("privacy.json", b'{"format": 1, "format": 1}'),
+        ("privacy.json", b'{"format": NaN}'),
+        ("agreement.json", b'{"a": ' * 5000),
+        ("ledger.sqlite", b""),
+        ("ledger.sqlite", b"SQLite format 3\0" + bytes(100)),
+        ("ledger.sqlite", None),
+        ("privacy.sig", b'{"public_key": 3}'),
+    ],
+)
+def test_a_hostile_file_is_refused_without_a_traceback(
+    name: str,
+    content: bytes | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [run] = some(tmp_path, 1)
+    (run / name).unlink(missing_ok=True)
+    if content is not None:
+        (run / name).write_bytes(content)
+    monkeypatch.setattr("sys.argv", ["verify.py", str(run)])
+    assert verify.main() in (1, 2)
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert 10 < len(said.out) < 5000
+
+
+def test_sizes_and_nesting_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event: dict[str, object] = {"kind": "gaussian", "noise_multiplier": 1.0}
+    for _ in range(60):
+        event = {"kind": "repeat", "count": 10**6, "event": event}
+    with pytest.raises(epsilons.NotChecked):
+        epsilons.draws(event)
+    huge = frozenset({(("laplace", 1, 2.0), 10**400)})
+    with pytest.raises(ArithmeticError):
+        epsilons.bounds(huge, "replace", 1e-5)
+    monkeypatch.setattr(verify, "MOST_JSON", 100)
+    (tmp_path / "large").write_bytes(bytes(101))
+    with pytest.raises(ValueError, match="larger"):
+        verify.read(tmp_path / "large")
+    with pytest.raises(epsilons.Wrong):
+        epsilons.number(math.inf)
