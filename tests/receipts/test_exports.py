@@ -131,7 +131,17 @@ CHOICES = {
     "access_type": {"Interactive", "Non-interactive"},
     "status": {"Draft"},
 }
-BY_HAND = ["data_curators", "intended_use", "data_product_region", "data_product_sector", "publication_date", "justification", "utility", "evidence_sources", "registry_authors"]
+BY_HAND = [
+    "data_curators",
+    "intended_use",
+    "data_product_region",
+    "data_product_sector",
+    "publication_date",
+    "justification",
+    "utility",
+    "evidence_sources",
+    "registry_authors",
+]
 
 
 def lacking(text: str) -> list[str]:
