@@ -61,11 +61,11 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Noise of size zero; its planned deviations, in the order in which it was drawn."""
     drawn: list[float] = []
 
-    def gaussian(self: System, values: torch.Tensor, std: float) -> torch.Tensor:
-        drawn.append(std)
+    def noisy(self: System, law: object, values: torch.Tensor, scale: float) -> torch.Tensor:
+        drawn.append(scale)
         return values.double()
 
-    monkeypatch.setattr(System, "gaussian", gaussian)
+    monkeypatch.setattr(System, "noisy", noisy)
     return drawn
 
 
