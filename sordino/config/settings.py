@@ -46,8 +46,7 @@ class Data(Section):
     source: Annotated[
         Literal["digits", "images", "folder", "tabular", "quadratic", "synthetic"], WrapValidator(_or_own)
     ] = "digits"
-    """where the examples come from (`sordino data list` says what each source needs); module:Class: from your own
-    class"""
+    """source of the examples (`sordino data list` says what each source needs); module:Class: a class of your own"""
     path: str | list[str] | None = None
     """a file or a folder; of tables also a pattern like "clinics/*.csv" or a list of files; of images also the id
     of a data set on the hub"""
@@ -61,20 +60,20 @@ class Data(Section):
     schema: str | None = None  # type: ignore[assignment]
     """of a table: the file that declares what columns hold, or "learned\""""
     separator: Literal[",", ";", "\t", "|"] | None = None
-    """of a table: between cells; none: as the first line shows"""
+    """of a table: column separator; none: found from the first line"""
     decimal: Literal[".", ","] | None = None
-    """of a table: the decimal mark; none: a comma beside semicolons"""
+    """of a table: decimal mark; none: a comma where semicolons separate columns, else a point"""
     encoding: Encoding | None = None
-    """of a table: how letters are written; none: as the first line shows"""
+    """of a table: character encoding; none: found from the first line"""
     missing: Literal["refuse", "drop", "fill"] = "refuse"
     """of a table: what becomes of a row that lacks a value; fill: it gets what the schema declares for the
     column"""
     classes: list[str] | None = Field(default=None, min_length=2)
-    """of images: the names of all classes, in the order of their numbers; none: learned from all images, which
-    claims nothing about a row where the noise is real"""
+    """of images: the names of all classes, in the order of their numbers; none: found from the images, and then a run
+    with real noise guarantees nothing about an image"""
     colours: bool | None = None
-    """of images: each is made coloured, or grey; none: as the images show, which claims nothing about a row where
-    the noise is real"""
+    """of images: true converts all to colour, false to grey; none: found from the images, and then a run with real
+    noise guarantees nothing about an image"""
     download: bool = False
     """allow downloads from the hub (needs the extra `hub`)"""
     test_fraction: float | None = None
@@ -84,7 +83,7 @@ class Data(Section):
     """of images: put training and test images together; then each client holds back `test_fraction` of its own"""
     standardise: Literal["fixed", "channel", "pixel", "none"] | None = None
     """fixed: to [-1, 1] by public numbers; channel: by mean and deviation of each channel (of a table: column);
-    pixel: by those of each pixel; none: not at all; without a word: fixed if ranges are known"""
+    pixel: by those of each pixel; none: not at all; not set: fixed if ranges are known"""
     augment: Literal["none", "crop_flip"] = "none"
     """of images: shift (4 pixels) and mirror at random"""
     side: Annotated[int | None, Range(least=1, most=4096, whole=True)] = None
@@ -123,7 +122,7 @@ class Privacy(Section):
     """the budget of every client, or a rule for personal budgets; none: no budget, private algorithms need a
     multiplier"""
     delta: float = 1e-5
-    """the chance that the promise fails: below 1 / number of protected units"""
+    """delta of (epsilon, delta)-differential privacy, below 1 / number of protected units"""
     schedule: Table = {"name": "uniform"}
     """how a budget is spread over the rounds in which a client takes part"""
     noise: Literal["counter", "system"] = "counter"
@@ -199,10 +198,10 @@ class Engine(Section):
     """where a run computes: cpu, cuda, cuda:1 and so on, or auto for an accelerator where there is one; with
     "cuda" each client process, or rank, takes the one of its own number"""
     executor: Literal["auto", "loop", "stack", "pooled", "processes", "ranks"] = "auto"
-    """how clients are computed; auto chooses by the algorithm, and all of them give the same result but for
-    rounding"""
+    """how clients are computed: one by one, several in one call, in other processes; auto chooses by the algorithm. All
+    give the same result but for rounding"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """numbers in training; sums, clipping, noise and evaluation always use fp32 or wider"""
+    """floating-point format of training; sums, clipping, noise and evaluation always use fp32 or wider"""
     workers: Annotated[int | Literal["auto"], Range(least=1, most=1024, whole=True)] = "auto"
     """how many cores train clients at once: threads and forks of this process, or client processes; auto: all
     there are"""
@@ -234,19 +233,19 @@ class Experiment(Section):
     name: str = "digits"
     """what the run is called in folders and tables; without it, the name of the file"""
     seed: Annotated[int, Range(least=0, below=2**63, whole=True)] = 0
-    """of everything that is random in a simulation"""
+    """the seed of everything that is random in a simulation"""
     rounds: Annotated[int, Range(least=1, most=10**5, whole=True)] = 40
     """how often the server asks clients and changes the model"""
     data: Data = Data()
-    """which examples there are"""
+    """the data set: its source, its columns or images, and its test examples"""
     partition: Table = {"scheme": "dirichlet", "clients": 20, "alpha": 0.5}
-    """which client holds which examples"""
+    """how the examples are divided among clients"""
     task: Table = {"name": "classification"}
-    """what is predicted: classes, and what each of them weighs"""
+    """the prediction problem: what is predicted, and what its labels are"""
     model: Table = {"name": "logistic"}
     """the network that is trained; `module:Class` names one of your own"""
     loss: Table | None = None
-    """in place of cross-entropy: module:function, or the class of a loss, of your own"""
+    """a loss of your own in place of cross-entropy: module:function, or module:Class"""
     cohort: Table = {"name": "everyone"}
     """which clients take part in a round"""
     algorithm: Table = {"name": "gaussian_gdp", "clip": 1.0, "lr": 2.0}
@@ -258,18 +257,18 @@ class Experiment(Section):
     candidates: Table | None = None
     """images that the server draws from a public source"""
     privacy: Privacy = Privacy(epsilon=8.0)
-    """how much may be lost, and which noise protects"""
+    """privacy budget, and the source of the noise"""
     stragglers: Slow = Slow()
-    """clients that are slow, and what becomes of their work"""
+    """slow clients, and what becomes of their work"""
     chaos: Chaos = Chaos()
-    """faults that are rehearsed"""
+    """faults that are injected to test a federation"""
     evaluation: EvaluationSettings = EvaluationSettings()
-    """what is measured, and when"""
+    """which scores are measured, and when"""
     callbacks: list[str | Table] = []
     """called after each round, and at the end: module:Class of your own, or tables with a name and its
     arguments"""
     engine: Engine = Engine()
-    """how a run is computed, which changes no promise"""
+    """how a run is computed, which changes no guarantee"""
     _start: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `paths`)
 
     def digest(self) -> str:
