@@ -34,6 +34,8 @@ class Once(Event):
     more.
     """
 
+    meaning = "`event`, drawn once under this `name` and then only looked at again."
+
     fresh = False
 
     name: str
@@ -62,6 +64,8 @@ class Once(Event):
 @dataclass(frozen=True)
 class Poisson(Event):
     """An event on a secret sample, in which every unit takes part independently with probability `rate`."""
+
+    meaning = "`event`, on a secret sample in which each unit takes part with probability `rate`."
 
     rate: float
     event: Event
@@ -110,6 +114,8 @@ class Poisson(Event):
 class Repeat(Event):
     """An event that happens `count` times, each with fresh randomness."""
 
+    meaning = "`event`, `count` times, each with fresh noise."
+
     event: Event
     count: int
 
@@ -130,6 +136,8 @@ class Repeat(Event):
 class Together(Event):
     """The composition of several events on the same data."""
 
+    meaning = "All of `events`, on the same data."
+
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
@@ -149,6 +157,8 @@ class Together(Event):
 @dataclass(frozen=True)
 class NonPrivate(Event):
     """Access without any protection: it costs infinity. The reason is shown in receipts."""
+
+    meaning = "Access without protection, and the `reason`."
 
     reason: str
 
@@ -171,6 +181,8 @@ class NonPrivate(Event):
 @dataclass(frozen=True)
 class Nothing(Event):
     """No access to the data: costs nothing."""
+
+    meaning = "No access to the data."
 
     fresh = False
 

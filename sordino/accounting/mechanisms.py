@@ -1,6 +1,7 @@
 """Mechanisms as events: noise and randomised responses, each with all of its own accounting.
 
-A new mechanism is a class here and a row in `events.KINDS`. Accountants compose events, and ask each one for:
+A new mechanism is a class here, with the meaning of its fields, and a row in `events.KINDS`. Accountants compose
+events, and ask each one for:
 
 settled     its draws, with noise within what accountants can hold; None where it protects nobody
 mu          of Gaussian DP, of several draws: exact for unsampled Gaussians (Dong, Roth and Su 2022)
@@ -45,6 +46,7 @@ class Event:
     proved.
     """
 
+    meaning: ClassVar[str]  # of its fields, for readers of receipts
     sampled: ClassVar[bool] = False  # is its price on a Poisson sample proved?
     pair: ClassVar[str] = "sums"  # what its privacy loss tells apart: sums, or inputs; the two do not compose
 
@@ -113,6 +115,8 @@ class _Normal(Event):
 class Gaussian(_Normal):
     """Normal noise; `noise_multiplier` = standard deviation / L2 sensitivity. Zero costs infinity."""
 
+    meaning = "Normal noise. `noise_multiplier`: its deviation over how far one unit can move the sum."
+
     @property
     def words(self) -> str:
         return f"Gaussian noise with a deviation of {self.noise_multiplier:.4g} times what one unit can change"
@@ -137,6 +141,8 @@ class DiscreteGaussian(_Normal):
     divergences are known at whole orders, where the moments of both laws agree term by term.
     """
 
+    meaning = "The same law on whole numbers."
+
     @property
     def words(self) -> str:
         return f"discrete Gaussian noise with a deviation of {self.noise_multiplier:.4g} times what one unit can change"
@@ -154,6 +160,8 @@ class DiscreteGaussian(_Normal):
 @dataclass(frozen=True)
 class Laplace(Event):
     """Laplace noise; `scale` = b / L1 sensitivity, so one draw is (1/scale)-DP. Zero costs infinity."""
+
+    meaning = "Laplace noise. `scale`: its scale over how far one unit can move the sum."
 
     scale: float
 
@@ -192,6 +200,8 @@ class Response(Event):
     """Randomised response among `levels` values: the value is kept or replaced at random so that the probabilities of
     any answer under two inputs differ by a factor of at most e^epsilon (Kairouz, Bonawitz and Ramage 2016).
     """
+
+    meaning = "One of `levels` answers, kept or replaced at random, which costs `epsilon`."
 
     epsilon: float
     levels: int

@@ -23,19 +23,6 @@ INSIDE: Mapping[str, Json] = {  # the types that fields of events have
     "tuple[Event, ...]": {"type": "array", "items": LINK},
 }
 
-EVENTS: Mapping[str, str] = {
-    "gaussian": "Normal noise. `noise_multiplier`: its deviation over how far one unit can move the sum.",
-    "discrete_gaussian": "The same law on whole numbers.",
-    "laplace": "Laplace noise. `scale`: its scale over how far one unit can move the sum.",
-    "response": "One of `levels` answers, kept or replaced at random, which costs `epsilon`.",
-    "poisson": "`event`, on a secret sample in which each unit takes part with probability `rate`.",
-    "repeat": "`event`, `count` times, each with fresh noise.",
-    "once": "`event`, drawn once under this `name` and then only looked at again.",
-    "together": "All of `events`, on the same data.",
-    "non_private": "Access without protection, and the `reason`.",
-    "nothing": "No access to the data.",
-}
-
 
 def receipt_schema() -> Json:
     """JSON Schema of privacy.json. Fields that it does not name are not allowed."""
@@ -66,7 +53,7 @@ def _events() -> Iterator[Json]:
         parts = {field.name: INSIDE[str(field.type)] for field in fields(made)}
         yield {
             "type": "object",
-            "description": EVENTS[kind],
+            "description": made.meaning,
             "properties": {"kind": {"const": kind}, **parts},
             "required": ["kind", *parts],
             "additionalProperties": False,

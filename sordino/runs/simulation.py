@@ -3,6 +3,8 @@ and its own data, the clients' side its own rows; only what would pass between m
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sordino.config import Experiment, Privacy
+from sordino.algorithms.optional import PerClientMessages
+from sordino.config import Experiment, Network, Privacy
 from sordino.data.schema import Column
 from sordino.device import here
+from sordino.engine import wire
 from sordino.engine.client_states import States
 from sordino.engine.executor import Executor
 from sordino.engine.shards import Shards
@@ -26,10 +30,15 @@ from sordino.receipts.private import secret_of
 from sordino.runs.backend import Backend, Begun
 from sordino.runs.clients import clients_of, forks_of, threads_of
 from sordino.runs.population import Population
-from sordino.runs.processes import in_processes
 from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Setup, Whole
+from sordino.transport.message import Letterhead
+from sordino.transport.pipes import Pipes
+from sordino.transport.sites import Patience, Sites
 from sordino.types import Examples, Params
+
+ROOM = 1 << 26  # bytes of uploads in one letter: what a process holds before it answers
+MANY = 1000  # clients in one letter
 
 
 def simulated(experiment: Experiment, data_key: bytes = b"") -> Simulation:
@@ -143,3 +152,26 @@ def reads_single_uploads(setup: Setup) -> bool:
     """True where the server looks at single uploads: to leave late ones out, to compare them, or for a secure sum."""
     algorithm, uplink = setup.algorithm, setup.algorithm.uplink
     return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or setup.policy.secure
+
+
+def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
+    """Clients of a phase in processes of this machine, client k in process k mod workers; `place` is where it keeps
+    their states. With a timeout, the clients of a silent process miss the round, and others are asked in their place
+    until the process has answered.
+    """
+    engine, header = setup.engine, setup.header(run)
+    network, algorithm = engine.network, setup.algorithm
+    workers = min(int(engine.workers), len(setup.public.sizes))  # who has no client has nothing to do
+    command = [sys.executable, "-m", "sordino.runs.site_process", str(folder), str(place), run, str(setup.stage)]
+    upload = wire.payload_bytes(wire.schema(algorithm.zero(setup.task, algorithm.broadcast(setup.state("server")))))
+    return Sites(
+        Pipes([[*command, str(i), str(workers)] for i in range(workers)]),
+        Letterhead("", run),
+        setup.stage,
+        {str(i): range(i, len(setup.public.sizes), workers) for i in range(workers)},
+        lambda t: header(t, -1),
+        algorithm.per_client_message if isinstance(algorithm, PerClientMessages) else None,
+        Patience(network.timeout_s or math.inf, 0, engine.deadline_s or math.inf),
+        # with a simulated slow network each message carries one client, since each client has a network of its own
+        1 if network != Network() else max(1, min(MANY, ROOM // max(1, upload))),
+    )

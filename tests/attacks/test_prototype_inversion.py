@@ -11,8 +11,7 @@ from torch import Tensor
 from sordino import config, keys
 from sordino.attacks.assault import assault
 from sordino.attacks.attacked_run import AttackSettings, MeanView
-from sordino.attacks.methods.prototypes import Decoder, LinearMap
-from sordino.attacks.prototype_inversion import PrototypeInversion, guess, nearest
+from sordino.attacks.methods.prototypes import Decoder, LinearMap, PrototypeInversion, guess, nearest
 from tests.helpers.slaug_runs import RUN
 
 SIDE = 4

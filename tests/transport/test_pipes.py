@@ -26,9 +26,8 @@ from sordino.engine.wire import Header
 from sordino.errors import OwnCodeError, RunError
 from sordino.ledger.ledger import State
 from sordino.receipts.receipt import opened
-from sordino.runs.processes import in_processes
 from sordino.runs.run import resume, start
-from sordino.runs.simulation import Simulation, simulated
+from sordino.runs.simulation import Simulation, in_processes, simulated
 from sordino.transport.carrier import Arrived
 from sordino.transport.message import Letterhead
 from sordino.transport.pipes import FRAME, LARGEST, Pipes, read, write
