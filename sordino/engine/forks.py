@@ -50,7 +50,7 @@ def possible() -> bool:
     """True on Linux with one torch thread. On other systems the state of a library may not survive a fork; neither do
     threads that share a matrix product.
     """
-    return sys.platform.startswith("linux") and torch.get_num_threads() == 1
+    return sys.platform.startswith("linux") and hasattr(os, "fork") and torch.get_num_threads() == 1
 
 
 # the parent's side ----------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from sordino.errors import LedgerError
+from sordino.ledger.files import limits_file_sizes, lock, sync
 
 PATIENCE = 60.0  # seconds to wait for other writers
 
@@ -138,11 +139,7 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
             os.link(draft, place)  # unlike a rename, a link never replaces a ledger another process has just founded
         except FileExistsError:
             return
-    directory = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync(place.parent)
 
 
 def check_never_there(place: Path) -> None:
@@ -224,20 +221,6 @@ def identity(place: Path | None) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if found else None
 
 
-def lock(descriptor: int, shared: bool = False) -> None:
-    """Takes the lock of an open file for this process; raises `BlockingIOError` where another process holds it."""
-    try:
-        import fcntl  # here, so that all that needs no lock works where there is none
-    except ImportError:
-        raise LedgerError(
-            "this system has no file locks that sordino knows",
-            why="two processes could spend the same budget, or write the same run",
-            fix="run it on Linux or macOS, or on Windows inside WSL",
-            code="no-file-locks",
-        ) from None
-    fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
-
 @contextmanager
 def turnstile(place: Path | None) -> Iterator[None]:
     """Lets writers of a ledger proceed one at a time, their checkpoints included.
@@ -248,7 +231,7 @@ def turnstile(place: Path | None) -> Iterator[None]:
     if place is None:
         yield
         return
-    gate = os.open(f"{place}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    gate = os.open(f"{place}-lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         wait_for(gate)
         yield
@@ -322,11 +305,7 @@ def _unwritten() -> str:
     """The error code for SQLITE_IOERR_WRITE, with which SQLite reports a limit on file sizes, a quota and a failed disk
     alike: a full disk where the process has a limit on file sizes, else a failed disk.
     """
-    with suppress(ImportError):  # where there are no such limits
-        import resource
-
-        return _FULL if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY else _DISK
-    return _DISK
+    return _FULL if limits_file_sizes() else _DISK
 
 
 def check_pages(connection: sqlite3.Connection) -> None:

@@ -19,7 +19,7 @@ from sordino import config
 from sordino.accounting.facts import Fact, parsed
 from sordino.config import Experiment, paths
 from sordino.errors import RunError, damaged
-from sordino.ledger.storage import lock
+from sordino.ledger.files import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
 from sordino.receipts.private import FOLDER
 from sordino.receipts.run_files import Environment, LeftInRun, Receipt

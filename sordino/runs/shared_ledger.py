@@ -53,8 +53,9 @@ def key_of(ledger: Path) -> Iterator[bytes]:
         try:
             if not ledger.exists():
                 storage.check_never_there(ledger)
-                os.truncate(file, 0)
-                os.pwrite(file, private.new_key(), 0)
+                with open(file, "r+b", buffering=0, closefd=False) as whole:
+                    whole.truncate(0)
+                    whole.write(private.new_key())
                 os.fsync(file)
             elif not key.exists() and not os.fstat(file).st_size:
                 why = "the ledger names its data under this key: no run could show that its data are the same"
@@ -74,7 +75,7 @@ def _held(draft: Path) -> Iterator[int]:
     meanwhile.
     """
     while True:
-        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(draft, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             storage.wait_for(file)
             if storage.identity(draft) == (os.fstat(file).st_dev, os.fstat(file).st_ino):

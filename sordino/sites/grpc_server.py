@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
-import resource
 import secrets
 import threading
 import time
@@ -31,6 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sordino.errors import ConfigError, SordinoError, WireError
+from sordino.ledger.files import files_allowed
 from sordino.sites import grpc_line
 from sordino.sites.grpc_line import Foreign
 from sordino.transport.carrier import Arrived, Carrier, Writes
@@ -380,10 +380,4 @@ def connections_for(sites: int) -> int:
     """Limit of open connections: at most half of the files that the process may open, a number that is first raised as
     far as allowed. Strangers cannot open more, and the run itself has the other half.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # it goes on with what it has
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    return min((FILES if soft == resource.RLIM_INFINITY else soft) // 2, CALLERS + 4 * sites)
+    return min(files_allowed(FILES) // 2, CALLERS + 4 * sites)

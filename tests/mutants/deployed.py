@@ -106,8 +106,8 @@ DEPLOYED = [
     one(
         "strangers may open all files that the server may open",
         "sites/grpc_server.py",
-        "else soft) // 2,",
-        "else soft),",
+        "files_allowed(FILES) // 2,",
+        "files_allowed(FILES),",
         "tests/sites/test_crowds.py::test_connections_leave_half_of_the_files_to_the_run",
     ),
     one(

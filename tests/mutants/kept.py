@@ -6,6 +6,7 @@ from tests.mutants.mutant import one
 
 DAMAGED = "tests/stories/test_damaged_runs.py::test_a_damaged_run_is_told_in_a_line_with_what_to_do"
 SHARED = "tests/runs/test_shared_ledger.py"
+SYSTEMS = "tests/ledger/test_systems.py"
 ENCRYPTED = "tests/sites/test_encrypted_sums.py"
 ROLLED = "tests/sites/test_rolled_back.py"
 
@@ -30,6 +31,28 @@ KEPT = [
         "if left and not os.path.lexists(place):",
         "if False:",
         f"{SHARED}::test_a_ledger_that_is_gone_is_not_begun_again",
+    ),
+    one(
+        "the locks of Windows lock nothing",
+        "ledger/files.py",
+        "msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)",
+        "pass",
+        f"{SYSTEMS}::test_of_two_who_open_a_file_one_is_refused",
+        f"{SYSTEMS}::test_a_run_folder_and_a_ledger_have_one_writer",
+    ),
+    one(
+        "nobody reads what Windows has locked",
+        "ledger/files.py",
+        "_LOCKED = 1 << 30",
+        "_LOCKED = 0",
+        f"{SYSTEMS}::test_of_two_who_open_a_file_one_is_refused",
+    ),
+    one(
+        "a directory is synced where none can be opened",
+        "ledger/files.py",
+        'if not hasattr(os, "O_DIRECTORY"):',
+        "if False:",
+        f"{SYSTEMS}::test_without_all_that_a_run_has_the_same_model",
     ),
     one(
         "an edited receipt is shown",

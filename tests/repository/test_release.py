@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,17 +131,3 @@ def test_a_tag_of_another_version_publishes_nothing() -> None:
         assert done.returncode == code, tag
     runs = [step.get("run", "") for step in steps]
     assert runs.index(said) < runs.index("python -m build")
-
-
-@pytest.mark.slow
-def test_what_is_imported_at_start_needs_nothing_that_only_linux_has() -> None:
-    """As on Windows: no fcntl, resource, termios or pwd. What needs a lock says so."""
-    program = (
-        "import sys; sys.modules.update(dict.fromkeys(['fcntl', 'resource', 'termios', 'pwd', 'grp']))\n"
-        "import sordino.errors, sordino.cli.program, sordino.receipts.folder, sordino.runs.stop_signals\n"
-        "from sordino.ledger.storage import lock\n"
-        "try: lock(0)\n"
-        "except sordino.errors.SordinoError as error: print(error.code)\n"
-    )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert said.stdout.strip() == "no-file-locks", said.stderr

@@ -62,8 +62,8 @@ def test_connections_leave_half_of_the_files_to_the_run(
     soft: int, hard: int, sites: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(rpc.resource, "getrlimit", lambda which: (soft, hard))
-    monkeypatch.setattr(rpc.resource, "setrlimit", lambda which, limits: asked.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
     assert rpc.connections_for(sites) == found
     wanted = min(1 << 16, hard if hard != resource.RLIM_INFINITY else 1 << 16)
     assert asked == [(wanted, hard)] * (soft != resource.RLIM_INFINITY and soft < wanted)
