@@ -195,9 +195,9 @@ ONE: Mapping[Unit, str] = {
     "person": "one person with several examples",
     "client": "one client",
 }
-SURE: Mapping[Neighbours, str] = {
-    "replace": "of something about {}",
-    "zero_out": "that the contribution of {} was counted (that it exists is public)",
+GUESS: Mapping[Neighbours, str] = {
+    "replace": "holds a guess about {one} to be {prior} likely",
+    "zero_out": "holds it to be {prior} likely that the contribution of {one} was counted (that it exists is public)",
 }
 BY: Mapping[Adversary, str] = {"server": "the server", "participants": "participants", "public": "the public"}
 
@@ -232,20 +232,20 @@ def subject(adversaries: Sequence[Adversary]) -> str:
 
 
 def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) -> str:
-    """One row of the statement as a bound on an observer's certainty, in a sentence for whoever decides about it."""
+    """One row of the statement as a bound on an attacker's certainty, in words for the person who must decide."""
     found = belief(row.epsilon, row.delta)
-    who, what = subject(adversaries).capitalize(), SURE[row.neighbours].format(ONE[row.unit])
-    known = f"{who}, knowing all other data and {percent(found.prior)} sure {what}, can become"
-    rare = f", except for a chance of 1 in {_floor(1 / found.chance):,} ({SLACK:g} deltas)" if found.chance else ""
-    sure = f"at most {percent(found.posterior)} sure" if found.posterior < 1.0 else "certain"
-    said = f"{known} {sure} of it{rare}."
+    guess = GUESS[row.neighbours].format(one=ONE[row.unit], prior=percent(found.prior))
+    rare = f", except with probability 1 in {_floor(1 / found.chance):,} ({SLACK:g} deltas)" if found.chance else ""
+    most = f"{percent(found.posterior)} at most" if found.posterior < 1.0 else "certainty"
+    against = f"against {subject(adversaries)}: take an attacker who knows all other data and {guess}. "
+    said = f"{against}What the run reveals can raise that to {most}{rare}."
     if not row.finite:
-        return said
+        return said[0].upper() + said[1:]
     if row.epsilon > FORMALITY:
         said += " With an epsilon this large the promise is little more than a formality."
     if row.status == "conditional":
         said += f" It is {row.status}: {'; '.join(row.because)}."
-    return f"This simulation protects nobody. With real noise: {said}" if simulated else said
+    return f"This simulation protects nobody. With real noise, {said}" if simulated else said[0].upper() + said[1:]
 
 
 def headline(rows: Sequence[Guarantee], simulated: bool) -> str:

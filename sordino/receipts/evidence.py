@@ -29,7 +29,7 @@ FORGED = (
     "which program wrote the files, and that it really drew the noise",
 )
 COLUMNS = (
-    "protected", "against", "epsilon", "delta", "change that is hidden", "status", "accountant", "1% sure can become",
+    "protected", "against", "epsilon", "delta", "hidden change", "status", "accountant", "a 1% guess can become",
 )  # fmt: skip
 
 

@@ -71,20 +71,20 @@ def test_no_share_is_shown_as_less_than_it_is() -> None:
 
 def test_the_sentence_counts_the_deltas_of_its_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "SLACK", 20)
-    assert "except for a chance of 1 in 50,000 (20 deltas)" in believed(ROW, ["server"], False)
+    assert "except with probability 1 in 50,000 (20 deltas)" in believed(ROW, ["server"], False)
 
 
 def test_the_sentence_says_who_what_and_how_rarely_not() -> None:
     text = believed(ROW, ["server"], False)
     assert text == (
-        "The server, knowing all other data and 1% sure of something about one example, can become at most 38% sure "
-        "of it, except for a chance of 1 in 100,000 (10 deltas)."
+        "Against the server: take an attacker who knows all other data and holds a guess about one example to be 1% "
+        "likely. What the run reveals can raise that to 38% at most, except with probability 1 in 100,000 (10 deltas)."
     )
-    counted = "sure that the contribution of one example was counted (that it exists is public), can become"
+    counted = "holds it to be 1% likely that the contribution of one example was counted (that it exists is public). "
     assert counted in believed(ROW.beside(neighbours="zero_out"), ["server"], False)
     assert "formality" in believed(ROW.beside(epsilon=50.0), ["server"], False)
     assert "formality" not in text
     simulated = believed(ROW, ["server", "participants", "public"], True)
-    assert simulated.startswith("This simulation protects nobody. With real noise: Anyone, ")
+    assert simulated.startswith("This simulation protects nobody. With real noise, against anyone: take an attacker ")
     weak = believed(ROW.beside(status="conditional", because=("the key holder is honest",)), ["server"], False)
     assert "conditional: the key holder is honest" in weak
