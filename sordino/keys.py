@@ -112,7 +112,7 @@ def uniform(key: Key, count: int) -> Tensor:
 
 
 def at(key: Key, places: Sequence[int]) -> Tensor:
-    """One key for each of these places in the stream of `key`: uniform(at(key, [7]), 1)[0] is uniform(key, 8)[7:]."""
+    """One key for each of these positions in a key's stream: uniform(at(key, [7]), 1)[0] is uniform(key, 8)[7:]."""
     return torch.tensor(places, dtype=torch.int64) * signed(_GAMMA) + signed(word(key))
 
 

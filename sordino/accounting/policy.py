@@ -26,7 +26,7 @@ class Policy:
 
     @property
     def secret_cohort(self) -> bool:
-        """True where the cohort is hidden and the noise real: neither its coins nor a site's own rounds may be repeated
-        from a seed, or shown.
+        """True where the cohort is hidden and the noise real: neither the cohort's sampling nor a site's own rounds may
+        be repeated from a seed, or shown.
         """
         return self.real and self.hidden

@@ -133,7 +133,9 @@ def _log_binomials() -> Floats:
 
 
 def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: float) -> tuple[float, Floats]:
-    """One noise multiplier for all, and sampling rates that add up to the expected cohort: (multiplier, rates)."""
+    """One noise multiplier for all, and sampling rates of the clients that add up to the expected cohort: (multiplier,
+    rates).
+    """
     clients = len(budgets)
     if not 0 < expected <= clients:
         raise InvalidBudget(

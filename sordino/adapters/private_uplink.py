@@ -120,7 +120,7 @@ class PrivateUplink:
             self._prices(books)
 
     def _prices(self, books: Accounts) -> tuple[OpenRound, dict[int, Price | None]]:
-        """The next round, and what each client pays for it."""
+        """The next round, and the price that each client pays for it."""
         now = books.open(len(books.entries()))
         prices = books.prices(now, books.members, stalled=False)
         if len(prices) < len(books.members):
@@ -173,7 +173,9 @@ class PrivateUplink:
 
 
 def failed(error: BaseException) -> SordinoError:
-    """The error that leaves in the place of one whose text could repeat a row. The log of this machine has it whole."""
+    """The error to raise in place of one whose text could repeat a row and so leak it. The log of this machine keeps
+    the original.
+    """
     log.error("training failed", exc_info=error)
     return RunError(
         "the training failed at this client",

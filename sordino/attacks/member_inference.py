@@ -142,8 +142,9 @@ class Separation(NamedTuple):
 
 
 def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separation:
-    """AUC and hits of scores [members] and [others] of independent trials, or of [trials, members] and [trials, others]
-    under one common threshold. `alpha`: error probability of the two-sided interval.
+    """Area under the ROC curve with its interval, and true positive rates, of the scores of [members] and [others] of
+    independent trials, or of [trials, members] and [trials, others] under one common threshold. `alpha`: error
+    probability of the two-sided interval.
     """
     from scipy.special import ndtri
 
@@ -161,7 +162,9 @@ def separation(members: Tensor, others: Tensor, alpha: float = 0.05) -> Separati
 
 
 def hits_at(members: Tensor, others: Tensor, alarms: float) -> float:
-    """The share of members that score above the lowest threshold exceeded by at most a share `alarms` of the others."""
+    """The true positive rate at the false positive rate `alarms`: the share of members that score above the lowest
+    threshold exceeded by at most this share of the others.
+    """
     ordered = others.flatten().sort(descending=True).values
     return float((members > ordered[min(int(alarms * len(ordered)), len(ordered) - 1)]).double().mean())
 

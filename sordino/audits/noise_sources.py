@@ -15,7 +15,7 @@ from sordino.types import Drawable, NoiseSource
 @dataclass(frozen=True)
 class Silent:
     """A source that adds `level` times the noise scale to every number instead of noise: 0 gives a release without
-    noise, 1 shows the scale. Its sampling coins choose everything, or only the item `only`.
+    noise, 1 shows the scale. Its sampling selects everything, or only the item `only`.
     """
 
     level: float = 0.0
@@ -107,7 +107,7 @@ class Rare(Twin):
 
 @dataclass(frozen=True)
 class Quiet(Twin):
-    """A source without noise, but with the sampling coins of the inner one."""
+    """A source without noise, but with the random sampling of the inner one."""
 
     factor: float = 0.0
     name: str = "quiet"

@@ -64,8 +64,9 @@ class Pair:
 
 
 def likelihood(seen: Tensor, origin: Tensor, towards: Tensor, std: Tensor, rate: float) -> Tensor:
-    """Log likelihood ratio of each release, where a coin decides whether each coordinate moves `towards`: the best test
-    statistic (Neyman and Pearson). For Gaussian noise; `towards` is per variance.
+    """Log likelihood ratio of each release under Gaussian noise, where each coordinate is shifted with probability
+    `rate`: the best test statistic (Neyman and Pearson). `towards`: the shift of each coordinate divided by its
+    variance.
     """
     shift = towards * std
     told = (seen - origin) / std * shift - shift**2 / 2

@@ -210,8 +210,8 @@ def earlier(canaries: Canaries) -> list[Canaries]:
 
 
 def curve(promise: Guarantee) -> dict[float, float]:
-    """Claimed epsilon at each delta where the bounds are compared; for a Gaussian claim, which one number mu describes,
-    at one delta only.
+    """Claimed epsilon at each delta where the bounds are compared; at one delta only for a Gaussian claim, which a
+    single number mu describes.
     """
     assert promise.event is not None
     held = {promise.delta: promise.epsilon}

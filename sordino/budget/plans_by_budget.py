@@ -33,8 +33,8 @@ Spent = Mapping[int, tuple[int, ...]]
 
 @dataclass
 class RatesPlan(Plan):
-    """A plan with one noise multiplier for all and one sampling rate per client: everybody pays one release in every
-    round.
+    """A plan with one noise multiplier for all clients and one sampling rate per client: everybody pays one release in
+    every round.
     """
 
     each: Floats = field(default_factory=lambda: np.empty(0))

@@ -338,8 +338,8 @@ class Accounts:
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
-        """Amplification of an event by the sampling of the cohort, for each adversary: by hidden coins at the client's
-        own rate, or as the cohort says.
+        """Amplification of an event by the sampling of the cohort, for each adversary: by hidden Poisson sampling at
+        the client's own rate, or as the cohort says.
         """
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population

@@ -33,7 +33,9 @@ NOT_TO_BE_SHARED = (
 
 
 def found(run: Path, clients: bool) -> None:
-    """Create the private folder of a new run. `clients`: with the secret from which clients draw once in a run."""
+    """Create the private folder of a new run. `clients`: with the secret from which clients draw randomness that they
+    use all through the run.
+    """
     place = run / FOLDER
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
@@ -77,7 +79,7 @@ def check_no_copy(run: Path) -> None:
 
 
 def secret_of(run: Path) -> bytes | None:
-    """Secret from which clients draw once in a run; None in a simulation."""
+    """Secret from which clients draw randomness that they use all through a run; None in a simulation."""
     place = run / FOLDER / CLIENTS
     return kept(place, KEY) if place.exists() else None
 

@@ -124,7 +124,7 @@ def _line(one: Line, how: dict[str, str], x: Scale, y: Scale) -> Html:
 
 
 def _rows(chart: Lines, kept: Sequence[Line], x: Scale) -> Iterator[tuple[str, ...]]:
-    """Rows of the table of numbers, one for each place on the horizontal axis; the first cell is that place as a
+    """Rows of the table of numbers, one for each position on the horizontal axis; the first cell is that position as a
     percentage.
     """
     cells = [{spot.x: _cell(spot, chart.y.write) for spot in one.points} for one in kept]
@@ -252,8 +252,8 @@ def figure(
     unproved: bool = False,
     height: int = HEIGHT,
 ) -> Html:
-    """A picture with its title and a table of its numbers. `readable`: each row begins with its place in the picture,
-    for a script that points at it.
+    """A picture with its title and a table of its numbers. `readable`: each row begins with its position in the
+    picture, for a script that points at it.
     """
     badge = [tag("span", "nominal: not a guarantee", class_="badge unproved")] if unproved else []
     said = {"role": "img", "aria_label": f"{title}. {about} The numbers are in the table below."}
@@ -270,7 +270,7 @@ def figure(
 
 
 class Scale:
-    """Map from values to places along one axis."""
+    """Map from values to positions along one axis."""
 
     def __init__(self, axis: Axis, values: Sequence[float], room: float = 0.0) -> None:
         self.axis = axis
@@ -291,11 +291,11 @@ class Scale:
         return (self._of(value) - self.low) / (self.high - self.low)
 
     def across(self, value: float) -> float:
-        """Horizontal place of a value, in per cent of the width."""
+        """Horizontal position of a value, in per cent of the width."""
         return LEFT + WIDE * self.part(value)
 
     def down(self, value: float) -> float:
-        """Vertical place of a value, in pixels from the upper edge."""
+        """Vertical position of a value, in pixels from the upper edge."""
         return BOTTOM - (BOTTOM - TOP) * min(max(self.part(value), 0.0), 1.0)
 
     def ticks(self) -> list[float]:

@@ -57,7 +57,7 @@ def table(
     **attributes: str,
 ) -> Html:
     """HTML table; the first cell of a row is its header. `words`: columns that hold sentences. `placed`: each row
-    begins with its place in a picture, which becomes an attribute.
+    begins with its position in a picture, which becomes an attribute.
     """
     kind = [{"class_": "words"} if name in words else {} for name in columns]
     top = tag("tr", *(tag("th", name, scope="col", **of) for name, of in zip(columns, kind, strict=True)))

@@ -31,8 +31,9 @@ def clients_of(
     handed: Params | None = None,
     shelf: Path | None = None,
 ) -> Site:
-    """The site of these clients. `secret`: where noise is real, the secret behind what a client draws once in a run;
-    `shelf`: the folder in which they keep their states.
+    """The site of these clients. `secret`: where noise is real, the source of what a client randomises once in a run;
+    `handed`: tensors that every client was given before the first round; `shelf`: the folder in which they keep their
+    states.
     """
     noise = setup.experiment.privacy.noise
 

@@ -76,7 +76,9 @@ class _ByThreshold(Personal):
 
 @dataclass(frozen=True)
 class Threshold(_ByThreshold):
-    """Hidden cohort at one price for all, in which clients with a budget below a threshold are drawn less often."""
+    """Hidden cohort in which all clients share a round's noise multiplier, and those with a budget below its threshold
+    are drawn less often.
+    """
 
     hidden: ClassVar[bool] = True
 

@@ -190,7 +190,9 @@ class Tossed(Cohort):
 
     @abstractmethod
     def toss(self, population: int, coins: Coins, rates: Rates | None = None) -> list[int]:
-        """The clients of a round; `rates`: each client's rate by the plan, where budgets are personal."""
+        """The clients of a round, each drawn by a coin; `rates`: each client's rate by the plan, where budgets are
+        personal.
+        """
 
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         return self.toss(population, Seeded(_coins(key, round_index)))
@@ -227,8 +229,8 @@ BY_THE_LIBRARY = ("draw", "toss", "exposures", "expected", "amplify")  # of a hi
 
 
 def check_promises(own: Cohort) -> None:
-    """Refuses a user's own cohort that claims an amplification which is not proved: it is for coins that the library
-    tosses, at the rate that the cohort gives.
+    """Refuses a user's own cohort that claims an amplification which is not proved: only independent sampling by the
+    library, at the rate that the cohort gives, is.
     """
     made = type(own)
     if own.hidden:

@@ -114,8 +114,8 @@ class System:
 
 
 class Kept(System):
-    """Noise from a client's own secret, the same each time it is drawn. It is for what is drawn once in a run and must
-    be the same after a crash.
+    """Noise from a client's own secret, the same each time it is drawn: for what a client randomises once in a run,
+    such as its images, and must repeat exactly after a crash.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -145,8 +145,8 @@ def for_client(of_round: NoiseSource, client: int) -> NoiseSource:
 
 
 def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSource:
-    """The source of what a client draws once in a run, and draws the same again after a crash. With `system` noise it
-    needs the clients' secret.
+    """The noise source for what a client randomises once in a run, such as its images, and must repeat exactly after a
+    crash. With `system` noise it needs the clients' secret.
     """
     if not is_real(name):
         return Counter(keys.word(keys.fold(key, "once"))).child("one of", client)

@@ -210,7 +210,7 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
-        """The rows of each read. They are drawn as places out of the agreed number of rows; places without a row are
+        """The rows of each read. Positions are drawn among the agreed number of rows; positions that hold no row are
         left out.
         """
         for places in self._places(work):

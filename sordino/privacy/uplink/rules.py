@@ -83,7 +83,7 @@ class Links:
 
     @property
     def shared(self) -> bool:
-        """True where each client adds a share of one noise."""
+        """True where each client adds a share of the noise on the sum (distributed noise)."""
         return any(isinstance(stage, NoiseShare) for stage in self.client)
 
     @property
@@ -205,7 +205,9 @@ class Links:
 
 
 def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """The stages completed: quantisation before a secure sum, and a threshold for shares of noise."""
+    """The stages, completed by those that others need: quantisation before a secure sum, and a threshold for shares of
+    noise.
+    """
     secure = next((stage for stage in stages if isinstance(stage, SecureStage)), None)
     shares = [i for i, stage in enumerate(stages) if isinstance(stage, NoiseShare)]
     if secure is not None and not any(isinstance(stage, Quantise) for stage in stages):
