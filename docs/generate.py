@@ -49,6 +49,12 @@ SPECIAL = {
     "prifedsync": ("model={name='mlp', hidden=16}",),
     "dp_prox": HIDDEN,
     "dp_fedavg": HIDDEN,
+    "trainer": (
+        "algorithm={name='trainer', of='tests.helpers.trainers:sgd'}",
+        "uplink={client=[{name='clip', radius=1.0}, 'noise', 'weigh']}",
+        "privacy.epsilon=4",
+        "privacy.delta=1e-3",
+    ),
     "slaug_fl": (
         "model={name='cnn_norm'}",
         "data.probe=5",

@@ -50,9 +50,10 @@ def run(
     """Runs an experiment: a TOML file, a table with the same keys, or the default one.
 
     Change it as on the command line, `"rounds=10"`, or in Python, `rounds=10, **{"algorithm.lr": 0.1}`. `model` and
-    other parts may be classes of yours, `data` a data frame or arrays. `out` is the run folder (default:
-    runs/DATE-NAME), `prepared` the folder of a run whose preparation is reused, `progress` shows a progress display,
-    `track` names trackers (tensorboard, mlflow, wandb, trackio).
+    other parts may be classes of yours, `data` a data frame or arrays, `train` a training function,
+    `train(model, rows, round)`. `out` is the run folder (default: runs/DATE-NAME), `prepared` the folder of a run whose
+    preparation is reused, `progress` shows a progress display, `track` names trackers (tensorboard, mlflow, wandb,
+    trackio).
     """
     from sordino import config
     from sordino.runs.run import fresh_folder, start

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
+    from torch.nn import Module
 
     from sordino.accounting.pricing import NoisePricing
 
@@ -257,7 +258,7 @@ class Reader(ABC):
         return None
 
     @property
-    def gives(self) -> Literal["batches", "episodes", "sums"] | None:
+    def gives(self) -> Literal["batches", "episodes", "sums", "rows"] | None:
         """The one kind of read that the guarantee covers; None where it covers all of them, or where nothing is
         guaranteed.
         """
@@ -301,6 +302,8 @@ class Task(Protocol):
     def name(self) -> str: ...
     def init(self, key: Key) -> Params: ...
     def state_dict(self, params: Params) -> Params: ...  # with what is frozen, and with buffers
+    def module(self, params: Params) -> Module: ...  # a copy of the network, for training that is not the library's
+    def inputs(self, x: Tensor) -> Tensor: ...  # rows as the network takes them
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor: ...
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]: ...
     def gradient(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     pass
 
 
+KEEPS = "{} keeps nothing of the rows that it is shown"
+
+
 def _written(of: type) -> set[str]:
     """Methods, properties and attributes that a class defines itself."""
     return {name for name in (*vars(of), *vars(of).get("__annotations__", ())) if not name.startswith("_")}
@@ -113,6 +116,10 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     def reads_each(self) -> bool:
         """True if `update` reads single uploads, not only their mean."""
         return False
+
+    def rests_on(self, name: str) -> str:
+        """The condition under which code of a user's own that is shown rows of several clients breaks no promise."""
+        return KEEPS.format(name)
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
         """A copy of this method with another reader or uplink; None keeps the present one."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sordino.algorithms.algorithm import Algorithm
 
 
-Asked: TypeAlias = Literal["batches", "episodes", "sums"]
+Asked: TypeAlias = Literal["batches", "episodes", "sums", "rows"]
 
 
 class Known(NamedTuple):
@@ -93,7 +93,7 @@ class OwnLoss(OptionalSide):
 
 
 class OtherReads(OptionalSide):
-    """A method whose `local` requests episodes or sums from its shard instead of batches."""
+    """A method whose `local` requests episodes, sums or rows from its shard instead of batches."""
 
     wants: Asked = "batches"
 

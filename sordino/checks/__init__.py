@@ -102,8 +102,8 @@ def check(
     inputs: tuple[int, ...] | None = None,
 ) -> Report:
     """Try every law on the algorithm, or other part, in `file`. `words`: key=value settings of [algorithm] or [model],
-    or arguments of the part. `kind`: what a function is: loss, metric or model. `inputs`: shape of one example for a
-    model.
+    or arguments of the part. `kind`: what a function is: loss, metric, model or trainer. `inputs`: shape of one example
+    for a model or a trainer.
     """
     given = tuple(words)
     _check_words(given)

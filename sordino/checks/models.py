@@ -53,17 +53,17 @@ class ModelScene(NamedTuple):
 
 def scene(trial: PartTrial) -> ModelScene:
     """Build task, parameters and rows anew, as another process would."""
-    task = _task(trial)
+    task = task_of(trial)
     require(
         not task.mixes_examples,
         f"its {task.mixes_examples} layer mixes the rows of a batch, so no private method takes it",
         "use nn.GroupNorm or nn.LayerNorm; a run without any guarantee accepts it",
     )
     y = torch.arange(ROWS) % max(2, task.classes)
-    return ModelScene(task, task.init(0), Examples(_rows(trial.inputs, 1), y), keys.bits(keys.root(3), ROWS))
+    return ModelScene(task, task.init(0), Examples(rows_of(trial.inputs, 1), y), keys.bits(keys.root(3), ROWS))
 
 
-def _task(trial: PartTrial) -> Supervised:
+def task_of(trial: PartTrial) -> Supervised:
     outputs, image = _outputs(trial), len(trial.inputs) == 3
     _elsewhere()
     try:
@@ -87,10 +87,10 @@ def _outputs(trial: PartTrial) -> int:
     return USUAL
 
 
-def _rows(inputs: tuple[int, ...], seed: int) -> Tensor:
+def rows_of(inputs: tuple[int, ...], seed: int, many: int = ROWS) -> Tensor:
     """Random rows between 0 and 1, which are also valid as numbers of words; images as bytes, channels last."""
     image = len(inputs) == 3
-    shape = (ROWS, *inputs[1:], inputs[0]) if image else (ROWS, *inputs)
+    shape = (many, *inputs[1:], inputs[0]) if image else (many, *inputs)
     x = keys.uniform(keys.root(seed), torch.Size(shape).numel()).reshape(shape)
     return (255 * x).to(torch.uint8) if image else x.float()
 
@@ -129,7 +129,7 @@ def each_alone(trial: PartTrial) -> None:
     for when, answer in at.ways.items():
         found = answer(at.rows.x)
         for i in range(ROWS):
-            others = _rows(trial.inputs, 2)
+            others = rows_of(trial.inputs, 2)
             others[i] = at.rows.x[i]
             require(
                 _close(answer(others)[i], found[i]),

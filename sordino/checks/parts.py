@@ -1,4 +1,5 @@
-"""Laws of parts other than algorithms: partitions, cohorts, sources of data, losses, metrics, callbacks and models.
+"""Laws of parts other than algorithms: partitions, cohorts, sources of data, losses, metrics, callbacks, models
+and training functions.
 
 The kind of a part follows from its base class; for a function the user gives it (--kind).
 """
@@ -10,13 +11,14 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from sordino import keys
-from sordino.checks import models
+from sordino.checks import models, trainers
 from sordino.checks.trial import require
 from sordino.config import filled
 from sordino.data.label_kinds import LabelKind, Marks, Numbers
@@ -269,10 +271,26 @@ KINDS = (
             "order": ("the order of the rows changes nothing", whatever_order),
         },
     ),
+    PartKind(
+        FunctionType,
+        "algorithm.of",
+        {
+            "trains": ("it returns the network, changed and finite", trainers.trains),
+            "repeats": ("the same rows and seeds give the same network", trainers.repeats),
+            "forgets": ("nothing of one client reaches the next", trainers.forgets),
+        },
+        lambda trial: trial.made,
+        "it is a function",
+    ),
     PartKind(Callback, "callbacks", {"listens": ("it takes the barest row and receipt", listens)}),
     MODEL,
 )
-FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module}  # what a function may be
+FUNCTIONS = {
+    "loss": Loss,
+    "metric": OwnMetric,
+    "model": torch.nn.Module,
+    "trainer": FunctionType,
+}  # what a function may be
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:

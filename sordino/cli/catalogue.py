@@ -90,7 +90,9 @@ def check(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="key=value", help="A parameter, such as algorithm.lr=0.05.")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="Kind of a function: loss, metric or model.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Kind of a function: loss, metric, model or trainer.")
+    ] = None,
     inputs: Annotated[
         str | None,
         typer.Option(help="Shape of an example, such as 30 or 3x32x32, for a model; by default that of the digits."),

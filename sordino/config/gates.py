@@ -16,6 +16,7 @@ from sordino.config.wording import check_keys
 from sordino.errors import ConfigError
 from sordino.privacy.noise.distributions import LAWS, LawName
 from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.handed import Handed
 from sordino.privacy.readers.median_clip import MedianClip
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, Sampling
 from sordino.privacy.readers.open import Open
@@ -110,6 +111,7 @@ READERS: dict[str, Callable[..., Reader]] = {
     "cells": cells,
     "median_clip": MedianClip,
     "responses": Responses,
+    "handed": Handed,
 }
 STAGES: dict[str, Callable[..., Stage]] = {
     "clip": Clip,

@@ -14,6 +14,7 @@ from sordino.errors import ConfigError
 
 Settings = Mapping[str, object]
 CHOSEN = ("model", "algorithm", "partition", "cohort", "loss")  # by one name
+TRAIN = "train"  # a function that trains: algorithm.of
 LISTED = ("metrics", "evaluation.metrics", "callbacks")
 DATA = "data"  # the name of data in memory
 LENT_PATH = user_code.SESSION + DATA
@@ -36,6 +37,9 @@ def named(settings: Settings) -> NamedSettings:
             found |= source
         elif place == DATA and inspect.isclass(value):
             found["data.source"] = _name(value, lent)
+        elif place == TRAIN:
+            found.setdefault("algorithm", {"name": "trainer"})
+            found["algorithm.of"] = _called(value, lent)
         elif place in CHOSEN:
             found[place] = _chosen(place, value, lent)
         elif place in LISTED:
@@ -58,7 +62,7 @@ def objects(given: Settings) -> dict[str, object]:
     for place, value in given.items():
         if _has_name(value):
             lent.setdefault(str(getattr(value, "__name__", "")), value)
-        elif place not in (DATA, *CHOSEN, *LISTED):
+        elif place not in (DATA, TRAIN, *CHOSEN, *LISTED):
             raise ConfigError(
                 f"{place} cannot be given here",
                 why="a run continues with the experiment that it began with; only objects of the session in which it "
@@ -77,13 +81,10 @@ def _source_of(value: object) -> dict[str, object]:
 
 
 def _is_table(value: object) -> bool:
-    """True for a data frame of pandas or pyarrow. Their packages are not imported here: where there is a frame, they
-    already are.
-    """
-    pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
-    return (pandas is not None and isinstance(value, pandas.DataFrame)) or (
-        arrow is not None and isinstance(value, arrow.Table)
-    )
+    """True for a data frame: of pandas, or of any library that hands its columns over as Arrow does, such as polars."""
+    pandas = sys.modules.get("pandas")  # not imported here: where there is a frame, it already is
+    framed = pandas is not None and isinstance(value, pandas.DataFrame)
+    return framed or (hasattr(value, "__arrow_c_stream__") and not inspect.isclass(value))
 
 
 def _is_rows(value: object) -> bool:
@@ -117,6 +118,16 @@ def _chosen(place: str, value: object, lent: dict[str, object]) -> object:
 
 def _has_name(value: object) -> bool:
     return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def _called(value: object, lent: dict[str, object]) -> object:
+    """The name of a function, or of another object that can be called."""
+    if isinstance(value, str):
+        return value
+    if inspect.isfunction(value):
+        return _name(value, lent)
+    lent[TRAIN] = value
+    return user_code.SESSION + TRAIN
 
 
 def _one(value: object, lent: dict[str, object]) -> object:

@@ -142,11 +142,10 @@ def _nothing(what: str) -> DataError:
 
 
 def in_memory(frame: object) -> pa.Table:
-    """A data frame as an arrow table, without its index."""
-    if isinstance(frame, pa.Table):
-        return frame
+    """A data frame as an arrow table; that of pandas without its index, which is no column."""
+    indexed = type(frame).__module__.partition(".")[0] == "pandas"
     try:
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        return pa.Table.from_pandas(frame, preserve_index=False) if indexed else pa.table(frame)
     except pa.ArrowException as error:
         raise DataError(
             "the data frame cannot be read as a table",

@@ -33,7 +33,6 @@ from sordino.sampling.stragglers import Stragglers
 from sordino.tree import Tree
 from sordino.types import Adversary, Claim, Reader
 
-KEEPS = "{} keeps nothing of the rows that it is shown"
 STATES = "what {} states of its bound, its noise and its cost is true"
 Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed about each of them
 
@@ -332,7 +331,7 @@ class Accounts:
         if self.void:
             return claim.beside(event=NonPrivate("; ".join(self.void)), status="none", because=self.void)
         if self.own_code and (claim.unit != "client" or len(self.members) > 1):  # clients of a process share a network
-            claim = claim.resting_on(*map(KEEPS.format, self.own_code))
+            claim = claim.resting_on(*map(self.algorithm.rests_on, self.own_code))
         claim = claim.resting_on(*map(STATES.format, dict.fromkeys(user_code.parts(gate))))
         inexact = self.policy.real and draws_afresh(claim.event)
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim

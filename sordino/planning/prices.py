@@ -164,6 +164,14 @@ def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: flo
 def check_reads(algorithm: AnyAlgorithm) -> None:
     """Refuses a reader that does not give the kind of read that the algorithm asks for."""
     asked = OtherReads.of(algorithm).wants
+    if asked == "rows" and algorithm.read.gives != asked:
+        raise UnsoundGuarantee(
+            "a reader that protects examples, with a training function of your own",
+            why="nothing bounds what the function makes of a single example: it is protected no better than all rows "
+            "of its client together, by clip and noise in the uplink",
+            fix="leave [read] out, or take fedavg or another method that asks a reader for gradients",
+            code="reader-does-not-give",
+        )
     if (gives := algorithm.read.gives or asked) != asked:
         raise UnsoundGuarantee(
             f"the algorithm asks for {asked}, but the reader gives {gives}",

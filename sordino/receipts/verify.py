@@ -61,7 +61,7 @@ def examine(folder: Path, key: Path | None = None, code: bool = False) -> Verdic
         wrong += _edited(experiment, entries)
         delta = ledger.charter.delta
     agreed = ["the chain is whole", "every epsilon follows from it"]
-    if not code and (own := sorted({*user_code.named([experiment.algorithm, experiment.cohort])})):
+    if not code and (own := sorted({*user_code.named([experiment.algorithm.get("name"), experiment.cohort])})):
         unseen.append(
             f"the planned noise and the budget: they follow from a user's own code ({', '.join(own)}), and "
             "--with-code would run it"

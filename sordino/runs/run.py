@@ -90,7 +90,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
     simulation = simulated(experiment, private.new_key())
     setup = simulation.setup
     simulation.population.check()
-    _ = setup.plan, simulation.evaluation()
+    _ = setup.plan, simulation.evaluation(), setup.algorithm.init_client(setup.task)
     for phase in setup.preparation:
         _ = phase.plan
     methods.needs()

@@ -12,7 +12,7 @@ import torch
 
 from sordino import keys, tree, user_code
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.algorithms.optional import Home, OwnLoss
+from sordino.algorithms.optional import Home, OtherReads, OwnLoss
 from sordino.algorithms.phases import Phase
 from sordino.config import Engine, filled
 from sordino.device import CPU
@@ -73,10 +73,18 @@ class Whole(PlannedRun):
     @property
     def _loss(self) -> LossFunction | None:
         """A user's own loss; None for cross-entropy."""
-        table = self.experiment.loss
+        table, augment = self.experiment.loss, self.experiment.data.augment
+        theirs = OtherReads.of(self.methods.training).wants == "rows"  # a function of the user's own trains
+        if theirs and augment != "none":
+            raise ConfigError(
+                f"data.augment = {augment!r} with a training function of your own",
+                why="it is handed the rows as they are, so this would change nothing",
+                fix="leave it out, and augment in the function",
+                code="augment-of-the-trainer",
+            )
         if table is None:
             return None
-        if any(isinstance(phase, OwnLoss) for phase in self.methods.phases):
+        if theirs or any(isinstance(phase, OwnLoss) for phase in self.methods.phases):
             raise ConfigError(
                 f"loss = {table.get('name')!r} with algorithm = {self.experiment.algorithm.get('name')!r}",
                 why="this algorithm trains with a loss of its own, so yours would change nothing, or only a part",

@@ -37,7 +37,7 @@ class Architecture:
         """The network, which fits its inputs. All random draws of its constructor come from the seed, so it is the same
         in every process and after every stop.
         """
-        with _drawing(seed):
+        with seeded(seed):
             net = build_net(self.name, self.inputs, self.outputs, self.options)
             if self.projection:
                 from sordino.tasks.nets import projected
@@ -48,8 +48,8 @@ class Architecture:
 
 
 @contextlib.contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """Seeds the random generators of Python, NumPy and torch for a constructor; restores their states afterwards."""
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the random generators of Python, NumPy and torch inside the block; restores their states afterwards."""
     plain, numbers = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

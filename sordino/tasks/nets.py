@@ -25,8 +25,11 @@ class Dropout(nn.Module):
         self.p, self.whole_channels = p, whole_channels
         self.keys: Tensor | None = None
         self.place = ""
+        self.keyed = True  # False: masks come from torch's own generator
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.keyed:
+            return (torch.feature_dropout if self.whole_channels else torch.dropout)(x, self.p, self.training)
         mask = self.mask(x, self.keys) if self.training else None
         return x if mask is None else x * mask
 

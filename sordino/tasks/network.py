@@ -6,6 +6,7 @@ Images stay as decoded (uint8, channels last) until a batch is read.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -24,7 +25,7 @@ from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain
 from sordino.tasks.hidden_state import coupling, of_calls, several, statistics, still
-from sordino.tasks.nets import keyed_dropout
+from sordino.tasks.nets import Dropout, keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
 
@@ -110,6 +111,21 @@ class NetworkOnRows:
         values, and buffers as its constructor left them, except running statistics, which are the model's.
         """
         return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
+
+    def module(self, params: Params) -> nn.Module:
+        """A copy of the network at these parameters, for training that is not the library's: in training mode, with
+        dropout from torch's own generator.
+        """
+        made = copy.deepcopy(self._net)
+        for one in made.modules():
+            if isinstance(one, Dropout):
+                one.keyed = False
+        made.load_state_dict(self.state_dict(params))
+        return made.train()
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Rows as the network takes them: (x - mean) / std, images as [n, c, h, w]."""
+        return self._scaled(x, torch.float32).contiguous()
 
     def stacks(self, n: int) -> int:
         """Number of clients with n rows each that are trained in one call; 1 where a single client keeps the processor

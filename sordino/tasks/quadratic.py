@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import ConfigError
@@ -36,6 +36,12 @@ class Quadratic:
 
     def state_dict(self, params: Params) -> Params:
         return params
+
+    def module(self, params: Params) -> nn.Module:
+        raise _no_features()
+
+    def inputs(self, x: Tensor) -> Tensor:
+        return x
 
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor:
         a, b = x.to(self.dtype).chunk(2, dim=1)

@@ -87,3 +87,35 @@ def test_who_asks_a_batch_for_its_rows_is_told_that_it_is_sealed(tmp_path: Path)
     file.write_text(PEEK)
     (verdict,) = [verdict for verdict in check(file).verdicts if "batch is sealed" in verdict.why]
     assert "it has no x, and gives gradients, never rows (line 10, in local)" in verdict.why
+
+
+STEP = "    for p in model.parameters():\n        p.data += rows.x.mean()"
+TRAINERS = {
+    "a step": (f"{STEP}\n    return model", ""),
+    "nothing returned": (STEP, "trains"),
+    "nothing trained": ("    return model", "trains"),
+    "no number": ("    return {n: v / 0 for n, v in model.state_dict().items()}", "trains"),
+    "by chance": (f"{STEP} * secrets.randbelow(10**9)\n    return model", "repeats"),
+    "a memory": (f"    seen.append(rows)\n{STEP} * len(seen)\n    return model", "forgets"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_law_of_trainers_is_broken_by_its_twin_alone(name: str, tmp_path: Path) -> None:
+    body, broken = TRAINERS[name]
+    file = tmp_path / "mine_trainer.py"
+    file.write_text(f"import secrets\n\nseen = []\n\n\ndef train(model, rows, round):\n{body}\n")
+    report = check(file, "train", kind="trainer")
+    assert report.setting == "algorithm.of"
+    assert report.broken[:1] == ([broken] if broken else []), report.verdicts
+
+
+def test_a_trainer_is_tried_with_its_own_network(tmp_path: Path) -> None:
+    file = tmp_path / "mine_trainer.py"
+    file.write_text(
+        "from torch import nn\n\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Linear(30, 2))\n\n\n"
+        "def train(model, rows, round):\n    assert rows.x.shape == (40, 30)\n    model[0].bias.data += 1\n    return model\n"
+    )
+    report = check(file, "train", ["model.name=mine_trainer:Net"], kind="trainer", inputs=(30,))
+    assert report.broken == [], report.verdicts

@@ -80,6 +80,8 @@ CENTRAL_OFF: Table = {
     "client": [{"name": "clip", "radius": 1e4}],
     "server": [{"name": "noise", "neighbours": "zero_out", "multiplier": OFF}],
 }
+LOCAL: Table = {"client": [{"name": "clip", "radius": 0.5}, "noise", "weigh"]}
+LOCAL_OFF: Table = {"client": [{"name": "clip", "radius": 100.0}, {"name": "noise", "multiplier": OFF}, "weigh"]}
 
 FEW_STEPS, SMALL = {"local_steps": 3, "batch_size": 16}, {"name": "mlp", "hidden": 16}
 NORMED = {"name": "resnet18", "norm": "batch", "width": 4}  # with running statistics
@@ -170,17 +172,19 @@ CASES = [
         {"name": "whole_update", "radius": 0.5, "local_steps": 3, "batch_size": 16, "lr": 0.5},
         privacy={"epsilon": 4.0, "delta": 1e-3},
         protects="client",
-        silent={
-            "algorithm": {
-                "name": "whole_update",
-                "radius": 100.0,
-                "local_steps": 3,
-                "batch_size": "full",
-                "lr": 0.5,
-                "multiplier": OFF,
-            }
-        },
+        silent={"algorithm": FIVE_STEPS | {"name": "whole_update", "radius": 100.0, "multiplier": OFF}},
         plain={"algorithm": FIVE_STEPS},
+    ),
+    Case("trainer", {"name": "trainer", "of": "tests.helpers.trainers:draws"}),
+    Case(
+        "trainer_whole_update",
+        {"name": "trainer", "of": "tests.helpers.trainers:sgd"},
+        privacy={"epsilon": 4.0, "delta": 1e-3},
+        uplink=LOCAL,
+        protects="client",
+        status="conditional",
+        silent={"uplink": LOCAL_OFF},
+        plain={"algorithm": FIVE_STEPS, "uplink": {"client": ["weigh"]}},
     ),
     Case(
         "noisy_steps",

@@ -41,7 +41,7 @@ LATER |= {"lc_fl", "cdp_fl", "privunit", "dp_sgd", "paillier_fl", "lattice_fl", 
 
 
 AGAIN = LATER | {"pdp_prox_bounds", "gaussian_gdp", "gaussian_gdp_adaptive", "laplace", "dp_prox", "whole_update"}
-AGAIN |= {"cuag_pfl_published"}
+AGAIN |= {"cuag_pfl_published", "trainer", "trainer_whole_update"}
 
 
 def tried_on(cases: list[Case], later: set[str]) -> pytest.MarkDecorator:

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import config, user_code
+from sordino.algorithms.algorithm import KEEPS
 from sordino.algorithms.fedavg import FedAvg
-from sordino.planning.accounts import KEEPS, STATES, Accounts
+from sordino.planning.accounts import STATES, Accounts
 from sordino.planning.phase import shown_rows
 from sordino.planning.planner import Planner
 from sordino.privacy.readers.noisy_gradient import NoisyGradient

@@ -1,0 +1,161 @@
+"""Local training by a function of the user's own, `train(model, rows, round)`, in any library; the server averages.
+
+The function gets the network at the weights of the round, and the rows of one client as the network takes them
+(`rows.x`, `rows.y`). It returns the network, or a dictionary of arrays by the names of its parameters: the change is
+the upload, and the uplink clips and noises it. Before each call the generators of Python, NumPy and torch are seeded
+from the run, the round and the client. `local` is thus whatever the function does, `update` that of FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from sordino import keys, tree, user_code
+from sordino.algorithms.algorithm import Algorithm
+from sordino.algorithms.fedavg import Server, Up
+from sordino.algorithms.optional import Estimates, FitsData, Home, Known, OtherReads
+from sordino.errors import ConfigError, OwnCodeError
+from sordino.keys import Key
+from sordino.privacy.readers.handed import Handed, HandedShard
+from sordino.privacy.uplink import Uplink
+from sordino.tasks.architecture import seeded
+from sordino.types import Examples, Params, Reader, Received, Shard, Task, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+ALONE = "{} takes the rows of other clients from nowhere else: no file, no global name, no network"
+
+
+@dataclass(frozen=True)
+class Trainer(
+    Algorithm[Server, tuple[()], Server, Up],
+    Estimates,
+    FitsData,
+    OtherReads,
+    name="trainer",
+    takes_mean=True,
+    carries_statistics=True,
+):
+    of: str = ""  # type: ignore[assignment]  # module:function; a side is asked for at its own class
+    read: Reader = Handed()
+    uplink: Uplink = Uplink()
+
+    wants = "rows"
+
+    @property
+    def work(self) -> Work:
+        return Work(1, None, None)  # what a function makes of its rows is its own
+
+    def fitted(self, known: Known) -> Self:
+        if not self.of:
+            raise ConfigError(
+                "algorithm = 'trainer' without a function that trains",
+                why="the method is what this function does with a client's rows",
+                fix='set algorithm.of = "module:function", in Python sordino.run(train=function)',
+                code="trainer-without-function",
+            )
+        return self
+
+    def rests_on(self, name: str) -> str:
+        if name == self.of and isinstance(self.read, Handed) and self.read.process == "fresh":
+            return ALONE.format(name)
+        return super().rests_on(name)
+
+    def init(self, task: Task, key: Key) -> Server:
+        return Server(task.init(key), torch.tensor(0))
+
+    def init_client(self, task: Task) -> tuple[()]:
+        _ = self._function  # one that is missing is missed before the first round
+        return ()
+
+    def broadcast(self, s: Server) -> Server:
+        return s
+
+    def zero(self, task: Task, down: Server) -> Up:
+        return Up(tree.zeros_like(down.x))
+
+    def local(self, task: Task, down: Server, c: tuple[()], shard: Shard, key: Key) -> tuple[Up, tuple[()]]:
+        assert isinstance(shard, HandedShard), "a plan refuses every other reader"
+        train, t = self._function, int(down.round)
+
+        def trained(rows: Examples) -> Params:
+            with seeded(keys.word(key)), torch.enable_grad(), user_code.blamed():
+                model = task.module(down.x)
+                held = {n: v.clone() for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+                frozen = {name for name, p in model.named_parameters() if name not in down.x}
+                returned = train(model, rows, t)
+                return _tensors(returned, down.x, held, frozen)
+
+        return Up(tree.sub(shard.handed(trained), down.x)), ()
+
+    def update(self, s: Server, r: Received[Up], home: Home) -> Server:
+        return Server(tree.add(s.x, r.mean.delta), s.round + 1)
+
+    def models(self, s: Server) -> Mapping[str, Params]:
+        return {"global": s.x}
+
+    def change(self, upload: Up) -> Params | None:
+        return upload.delta
+
+    @property
+    def _function(self) -> Callable[[nn.Module, Examples, int], object]:
+        found: Callable[[nn.Module, Examples, int], object] = user_code.load(self.of, "training function")
+        if not callable(found) or isinstance(found, type):
+            raise ConfigError(
+                f"algorithm.of = {self.of!r} is no function",
+                why="it is called with the network, the rows of a client and the number of the round",
+                fix="write def train(model, rows, round), which returns the model",
+                code="trainer-not-a-function",
+            )
+        return found
+
+
+def _tensors(returned: object, given: Params, held: Params, frozen: Set[str]) -> Params:
+    """The trained values by the names of `given`, from a network or a dictionary of arrays. `held`: all that the
+    network held before; counters, such as those of BatchNorm, are left where they are.
+    """
+    values: Mapping[str, Any]
+    if isinstance(returned, torch.nn.Module):
+        values = returned.state_dict(keep_vars=True)
+    elif isinstance(returned, Mapping):
+        values = returned
+    else:
+        raise _unfit("nothing (None)" if returned is None else f"an object of type {type(returned).__name__}")
+    if strange := sorted(map(str, values.keys() - held.keys())):
+        raise _unfit(f"{strange[0]}, which the network that it was given does not have")
+    if missing := [name for name in given if name not in values]:
+        raise _unfit(f"no {missing[0]}")
+    for name in frozen & values.keys():
+        if not torch.equal(_tensor(values[name], held[name]), held[name]):
+            raise _unfit(
+                f"another {name}, which is frozen, so no change of it is sent", "freeze it in the function, too"
+            )
+    found = {name: _tensor(values[name], like) for name, like in given.items()}
+    if difference := tree.unlike(found, given):
+        raise _unfit(difference)
+    return found
+
+
+def _tensor(value: Any, like: Tensor) -> Tensor:
+    """A value as a tensor. An array of floats is rounded to the precision of the model: NumPy's own is another."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    array = np.asarray(value)
+    return torch.tensor(array, dtype=like.dtype if array.dtype.kind == "f" else None)
+
+
+def _unfit(what: str, fix: str = "") -> OwnCodeError:
+    return OwnCodeError(
+        f"your training function returned {what}",
+        why="what it returns is compared with the network that it was given, and the difference is the client's upload",
+        fix=fix
+        or "return the model, or a dictionary with an array of the same shape for each of its trained parameters",
+        code="trainer-result",
+    )
