@@ -37,6 +37,7 @@ from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.convex_stable import ConvexStable
 from sordino.privacy.readers.episodes import CellGradient
+from sordino.privacy.readers.handed import Handed
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
@@ -280,6 +281,13 @@ CALLS: dict[str, Call] = {
     "gradients for an algorithm of episodes": Call(
         "reader-does-not-give",
         lambda: planned({"name": "pfl_dyn"}, {"name": "noisy_gradient", "clip": 1.0, "multiplier": 1.0}),
+    ),
+    "gradients for a training function": Call(
+        "reader-does-not-give",
+        lambda: planned({"name": "trainer", "of": "a:b"}, {"name": "noisy_gradient", "clip": 1.0, "multiplier": 1.0}),
+    ),
+    "a sum over rows that were handed over": Call(
+        "rows-only", lambda: Handed().open(ROWS, GRANT, NET).sum(lambda x, y: x)
     ),
     "exact states beside sound noise": Call("oracle-leaks", lambda: cuag_pfl("local_client", server_state="oracle")),
     "a batch from cells": Call(
