@@ -118,7 +118,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return False
 
     def rests_on(self, name: str) -> str:
-        """The condition under which code of a user's own that is shown rows of several clients breaks no promise."""
+        """The condition under which code of a user's own that is shown rows of several clients breaks no guarantee."""
         return KEEPS.format(name)
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:

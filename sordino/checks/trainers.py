@@ -1,4 +1,4 @@
-"""Checks of a training function of the user's own, `train(model, rows, round)`, tested on random rows of two clients."""
+"""Checks of a training function of the user's own, `train(model, rows, round)`, on random rows of two clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gate 1 for trusted code: a user's own function gets all rows of a client, and returns tensors.
 
-No promise about single examples follows: what the function does with them is not seen. A promise about whole clients
+No guarantee for single examples follows: what the function does with them is not seen. A guarantee for whole clients
 needs only what the uplink does with the tensors, as long as nothing of one client stays behind for the next. So the
 function runs in a process of its own for each client and round: a fork of this one, in which it was never called and
 which ends with the answer. What it keeps in memory is gone; files and other machines are beyond that, and the claims
@@ -58,7 +58,7 @@ class Handed(Reader):
             raise ConfigError(
                 'read.process = "fresh" ' + ("in a run on a GPU" if on_gpu() else "on this system"),
                 why="a process for each client is a fork of this one, which loses the GPU and which only POSIX has",
-                fix='set read = {name = "handed", process = "shared"}: what is promised of clients then rests on the '
+                fix='set read = {name = "handed", process = "shared"}: the guarantee of a client then rests on the '
                 "function keeping nothing between them; or leave engine.device out, and let the function use the GPU",
                 code="no-fresh-process",
             )
