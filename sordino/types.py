@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
-    from torch.nn import Module
 
     from sordino.accounting.pricing import NoisePricing
 
@@ -302,7 +301,9 @@ class Task(Protocol):
     def name(self) -> str: ...
     def init(self, key: Key) -> Params: ...
     def state_dict(self, params: Params) -> Params: ...  # with what is frozen, and with buffers
-    def module(self, params: Params) -> Module: ...  # a copy of the network, for training that is not the library's
+    def module(
+        self, params: Params
+    ) -> torch.nn.Module: ...  # a copy of the network, for training that is not the library's
     def inputs(self, x: Tensor) -> Tensor: ...  # rows as the network takes them
     def losses(self, params: Params, x: Tensor, y: Tensor, keys: Tensor) -> Tensor: ...
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]: ...
@@ -340,9 +341,7 @@ class Task(Protocol):
     @property
     def learns_features(self) -> bool: ...  # False where features are the examples themselves
     def head(self, params: Params, z: Tensor) -> Tensor: ...  # logits from features
-    def look(
-        self, params: Params, x: Tensor
-    ) -> Tensor: ...  # features of images between 0 and 1, differentiable in them
+    def look(self, params: Params, x: Tensor) -> Tensor: ...  # features of images in [0, 1], differentiable in them
     def image(self, seen: Tensor) -> Tensor: ...  # the inverse: from inputs of the network to images between 0 and 1
     def predict(self, params: Params, x: Tensor) -> Tensor: ...
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]: ...  # one value per example, by metric
