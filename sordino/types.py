@@ -360,9 +360,7 @@ class Task(Protocol):
     # refuses such a change inside the block, also in the functions that are passed in
     def still(self, *asked: object) -> AbstractContextManager[None]: ...
     @property
-    def feature_radius(
-        self,
-    ) -> float | None: ...  # bound on (features, 1) of logistic regression, None where there is none
+    def feature_radius(self) -> float | None: ...  # bound on (features, 1) of logistic regression; None: there is none
 
 
 @dataclass(frozen=True)
