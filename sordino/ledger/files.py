@@ -54,8 +54,9 @@ def atomic_write(path: Path, data: bytes, private: bool = False) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # same directory: same file system
     with disk_told(path):
         try:
-            mode = 0o600 if private else 0o666
-            with open(temporary, "xb", opener=functools.partial(os.open, mode=mode)) as file:
+            with open(temporary, "xb") as file:
+                if private:
+                    temporary.chmod(0o600)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -53,9 +53,8 @@ def key_of(ledger: Path) -> Iterator[bytes]:
         try:
             if not ledger.exists():
                 storage.check_never_there(ledger)
-                with open(file, "r+b", buffering=0, closefd=False) as whole:
-                    whole.truncate(0)
-                    whole.write(private.new_key())
+                os.truncate(file, 0)
+                os.write(file, private.new_key())
                 os.fsync(file)
             elif not key.exists() and not os.fstat(file).st_size:
                 why = "the ledger names its data under this key: no run could show that its data are the same"

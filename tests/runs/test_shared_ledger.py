@@ -65,7 +65,7 @@ def test_a_key_that_is_not_whole_is_refused(shared: Path, size: int) -> None:
     start(joining(shared), shared.parent / "second")
 
 
-@pytest.mark.parametrize("call", ["pwrite", "fsync", "rename"])
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
 def test_a_full_disk_leaves_no_key_in_part(shared: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command passes as soon as there is room, and its key is a whole one."""
 
