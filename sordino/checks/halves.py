@@ -229,7 +229,7 @@ def _near(a: Tree, b: Tree, size: Tree) -> bool:
 
 DRAWS = {
     "rand", "randn", "randint", "randperm", "normal", "normal_", "uniform", "uniform_", "laplace", "bernoulli",
-    "bernoulli_", "multinomial", "exponential_", "Laplace", "Normal", "default_rng", "gaussian", "coins", "bits",
+    "bernoulli_", "multinomial", "exponential_", "Laplace", "Normal", "default_rng", "noisy", "coins", "bits",
     "permutation", "integers", "coin", "manual_seed", "urandom", "rand_like", "randn_like", "randint_like",
     "random_", "cauchy_", "geometric_", "log_normal_", "random", "randrange", "gauss", "shuffle", "choice",
     "choices", "token_bytes", "getrandbits",

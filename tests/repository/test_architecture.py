@@ -25,9 +25,10 @@ def test_algorithms_draw_nothing(path: Path) -> None:
 
 def test_the_scan_sees_draws() -> None:
     sneaky = (
-        "import torch\ndef local(self, y):\n    return y + torch.randn(3) + torch.distributions.Laplace(0, 1).sample()"
+        "import torch\ndef local(self, y, source):\n"
+        "    return source.noisy(law, y + torch.randn(3) + torch.distributions.Laplace(0, 1).sample(), 1.0)"
     )
-    assert calls(sneaky) & DRAWS == {"randn", "Laplace"}
+    assert calls(sneaky) & DRAWS == {"noisy", "randn", "Laplace"}
 
 
 def callers(name: str) -> list[str]:
