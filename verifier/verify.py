@@ -246,8 +246,9 @@ class Verdict:
         rows, void = statement(histories(notes, population), delta, people)
         if shares_scores:
             nothing, about = epsilons.Row(math.inf, delta, "none", set(), {"none": math.inf}, []), ("client", "server")
-            for subject in [subject for subject in rows if (subject[0], subject[2]) == about]:
-                void.setdefault(about, {})[subject] = rows.pop(subject) and nothing
+            for subject in [one for one in [*rows, *void.get(about, {})] if (one[0], one[2]) == about]:
+                rows.pop(subject, None)
+                void.setdefault(about, {})[subject] = nothing
             void["test example", "server"] = {("test example", "replace", "server"): nothing}
         self.rows("", receipt["guarantees"], (rows, void))
         for phase in receipt.get("phases", []):

@@ -95,12 +95,14 @@ def planned(folder: Path, experiment: Experiment, public: PublicNumbers, site: t
     return folder
 
 
-def some(folder: Path, count: int, first: int = 0, sampled: float = 0.1) -> list[Path]:
+def some(
+    folder: Path, count: int, first: int = 0, sampled: float = 0.1, site: tuple[int, ...] | None = None
+) -> list[Path]:
     """Folders of this many random experiments; what is refused before its first round is no experiment."""
     made: list[Path] = []
     seed = first
     while len(made) < count:
         with contextlib.suppress(SordinoError):
-            made.append(planned(folder / str(seed), *drawn(seed, sampled)))
+            made.append(planned(folder / str(seed), *drawn(seed, sampled), site))
         seed += 1
     return made

@@ -22,6 +22,7 @@ from sordino.receipts.verify import verify
 from tests.laws.cases import BY_NAME, CLIENTS, Case
 from tests.laws.traces import differences, trace
 from tests.laws.tried import Base, by_name
+from tests.verifier.test_receipts import verify as stranger
 
 SHAPE = Draft202012Validator(receipt_schema())
 
@@ -68,6 +69,13 @@ def test_the_receipt_has_a_row_for_everybody_and_promises_only_what_events_prove
 def test_an_untouched_receipt_verifies(case: Case, base: Base) -> None:
     assert verify(base.folder(case)) == []
     assert differences(base.trace(case), trace(base.folder(case))) == []  # looking changes nothing
+
+
+@pytest.mark.one_fast
+@by_name
+def test_a_program_that_shares_no_code_finds_the_same(case: Case, base: Base) -> None:
+    said = stranger.examine(base.folder(case), None, None)
+    assert (said.wrong, said.unseen) == ([], [])
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

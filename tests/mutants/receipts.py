@@ -9,6 +9,13 @@ VERIFY = "tests/receipts/test_verify.py"
 
 RECEIPTS = [
     one(
+        "a signature of an envelope is not looked at",
+        "receipts/signature.py",
+        "if envelope.SIGNED in told:",
+        "if False:",
+        "tests/receipts/test_exports.py::test_an_envelope_of_what_does_not_hold_is_not_made",
+    ),
+    one(
         "a sampled discrete Gaussian that costs nothing at orders between two integers",
         "accounting/mechanisms.py",
         "known.get(order, math.inf)",

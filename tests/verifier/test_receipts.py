@@ -59,6 +59,17 @@ def test_twenty_random_receipts_hold(tmp_path: Path) -> None:
     assert sum(finite(run / "privacy.json") > 0 for run in runs) >= 10
 
 
+def test_receipts_of_sites_hold(tmp_path: Path) -> None:
+    """A site's own clients alone, which tell the server scores: nothing is promised about their test examples."""
+    runs = some(tmp_path, 12, first=7000, sampled=0.0, site=(0, 2))
+    check(runs)
+    units = {row["unit"] for run in runs for row in json.loads((run / "privacy.json").read_text())["guarantees"]}
+    assert {"test example", "client", "person"} <= units
+    environment = runs[0] / "environment.json"
+    environment.write_text(environment.read_text().replace('"shares_scores": true', '"shares_scores": false'))
+    assert verify.examine(runs[0], None, None).wrong
+
+
 @pytest.mark.slow
 def test_a_thousand_random_receipts_hold(tmp_path: Path) -> None:
     check(some(tmp_path, 1000, first=10_000, sampled=0.05))
