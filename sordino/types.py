@@ -50,7 +50,7 @@ U = TypeVar("U")  # what comes up
 class Offer(NamedTuple):
     """Noise of a gate, as a plan sizes it from a budget: whom it protects, by which law, and who pays."""
 
-    subject: Subject  # its adversary is the strongest that the promise holds against
+    subject: Subject  # its adversary is the strongest that the guarantee holds against
     mechanism: Priced
     everyone_pays: bool  # hidden Poisson participation: absent clients pay too
     rate: float = 1.0  # of the sampler that the price may use, 1 where none may be

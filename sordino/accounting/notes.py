@@ -17,7 +17,7 @@ from sordino.accounting.policy import is_real
 if TYPE_CHECKING:
     from sordino.accounting.histories import Histories
 
-Release: TypeAlias = tuple[Claim, ...]  # what one operation promises about one client
+Release: TypeAlias = tuple[Claim, ...]  # what one operation guarantees about one client
 Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who ('*' is every client), and which claims
 
 

@@ -81,7 +81,7 @@ class PrivateUplink:
         self.folder = RunFolder(Path(folder))
         self._phase = PlannedRun(experiment, public, {"": coordinates}).phases[-1]
         self._own = (0,) if side == "client" else None  # a client's books believe the server nothing
-        _ = self._phase.plan  # refuses what could not keep its promise
+        _ = self._phase.plan  # refuses settings whose guarantee would be false
         self._found(side)
 
     def _found(self, side: str) -> None:

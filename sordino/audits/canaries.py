@@ -43,7 +43,7 @@ class Canaries(ABC):
     """Canaries of a run: `wanted` of them, or as many as fit."""
 
     simulation: Simulation
-    subject: Subject  # of the promise
+    subject: Subject  # of the guarantee
     wanted: int
     key: Key
 

@@ -35,7 +35,7 @@ def list_(place: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path(
         from rich.table import Column, Table
 
         screen, rows = Screen(), [entry.words() for entry in found]
-        if screen.width < WIDE:  # the promise is long, and a column of its own would cut it into pieces
+        if screen.width < WIDE:  # the guarantee is long, and a column of its own would cut it into pieces
             for row in rows:
                 row["score, promise"] = "\n".join(filter(None, (row.pop("score"), row.pop("promise"))))
         table = Table(*(Column(name, overflow="fold") for name in rows[0]), show_lines=screen.width < WIDE)
@@ -87,7 +87,7 @@ def prepared(folder: Path) -> RenderableType:
     return "" if found is None else preparation(found)
 
 
-WIDE = 120  # columns of a terminal from which a promise gets a column of its own
+WIDE = 120  # columns of a terminal from which a guarantee gets a column of its own
 EVERY = 1.0  # seconds between two looks, and ten times what a look takes
 EXIT = {"finished": 0, "budget spent": 0, "stopped": 130, "killed": 1}
 

@@ -48,7 +48,7 @@ class Charter:
     """Data, subject and currency that a ledger is bound to. When one of them changes, budgets need another ledger."""
 
     dataset: str
-    subject: Subject | None  # of the promise that is paid for; None: nothing is promised
+    subject: Subject | None  # of the guarantee that is paid for; None: there is none
     delta: float | None
     currency: Currency
     names: tuple[str, ...] = ()  # of the clients "0", "1", ..., for whoever reads the ledger; no budget depends on them

@@ -54,7 +54,7 @@ class Methods:
             algorithm = algorithm.behind(read=gates.reader(self.experiment.read))
         if self.experiment.uplink is not None:
             algorithm = algorithm.behind(uplink=gates.uplink(self.experiment.uplink))
-        algorithm.uplink.offer(1.0, self.cohort.hidden)  # what it cannot promise is refused before data are read
+        algorithm.uplink.offer(1.0, self.cohort.hidden)  # what it cannot guarantee is refused before data are read
         return (*before, algorithm)
 
     @cached_property

@@ -201,7 +201,7 @@ class PlannedPhase:
     def check_model(self) -> None:
         """Refuses a model that the method cannot train, where the model is available; without one it does nothing."""
 
-    # the promise ------------------------------------------------------------------------------------------------------
+    # the guarantee ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def offers(self) -> list[tuple[Offer, float | None]]:

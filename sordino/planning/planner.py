@@ -61,7 +61,7 @@ class Planner:
     phase: PlannedPhase
     only: tuple[int, ...] | None = None  # the clients of a site, whose books these are; None for all
 
-    # the promise ------------------------------------------------------------------------------------------------------
+    # the guarantee ----------------------------------------------------------------------------------------------------
 
     @property
     def run(self) -> str:

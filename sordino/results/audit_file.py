@@ -95,7 +95,7 @@ class TrainedAudit(LeftInRun):
     format: int = 1
     algorithm: str
     rounds: int
-    verdict: TrainedVerdict  # the worst one of all promises
+    verdict: TrainedVerdict  # the worst one of all guarantees
     promises: tuple[AuditedPromise, ...]
     unprotected: tuple[str, ...]  # units and adversaries of whom infinity is claimed
     needs: dict[str, str] = NEEDS

@@ -92,7 +92,7 @@ class Method:
 
     name: str
     runs: Sequence[Metrics]  # of each seed; what it prepared is a round 0
-    promise: Sequence[Guarantee]  # each of the seed that promises least
+    promise: Sequence[Guarantee]  # each of the seed that guarantees least
     experiment: Experiment = Experiment()  # of the first seed, as it was run
     ledgers: tuple[Notes, ...] = ()  # releases in each seed's ledger
 

@@ -37,8 +37,8 @@ from sordino.transport.pipes import Pipes
 from sordino.transport.sites import Patience, Sites
 from sordino.types import Examples, Params
 
-ROOM = 1 << 26  # bytes of uploads in one letter: what a process holds before it answers
-MANY = 1000  # clients in one letter
+ROOM = 1 << 26  # bytes of uploads in one message: what a process holds before it answers
+MANY = 1000  # clients in one message
 
 
 def simulated(experiment: Experiment, data_key: bytes = b"") -> Simulation:

@@ -225,7 +225,7 @@ class PoissonSample(Tossed):
         return event if adversary == "server" else Poisson(self.rate, event)
 
 
-BY_THE_LIBRARY = ("draw", "toss", "exposures", "expected", "amplify")  # of a hidden cohort: what its promise rests on
+BY_THE_LIBRARY = ("draw", "toss", "exposures", "expected", "amplify")  # of a hidden cohort: what its guarantee rests on
 
 
 def check_promises(own: Cohort) -> None:

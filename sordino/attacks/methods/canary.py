@@ -24,7 +24,7 @@ from sordino.privacy.readers.beside_public import taken
 from sordino.results.attack_file import AttackFinding, BesideGuess
 from sordino.types import Examples, Params
 
-WRONG = 1e-4  # probability that this refutes a true promise
+WRONG = 1e-4  # probability that this refutes a true guarantee
 NO_UPLOAD = "no single upload can be read"
 
 

@@ -40,7 +40,7 @@ class Responses(Open):
     epsilon: float = 5.0
     of: Literal["value", "image"] = "value"
     label_epsilon: float | None = None
-    delta: float = 0.0  # of the image's promise, where epsilon is its
+    delta: float = 0.0  # of the image's guarantee, where epsilon is its
     levels: int = 21
     rounding: Literal["nearest", "ceil"] = "nearest"
     side: int | None = None  # images are averaged to so many values a side first

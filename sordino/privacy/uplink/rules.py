@@ -49,7 +49,7 @@ class Links:
         gate: Gate = self
         check_rules(gate, ROBUST_RULES)
 
-    # what it promises -------------------------------------------------------------------------------------------------
+    # what it guarantees -----------------------------------------------------------------------------------------------
 
     def noise(self) -> Noise | None:
         stages = private(self.client) + private(self.server)
