@@ -42,7 +42,7 @@ WHO: Mapping[Adversary, str] = {
     "participants": "the other participants, who see every model that is sent out",
     "public": "anyone who sees the published models",
 }
-ANYONE = "anyone: the server, the other participants, and whoever sees the published models"
+ANYONE = "anyone: the server, the other participants, and anyone who sees the published models"
 WHAT: Mapping[Unit, str] = {
     "test example": "one example that a model is tested on, and not trained",
     "pixel": "one value of one image of one client",
@@ -50,7 +50,7 @@ WHAT: Mapping[Unit, str] = {
     "example": "one example (one row, one image) of one client",
     "cell": "one cell, a fixed part of a client's examples",
     "person": "all examples of one person, as many as the schema allows",
-    "client": "everything one client holds",
+    "client": "the whole data of one client",
 }
 CHANGE: Mapping[Neighbours, str] = {
     "replace": "exchanging it for any other",
@@ -77,7 +77,7 @@ class Described(Promised):
     strength: str
     grade: str = ""  # "weak" or "formality": proof and strength are two things, and have two colours
     standing: str  # the status, as it is shown
-    belief: str  # how sure somebody can become
+    belief: str  # how certain an attacker can become
 
 
 def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
@@ -121,7 +121,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
         return f"Nothing is promised about {what}, against {who}: {reasons or 'no noise covers it'}."
     holds = (
         f"{CHANGE[row.neighbours]} makes nothing they see more than {_times(row.epsilon)} times as likely, "
-        f"plus a chance of {delta_text(row.delta)}"
+        f"plus a probability of {delta_text(row.delta)}"
     )
     if row.status == "nominal" and printed is not None:
         return (

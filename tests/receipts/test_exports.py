@@ -95,7 +95,7 @@ def test_every_promise_stands_with_all_that_makes_it_one(kind: str, export: Call
 
 def test_the_annex_says_who_is_protected_and_who_is_not(export: Callable[..., tuple[Said, str]]) -> None:
     _, text = export("real", "annex")
-    assert "Nothing is promised about everything one client holds" in text
+    assert "Nothing is promised about the whole data of one client" in text
     assert "can raise that to 38% at most" in text
     assert "which program wrote the files" in text
     assert "<details" not in text

@@ -220,7 +220,7 @@ def test_a_hospital_goes_from_four_files_to_predictions_and_a_signed_page(tmp_pa
         types("privacy", "export", "runs/visits", "--as", "annex", "--out", "annex.pdf")
         assert (tmp_path / "annex.pdf").read_bytes().startswith(b"%PDF")
     types("privacy", "export", "runs/visits", "--as", "annex", "--out", "annex.html")
-    assert "38%" in (tmp_path / "annex.html").read_text(encoding="utf-8")  # what somebody 1% sure can become
+    assert "38%" in (tmp_path / "annex.html").read_text(encoding="utf-8")  # a guess of 1%, at most
 
 
 # a privacy engineer ---------------------------------------------------------------------------------------------------

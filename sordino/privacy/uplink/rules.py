@@ -20,8 +20,8 @@ from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, SecureS
 from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh, private
 from sordino.types import Offer
 
-RAW = "it sees every upload, and no noise hides a client"
-SUM = "it sees sums of uploads, and no noise hides a client"
+RAW = "every upload is visible, and no noise hides a client"
+SUM = "sums of uploads are visible, and no noise hides a client"
 ROSTER = "clients in a secure sum know who else takes part: only their uploads are hidden from participants"
 SERVER_NOISE = "the server adds the noise: a site cannot see that it does"
 SERVER_COINS = "the server draws who takes part by independent coins at the planned rates, and keeps them secret"
