@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import sordino
 from sordino.receipts.signature import generate, sign
 from tests.helpers.planned_receipts import some
 
@@ -97,6 +98,20 @@ def test_a_signature_is_checked_where_it_can_be(tmp_path: Path) -> None:
     assert blind.returncode == 3
     assert "not checked: the signature" in blind.stdout
     assert "has signed" not in blind.stdout
+
+
+def test_a_ledger_that_runs_share_is_read_from_where_it_lies(tmp_path: Path) -> None:
+    shared = tmp_path / "all.sqlite"
+    small = {"rounds": 1, "partition": {"scheme": "iid", "clients": 2}, "data": {"train": 80, "test": 40}}
+    private = {"algorithm": {"name": "gaussian_gdp", "multiplier": 2.0}, "privacy": {"ledger": str(shared)}}
+    for name in ("first", "second"):
+        sordino.run(small | private, f"name={name}", out=tmp_path / name)
+    for name in ("first", "second"):
+        said = verify.examine(tmp_path / name, shared, None)
+        assert (said.wrong, said.unseen) == ([], [])
+        assert finite(tmp_path / name / "privacy.json") > 0
+        with pytest.raises(ValueError, match="no file"):
+            verify.examine(tmp_path / name, None, None)
 
 
 def test_what_the_page_does_not_name_is_not_checked() -> None:
