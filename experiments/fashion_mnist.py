@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+LABEL = {"names": CLASSES, "_type": "ClassLabel"}  # as the hub says what the numbers mean
 PARTS = {"train": "train", "test": "t10k"}
 UNSIGNED_BYTES = 8  # the only kind of number that these files hold
 
@@ -34,9 +36,8 @@ def main() -> int:
             raise ValueError(f"{source}: {len(images)} images and {len(labels)} labels of {part} do not fit each other")
         column = [{"bytes": png(image), "path": None} for image in images]
         kinds = {"image": pa.struct({"bytes": pa.binary(), "path": pa.string()}), "label": pa.int64()}
-        pq.write_table(
-            pa.table({"image": column, "label": labels}, schema=pa.schema(kinds)), target / f"{name}.parquet"
-        )
+        schema = pa.schema(kinds, metadata={"huggingface": json.dumps({"info": {"features": {"label": LABEL}}})})
+        pq.write_table(pa.table({"image": column, "label": labels}, schema=schema), target / f"{name}.parquet")
         print(f"{target / name}.parquet: {len(labels)} images")
     return 0
 

@@ -17,6 +17,7 @@ CHOSEN = ("model", "algorithm", "partition", "cohort", "loss")  # by one name
 TRAIN = "train"  # a function that trains: algorithm.of
 LISTED = ("metrics", "evaluation.metrics", "callbacks")
 DATA = "data"  # the name of data in memory
+FRAMES = {("pandas", "DataFrame"), ("datasets", "Dataset")}  # that may not hand over columns as Arrow does
 LENT_PATH = user_code.SESSION + DATA
 
 
@@ -81,10 +82,11 @@ def _source_of(value: object) -> dict[str, object]:
 
 
 def _is_table(value: object) -> bool:
-    """True for a data frame: of pandas, or of any library that hands its columns over as Arrow does, such as polars."""
-    pandas = sys.modules.get("pandas")  # not imported here: where there is a frame, it already is
-    framed = pandas is not None and isinstance(value, pandas.DataFrame)
-    return framed or (hasattr(value, "__arrow_c_stream__") and not inspect.isclass(value))
+    """True for a data frame of pandas, for a data set of `datasets`, and for whatever hands its columns over as Arrow
+    does, such as a data frame of polars. No library is imported here.
+    """
+    kind = type(value)
+    return hasattr(kind, "__arrow_c_stream__") or (kind.__module__.partition(".")[0], kind.__name__) in FRAMES
 
 
 def _is_rows(value: object) -> bool:

@@ -20,7 +20,7 @@ from sordino.data.folders import SUFFIXES
 from sordino.data.label_kinds import LabelKind
 from sordino.data.reserve import area
 from sordino.data.schema import Column
-from sordino.data.table_files import TableFile, TableRows, Written, read
+from sordino.data.table_files import TableFile, TableRows, Written, as_arrow, read
 from sordino.errors import DataError
 
 FIX = "correct or remove the row"
@@ -60,7 +60,7 @@ def given(
     where = Path("the rows")
     try:
         listed = isinstance(rows, Sequence) and not isinstance(rows, str | bytes)
-        found = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows) if listed else pa.table(rows)
+        found = pa.Table.from_pylist(rows) if listed else as_arrow(rows)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(
             f"{where} cannot be read",

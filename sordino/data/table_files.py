@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -142,17 +142,34 @@ def _nothing(what: str) -> DataError:
 
 
 def in_memory(frame: object) -> pa.Table:
-    """A data frame as an arrow table; that of pandas without its index, which is no column."""
-    indexed = type(frame).__module__.partition(".")[0] == "pandas"
+    """A data frame as an arrow table."""
     try:
-        return pa.Table.from_pandas(frame, preserve_index=False) if indexed else pa.table(frame)
-    except pa.ArrowException as error:
+        return as_arrow(frame)
+    except (pa.ArrowException, TypeError) as error:
         raise DataError(
             "the data frame cannot be read as a table",
             why=str(error.args[-1]),  # the column; the first part may quote a cell
             fix="give every column one type: numbers, strings or booleans",
             code="mixed-column",
         ) from None
+
+
+def as_arrow(frame: Any) -> pa.Table:
+    """Columns of any library as an arrow table: of pandas without its index, which is no column; of a data set of
+    `datasets` with its own order of rows.
+    """
+    if hasattr(frame, "with_format"):
+        frame = frame.with_format("arrow")[:]
+    indexed = hasattr(frame, "reset_index") and hasattr(frame, "columns")
+    found = pa.Table.from_pandas(frame, preserve_index=False) if indexed else pa.table(frame)
+    return found.cast(pa.schema([field.with_type(_without_views(field.type)) for field in found.schema]))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """The type with texts as arrow's functions take them: polars hands over views of them, which few take."""
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
+    return pa.string() if str(kind) == "string_view" else kind
 
 
 def read(

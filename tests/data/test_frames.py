@@ -1,0 +1,96 @@
+"""Tables of any library in memory: the same columns train the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import sordino
+from sordino.errors import DataError, RunError
+from sordino.results.one_run import Result
+
+DRAW = np.random.default_rng(0)
+AGE = DRAW.normal(size=90)
+COLUMNS: dict[str, Any] = {
+    "age": AGE,
+    "sex": DRAW.choice(["f", "m"], 90),
+    "clinic": DRAW.choice(["north", "south"], 90),
+    "ill": np.where(AGE + DRAW.normal(size=90) > 0, "yes", "no"),
+}
+
+
+class Frame:
+    """A data frame of a library that nobody has heard of. Its texts are views, and one column is a category, as polars
+    hands them over.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        texts = {name: table[name].cast(pa.string_view()) for name in ("clinic", "ill")}
+        category = table["sex"].dictionary_encode().cast(pa.dictionary(pa.int32(), pa.string_view()))
+        self._table = pa.table({"age": table["age"], "sex": category, **texts})
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def of_pandas(table: pa.Table) -> Any:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = table.to_pandas()
+    frame.index = pandas.Index([f"row {i}" for i in range(len(frame))], name="name")  # which is no column
+    return frame
+
+
+def of_polars(table: pa.Table) -> Any:
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    return polars.from_arrow(table).with_columns(polars.col("sex").cast(polars.Categorical))
+
+
+def of_datasets(table: pa.Table) -> Any:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    backwards = datasets.Dataset(table.take(np.arange(len(table))[::-1]))
+    return backwards.select(range(len(table) - 1, -1, -1))  # an order of its own
+
+
+KINDS: dict[str, Callable[[pa.Table], Any]] = {
+    "pandas": of_pandas,
+    "polars": of_polars,
+    "datasets": of_datasets,
+    "any other": Frame,
+}
+
+
+def run(data: object, out: Path, **more: Any) -> Result:
+    settings = {"label": "ill", "group": "clinic", "algorithm": "fedavg", "privacy": {}, "rounds": 2}
+    return sordino.run(data=data, out=out, **settings | more)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_columns_train_the_same_model(kind: str, tmp_path: Path) -> None:
+    table = pa.table(COLUMNS)
+    frame = KINDS[kind](table)
+    one, other = run(table, tmp_path / "arrow"), run(frame, tmp_path / "run")
+    assert other.model.keys() == one.model.keys()
+    assert all((other.model[name] == value).all() for name, value in one.model.items())
+    assert sordino.resume(tmp_path / "run", data=frame).accuracy == one.accuracy
+    rows = sordino.predict(tmp_path / "run", frame, data=frame)
+    assert rows.labels == sordino.predict(tmp_path / "arrow", table, data=table).labels
+
+
+def test_other_rows_are_no_continuation(tmp_path: Path) -> None:
+    table = pa.table(COLUMNS)
+    run(Frame(table), tmp_path / "run")
+    with pytest.raises(RunError) as refused:
+        sordino.resume(tmp_path / "run", data=Frame(table.slice(1)))
+    assert refused.value.code == "edited-run"
+
+
+def test_a_series_is_no_table(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    with pytest.raises(DataError) as refused:
+        run(pandas.Series(AGE), tmp_path / "run")
+    assert refused.value.code == "mixed-column"
