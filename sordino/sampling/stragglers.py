@@ -35,8 +35,8 @@ class Crew(NamedTuple):
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Slow clients: their share, their treatment (drop, keep, late), and injected faults: the odds that an active
-    client is lost or late.
+    """Slow clients: their share and their treatment (drop, keep, late); and injected faults: the probabilities that an
+    active client is lost, or late.
     """
 
     share: float = 0.0
