@@ -265,7 +265,7 @@ class Reader(ABC):
 
     @property
     def redraw(self) -> Literal["run", "round"] | None:
-        """How often `prepare` changes the examples: once in a run, in every round, or never (None)."""
+        """Frequency with which `prepare` changes the examples: once in a run, in every round, or never (None)."""
         return None
 
     @property
