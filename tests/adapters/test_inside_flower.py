@@ -1,0 +1,133 @@
+"""Flower's quickstart, made private, between processes on this machine: killed and continued, and its receipts.
+
+The packages are in an environment of their own: the folder that SORDINO_FLOWER names, else one that is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sordino.ledger.ledger import State
+from sordino.receipts.verify import examine
+from tests.adapters.environments import made, stop
+from tests.adapters.test_private_uplink import row, states
+
+APP = Path(__file__).parent / "flower_app"
+pytestmark = pytest.mark.slow
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Loopback:
+    """A SuperLink and two SuperNodes, and the app that runs on them."""
+
+    def __init__(self, binaries: Path, place: Path) -> None:
+        self.binaries, self.place, self.port = binaries, place, free_port()
+        self.app = place / "app"
+        shutil.copytree(APP, self.app, ignore=shutil.ignore_patterns("__pycache__"))
+        (place / "flower").mkdir()
+        settings = (
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+        (place / "flower" / "config.toml").write_text(settings)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "FLWR_HOME": str(place / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "QUICK_PLACE": str(place),
+        }
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, name: str, *arguments: str) -> None:
+        with (self.place / f"{len(self.started)}-{name}.log").open("wb") as log:
+            command = [str(self.binaries / name), "--insecure", *arguments]
+            self.started.append(
+                subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+            )
+
+    def reachable(self) -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def run(self, **settings: str) -> str:
+        """Run the app to its end, and return what Flower said of it."""
+        (self.place / "result.json").unlink(missing_ok=True)
+        said = [f'{name}="{value}"' for name, value in settings.items()]
+        command = [
+            str(self.binaries / "flwr"),
+            "run",
+            str(self.app),
+            "here",
+            "--stream",
+            "--run-config",
+            " ".join(said),
+        ]
+        ran = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=900)
+        return re.sub(r"\x1b\[[0-9;]*m", "", ran.stdout + ran.stderr)
+
+    def result(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads((self.place / "result.json").read_text())
+        return told
+
+
+@pytest.fixture(scope="module")
+def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    found = Loopback(made("flower", "flwr", tmp_path_factory), tmp_path_factory.mktemp("loopback"))
+    try:
+        found.begin("flower-superlink", "--port", str(found.port), "--disable-runtime-dependency-installation")
+        until = time.monotonic() + 120
+        while not found.reachable():
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        for number in range(2):
+            node = ("--superlink", f"127.0.0.1:{found.port}", "--port", str(free_port()))
+            found.begin("flower-supernode", *node, "--node-config", f"partition-id={number}")
+        yield found
+    finally:
+        stop(found.started)
+
+
+def test_noise_at_the_clients_and_one_of_them_killed(loopback: Loopback) -> None:
+    said = loopback.run(private="client", kill="client")
+    assert (loopback.place / "killed-client").exists(), said
+    assert loopback.result() == {"moved": True, "metrics": []}, said  # no loss, no number of examples
+    assert "train_loss" not in said
+    said = loopback.run(private="client", kill="")
+    for number in range(2):
+        place = loopback.place / f"site-{number}"
+        assert states(place) == [State.PUBLISHED] * 3, said  # two rounds of the first run, and one that was left
+        assert examine(place).wrong == []
+        assert row(place, "server")["epsilon"] <= 12.0
+    assert "the budget is spent, after 3 releases" in said
+
+
+def test_noise_at_the_server_which_is_killed(loopback: Loopback) -> None:
+    loopback.run(private="server", kill="server")
+    place = loopback.place / "server"
+    assert not (loopback.place / "result.json").exists()
+    assert states(place) == [State.PUBLISHED]
+    said = loopback.run(private="server", kill="")
+    assert loopback.result()["moved"], said
+    assert "asks nobody: the budget is spent, after 2 releases" in said
+    assert states(place) == [State.PUBLISHED] * 2
+    assert examine(place).wrong == []
+    assert row(place, "participants")["epsilon"] <= 12.0
+    assert row(place, "server")["epsilon"] == "inf"

@@ -1,0 +1,85 @@
+"""A job of NVFlare, made private, in its simulator: killed and continued, stopped by its budget, and its receipts.
+
+The package is in an environment of its own: the folder that SORDINO_NVFLARE names, else one that is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from sordino.ledger.ledger import State
+from sordino.receipts.verify import examine
+from tests.adapters.environments import made, stop
+from tests.adapters.test_private_uplink import row, states
+
+APP = Path(__file__).parent / "nvflare_app"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("nvflare", "nvflare", tmp_path_factory) / "python"
+
+
+def begun(python: Path, script: str, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as out:
+        command = [str(python), script, *arguments]
+        return subprocess.Popen(command, cwd=APP, env=environment, stdout=out, stderr=out, start_new_session=True)
+
+
+def played(python: Path, place: Path, private: str) -> str:
+    log = place / "log"
+    process = begun(python, "job.py", str(place), private, log=log)
+    try:
+        process.wait(600)
+    finally:
+        stop([process])
+    return log.read_text(errors="replace")
+
+
+def test_noise_at_the_sites_which_are_killed(python: Path, tmp_path: Path) -> None:
+    process = begun(python, "job.py", str(tmp_path), "client", log=tmp_path / "log")
+    ledger, until = tmp_path / "site-1" / "ledger.sqlite", time.monotonic() + 300
+    while not (ledger.exists() and states(ledger.parent)):
+        assert time.monotonic() < until, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    stop([process], at_once=True)
+    before = len(states(ledger.parent))
+    said = played(python, tmp_path, "client")
+    assert len(states(ledger.parent)) == min(3, before + 2), said
+    said = played(python, tmp_path, "client")
+    assert "the budget is spent, after 3 releases" in said
+    for site in ("site-1", "site-2"):
+        assert len(states(tmp_path / site)) <= 3
+        assert examine(tmp_path / site).wrong == []
+        assert row(tmp_path / site, "server")["epsilon"] <= 12.0
+        assert "loss" not in (tmp_path / site / "privacy.json").read_text()
+
+
+def test_noise_at_the_server(python: Path, tmp_path: Path) -> None:
+    place = tmp_path / "server"
+    said = played(python, tmp_path, "server")
+    assert states(place) == [State.PUBLISHED] * 2, said
+    said = played(python, tmp_path, "server")
+    assert states(place) == [State.PUBLISHED] * 3, said
+    assert "the budget is spent, after 3 releases" in said
+    assert examine(place).wrong == []
+    assert row(place, "participants")["epsilon"] <= 12.0
+    assert row(place, "server")["epsilon"] == "inf"
+
+
+def test_a_thousand_malformed_results_are_a_thousand_refusals(python: Path, tmp_path: Path) -> None:
+    process = begun(python, "malformed_results.py", str(tmp_path), "1000", log=tmp_path / "log")
+    assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    told = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+    assert told["refused"] == 1_000
+    assert told["failures"] == [["EXECUTION_EXCEPTION", False]] * 2
+    assert told["control"] == ["DXO", "__headers__"]
+    assert states(tmp_path / "site") == [State.PUBLISHED]  # the control alone was paid for
