@@ -3,7 +3,7 @@
 Two clients, 7 million parameters, one local epoch of 1,000 examples in batches of 32, on the processor, one thread. A
 round is two local trainings; the adapter's part is what a mod or a filter does at each client (compare, clip, noise,
 books, receipt), or what a strategy does at the server for both. Two networks: a perceptron, whose epoch is as short as
-7 million parameters allow, and a convolutional network. Medians of seconds, turns taken.
+7 million parameters allow, and a convolutional network. Medians of CPU seconds, turns taken.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def epoch(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def seconds(what: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     what()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def main() -> None:
@@ -95,8 +95,7 @@ def measure(made: Callable[[], nn.Module], x: torch.Tensor, y: torch.Tensor, rep
     one, local, central = map(statistics.median, (training, client, server))
     print(f"{made.__name__}, {declared.coordinates:,} parameters: an epoch takes {one:.2f} s")
     print(f"  at each client {local:.3f} s, {local / one:.1%} of a round")
-    print(f"  at the server {central:.3f} s, {central / (CLIENTS * one):.1%} of a round of clients in turn, ", end="")
-    print(f"{central / one:.1%} of one of clients at once")
+    print(f"  at the server {central:.3f} s, {central / (CLIENTS * one):.1%} of the round of both")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
 
+BLOCK = 1 << 16  # numbers that are noised together, while a processor's cache holds them
 SECRET = 32  # bytes from which clients draw what they draw once
 TABLE_ERROR = 1e-14  # total variation of one coordinate against the ideal law
 
@@ -101,10 +102,14 @@ class System:
         )
         step = grid_step(scale)
         noise = law.in_steps(round(scale / step, 9))
-        x = values.double().cpu().numpy().reshape(-1) / step
-        whole = np.floor(x)
-        drawn = noise(self._words(len(x)), self._words(len(x)), x - whole)
-        return torch.from_numpy((whole + drawn) * step).reshape(values.shape).to(values.device)
+        x = values.double().cpu().numpy().reshape(-1)
+        words, more, noisy = self._words(len(x)), self._words(len(x)), np.empty(len(x))
+        for start in range(0, len(x), BLOCK):  # exact: each number is computed from its own two words
+            block = slice(start, start + BLOCK)
+            steps = x[block] / step
+            whole = np.floor(steps)
+            noisy[block] = (whole + noise(words[block], more[block], steps - whole)) * step
+        return torch.from_numpy(noisy).reshape(values.shape).to(values.device)
 
     def _words(self, count: int) -> NDArray[np.uint64]:
         if self._process != os.getpid():  # first use, or a fork: two processes must never share a stream
