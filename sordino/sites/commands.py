@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Quiet, Verbose
+from sordino.cli.options import Quiet, Verbose
 from sordino.cli.screen import Screen, say, write
 from sordino.errors import ConfigError
 
@@ -43,6 +45,10 @@ Moved = Annotated[
 ]
 WithCode = Annotated[
     bool, typer.Option("--with-code", help="Import the classes that the invitation names; read them first.")
+]
+JsonLines = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object instead of tables; on standard error one for each event."),
 ]
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", help="Data of this site; they never leave it.")]
 Name = Annotated[str, typer.Option(help="Name of this client in the agreement.")]
@@ -113,7 +119,7 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="Run folder; a run in it continues.")] = None,
     moved: Moved = False,
     rehearsal: Rehearsal = False,
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -145,7 +151,9 @@ def serve(
     say = _noting(console)
 
     def hears(event: RunEvent) -> None:
-        if event.event not in ROUTINE:
+        if as_json and not quiet:
+            _in_json(event)
+        elif event.event not in ROUTINE:
             say(f"{'warning: ' if event.event in WARNINGS else ''}{event.words}")
 
     def go(watch: Callable[[Progress], None]) -> Ended:
@@ -184,7 +192,7 @@ def join(
     with_code: WithCode = False,
     moved: Moved = False,
     rehearsal: Rehearsal = False,
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -224,7 +232,8 @@ def join(
         return yes or _agreed()
 
     with patience() as stopped:
-        left = joining(asked, consent, stopped, _standing(shown), _failures(shown))
+        hears = _in_json if as_json and not quiet else _failures(shown)
+        left = joining(asked, consent, stopped, _standing(shown), hears)
     if left is None:
         shown.print("Declined: nothing was sent, nothing was spent.")
         raise typer.Exit(4)
@@ -305,6 +314,12 @@ def _noting(console: Console) -> Callable[[str], None]:
             console.print(f"[dim]{now} {escape(text)}[/dim]", highlight=False, soft_wrap=True)
 
     return say
+
+
+def _in_json(event: RunEvent) -> None:
+    """Print an event as a line of JSON, as events.jsonl has it."""
+    with contextlib.suppress(OSError):  # with the terminal went whoever could read it; the run goes on
+        print(json.dumps(event.to_json()), file=sys.stderr, flush=True)
 
 
 def _failures(console: Console) -> Callable[[RunEvent], None]:

@@ -34,8 +34,10 @@ from sordino.errors import LedgerError
 from sordino.ledger.ledger import Ledger
 from sordino.privacy.noise.sources import System
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.receipt import opened
+from sordino.receipts.receipt import opened, spending
 from sordino.receipts.verify import verify
+from sordino.report.dashboard.prometheus import metrics
+from sordino.report.dashboard.run_state import Watched
 from sordino.report.run_facts import gather
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import Simulation, simulated
@@ -184,6 +186,8 @@ def _left(folder: Path, follower: Follower, released: tuple[str, ...]) -> dict[s
     ]
     facts = {k: v for k, v in gather(folder).to_json().items() if k not in NAMED["facts"]}
     found["facts of the report"] = _without(json.loads(json.dumps(facts, default=str)), released)
+    watched = Watched(folder)
+    found["metrics of the dashboard"] = metrics(watched, watched.look()._replace(spending=spending(folder)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.hostile import DRAWN_TELLS, ONE_TELLS
 from tests.mutants.mutant import one
 
 OUTSIDE = "tests/data/test_outside.py"
@@ -9,10 +10,31 @@ MEASURED = "tests/results/test_measured_by.py"
 
 TOLD = [
     one(
+        "a score among the metrics of the dashboard",
+        "report/dashboard/prometheus.py",
+        "{}, run.run.experiment.rounds",
+        "{}, run.run.metrics()[-1].loss",
+        ONE_TELLS,
+    ),
+    one(
+        "the traffic of a hidden cohort among the metrics of the dashboard",
+        "report/dashboard/prometheus.py",
+        "{}, run.run.experiment.rounds",
+        "{}, run.run.metrics()[-1].bytes",
+        DRAWN_TELLS,
+    ),
+    one(
+        "an evaluator's dashboard hands on what the evaluator may see",
+        "report/dashboard/http_server.py",
+        "Watched(run.folder) if run.evaluator else run ",
+        "run ",
+        "tests/report/dashboard/test_prometheus.py::test_an_evaluators_dashboard_hands_on_no_more_than_any_other",
+    ),
+    one(
         "what rows hold lies in the public log",
         "runs/play.py",
-        "(own, half.remarks)",
-        "(mine, half.remarks)",
+        "(own, backend.remarks)",
+        "(mine, backend.remarks)",
         f"{OUTSIDE}::test_slips_are_told_to_the_owner_and_stand_in_no_file_that_others_may_see",
     ),
     one(

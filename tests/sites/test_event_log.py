@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 import pytest
 from rich.console import Console
@@ -13,12 +15,14 @@ from rich.console import Console
 from sordino.errors import RunError
 from sordino.ledger.files import append_line
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.signature import generate
 from sordino.runs.watched import events, public_events, sites
 from sordino.sites import commands as deploying
 from sordino.sites import event_log
 from sordino.sites.client_line import Standing
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import OF_NOBODY, RunEvent, What
+from tests.helpers.command_line import spoken
 from tests.helpers.in_process import InProcess
 
 SECRET = RunEvent(
@@ -177,3 +181,34 @@ def test_what_strangers_cause_fills_no_disk(folder: Path, monkeypatch: pytest.Mo
     shown = public_events(RunFolder(folder))
     assert {"answered", "turned away"} <= {event.event for event in shown}
     assert not any("192.0.2" in event.words for event in shown)  # addresses are private
+
+
+@pytest.mark.parametrize("verb", ["serve", "join"])
+def test_with_json_each_event_is_a_line_of_json_as_in_the_log(
+    verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a service a program reads standard error: all events, those too for which a terminal has a bar."""
+
+    def happens(hears: Callable[[RunEvent], None]) -> NoReturn:
+        log = EventLog(folder, real=False, hidden=False, hears=hears)
+        for what in ("started", "asked", "waiting", "failed"):
+            log(SECRET.beside(event=what))
+        raise RunError("enough", code="enough")
+
+    monkeypatch.setattr("sordino.sites.serve.serve", lambda options, watch, hears, invited: happens(hears))
+    monkeypatch.setattr("sordino.sites.join.proposed", lambda options: options)
+    monkeypatch.setattr("sordino.sites.join.join", lambda asked, consent, stop, say, hears: happens(hears))
+    generate(folder / "key")
+    (folder / "study.toml").write_text("rounds = 1\n")
+    one = ["--identity", folder / "key", folder / "study.toml"]
+    options = ["--list", "x", "--agreement", "x"] if verb == "serve" else ["--data", "x", "--name", "a"]
+    said = spoken(capsys, monkeypatch, verb, *one, *options, "--json")
+    written = (folder / "events.jsonl").read_text().splitlines()
+    lines = said.err.splitlines()
+    assert lines[: len(written)] == written
+    assert [json.loads(line)["event"] for line in written] == ["started", "asked", "waiting", "failed"]
+    quiet = spoken(capsys, monkeypatch, verb, *one, *options, "--json", "--quiet")
+    assert not any(line in quiet.err for line in (folder / "events.jsonl").read_text().splitlines())
+    people = spoken(capsys, monkeypatch, verb, *one, *options)
+    assert "warning: " in people.err
+    assert '{"' not in people.err

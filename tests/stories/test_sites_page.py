@@ -27,6 +27,7 @@ import pytest
 import typer
 
 from sordino.receipts.verify import verify
+from sordino.report.dashboard.prometheus import MEANINGS
 from tests.helpers.real_sites import free_port
 from tests.laws import warm
 from tests.repository.following import DOCS, ROOT, Block, blocks, said_by_the_program, sordino
@@ -44,9 +45,13 @@ def lines(block: Block) -> list[str]:
     return [line for line in block.body.splitlines() if line.strip()]
 
 
-def composed() -> dict[str, Any]:
-    yaml = pytest.importorskip("yaml")
-    services: dict[str, Any] = yaml.safe_load((EXAMPLES / "compose.yaml").read_text(encoding="utf-8"))["services"]
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = pytest.importorskip("yaml").safe_load((EXAMPLES / name).read_text(encoding="utf-8"))
+    return found
+
+
+def composed(name: str = "compose.yaml") -> dict[str, Any]:
+    services: dict[str, Any] = read(name)["services"]
     return services
 
 
@@ -64,6 +69,7 @@ def test_every_command_and_option_exists() -> None:
     """The program takes them as they stand: no option is unknown or missing, and every value is of its kind."""
     said = [line for block in COMMANDS for line in lines(block) if line.startswith("sordino ")]
     said += [shlex.join(["sordino", *one["command"]]) for one in composed().values() if "command" in one]
+    said.append(shlex.join(["sordino", *composed("watch.yaml")["dashboard"]["command"]]))
     said += [started(unit).replace("${MAX_EPSILON}", "4") for unit in UNITS]
     said += re.findall(r"\b(sordino [^\n)]*)", (EXAMPLES / "prepare.sh").read_text(encoding="utf-8"))
     assert len(said) > 25
@@ -134,6 +140,44 @@ def test_containers_see_their_own_volume_and_keep_no_secret() -> None:
     recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert not re.search(r"^(COPY|ADD|ENV)\b", recipe, re.MULTILINE)  # so nothing of anybody's gets into the image
     assert re.search(r"^USER (?!root)", recipe, re.MULTILINE)
+
+
+def test_what_watches_is_reached_by_a_login_alone_and_changes_nothing() -> None:
+    services = composed("watch.yaml")
+    board, prometheus, login = (services.pop(name) for name in ("dashboard", "prometheus", "login"))
+    assert services == {}
+    own = board["command"][board["command"].index("--bind") + 1]
+    assert own.startswith("127.0.0.1:")  # so that within its network, too, nobody else asks it
+    assert "--evaluator" not in board["command"]
+    assert board["volumes"] == [f"{SERVER}:/work:ro"]
+    assert board["pid"] == f"service:{SERVER}"
+    assert board["ports"] == ["127.0.0.1:4180:4180"]
+    assert "--http-address=0.0.0.0:4180" in login["command"]
+    assert f"--upstream=http://{own}/" in login["command"]
+    assert "--pass-host-header=false" in login["command"]  # the dashboard answers to its own name alone
+    for one in (prometheus, login):
+        assert one["network_mode"] == "service:dashboard"
+        assert "ports" not in one
+        assert re.search(r":v[0-9]+\.[0-9]+\.[0-9]+$", one["image"])
+    assert all(re.fullmatch(r"\$\{[A-Z_]+:\?\}", value) for value in login["environment"].values())  # no secret
+    for one in (board, prometheus, login):
+        assert one["read_only"]
+        assert one["cap_drop"] == ["ALL"]
+    for mounted in prometheus["volumes"][:2]:
+        assert (EXAMPLES / mounted.split(":")[0]).is_file()
+        assert mounted.endswith(":ro")
+    asked = read("prometheus.yaml")
+    assert asked["scrape_configs"][0]["static_configs"][0]["targets"] == [own]
+    assert [(EXAMPLES / name).is_file() for name in asked["rule_files"]] == [True]
+    assert "Not run by us yet" in (EXAMPLES / "watch.yaml").read_text(encoding="utf-8")
+
+
+def test_alerts_ask_for_numbers_that_there_are() -> None:
+    rules = read("alerts.yaml")["groups"][0]["rules"]
+    asked = {name for rule in rules for name in re.findall(r"\bsordino_\w+", rule["expr"])}
+    assert asked <= MEANINGS.keys()
+    assert MEANINGS.keys() - asked == {"sordino_epsilon"}  # which is bounded before a run
+    assert all(rule["annotations"]["summary"] for rule in rules)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)

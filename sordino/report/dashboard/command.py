@@ -37,7 +37,8 @@ def dashboard(
 ) -> None:
     """Show a run live in the browser: rounds, scores, sites, epsilon spent. It only reads files.
 
-    Another address than this machine's own needs --certificates and --token-file.
+    At /metrics it has numbers of the run for Prometheus. Another address than this machine's own needs --certificates
+    and --token-file.
     """
     from sordino.receipts.folder import RunFolder
     from sordino.report.dashboard.http_server import Dashboard, new_token, token_of

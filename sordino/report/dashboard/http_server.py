@@ -1,7 +1,7 @@
 """HTTP server of the dashboard: read-only, for this machine alone unless it has a certificate and a token.
 
 A request must name the right host (else a foreign page whose name resolves to this machine could read the run), carry
-the token where there is one, and ask for one of four paths by GET."""
+the token where there is one, and ask for one of five paths by GET."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from sordino.errors import ConfigError
 from sordino.receipts import private
 from sordino.report import frame
-from sordino.report.dashboard import page
+from sordino.report.dashboard import page, prometheus
 from sordino.report.dashboard.run_state import EVERY, Watched
 from sordino.report.dashboard.stream import AGAIN, Cursor, Listener, cursor
 from sordino.transport.tls import Certificates
@@ -34,6 +34,7 @@ PATIENCE = 10.0  # seconds that a caller may take to ask
 PULSE = 15.0  # seconds after which a stream says that it is there
 HTML, CSS, SCRIPT = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8"
 PLAIN, STREAM = "text/plain; charset=utf-8", "text/event-stream; charset=utf-8"
+METRICS = "text/plain; version=0.0.4; charset=utf-8"  # the text format of Prometheus
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -54,6 +55,7 @@ class Dashboard(ThreadingHTTPServer):
     def __init__(self, run: Watched, bind: str, tls: Certificates | None = None, token: str | None = None) -> None:
         host, port = _parted(bind)
         check(host, run, tls is not None, token is not None)
+        self.shown = Watched(run.folder) if run.evaluator else run  # for metrics, which go on to others
         self.run, self.token, self.tls = run, token, None if tls is None else _context(tls)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.over = threading.Event()
@@ -156,6 +158,9 @@ class _Caller(BaseHTTPRequestHandler):
             self._say(HTTPStatus.OK, frame.style(), CSS)
         elif asked.path == "/page.js":
             self._say(HTTPStatus.OK, page.script(), SCRIPT)
+        elif asked.path == "/metrics":
+            shown = self.server.shown
+            self._say(HTTPStatus.OK, prometheus.metrics(shown, shown.look()), METRICS)
         elif asked.path == "/stream":
             self._stream(self.headers.get("Last-Event-ID") or given.get("from", [""])[0])
         else:

@@ -1,4 +1,4 @@
-"""Who gets in: nobody by another name, by another verb, without the token; and nothing lies behind the four doors."""
+"""Who gets in: nobody by another name, by another verb, without the token; and nothing lies behind the five doors."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_the_page_comes_with_all_that_keeps_others_out(served: Served, simulated
     assert "https://" not in text
 
 
-def test_only_four_things_are_there_and_nothing_beside_them(served: Served, simulated: Path) -> None:
+def test_only_five_things_are_there_and_nothing_beside_them(served: Served, simulated: Path) -> None:
     server = served(simulated)
-    assert [ask(server, path).status for path in ("/", "/page.css", "/page.js")] == [200, 200, 200]
+    assert [ask(server, path).status for path in ("/", "/page.css", "/page.js", "/metrics")] == [200] * 4
     for path in (
         "/privacy.json", "/../privacy.json", "/%2e%2e/privacy.json", "/page.js/../../privacy.json", "//etc/passwd",
         "/private/data.key", "/data.key", "/page.css%00", "/\\..\\data.key", "file:///etc/passwd",
@@ -89,7 +89,7 @@ def test_nothing_is_done_but_reading(verb: str, served: Served, simulated: Path)
 def test_a_page_that_points_its_own_name_here_is_turned_away(host: str, served: Served, simulated: Path) -> None:
     server = served(simulated)
     assert ask(server, Host=f"localhost:{server.port}").status == 200
-    for path in ("/", "/stream"):
+    for path in ("/", "/stream", "/metrics"):
         assert ask(server, path, Host=host.format(port=server.port)).status == 421
 
 
@@ -120,7 +120,7 @@ def test_there_is_room_for_so_many_and_no_more(
 def test_without_the_token_nothing_is_told(served: Served, simulated: Path) -> None:
     server = served(simulated, TOKEN)
     wrong = ("", "x", TOKEN[:-1], TOKEN + "x", TOKEN.swapcase(), "\xff")
-    for path in ("/", "/page.css", "/page.js", "/stream", f"/stream?token={TOKEN}", "/privacy.json"):
+    for path in ("/", "/page.css", "/page.js", "/stream", "/metrics", f"/stream?token={TOKEN}", "/privacy.json"):
         assert ask(server, path).status == 401
     for token in wrong:
         assert ask(server, f"/?token={token.encode('latin-1').hex() if token == wrong[-1] else token}").status == 401
