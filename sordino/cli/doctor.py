@@ -235,7 +235,7 @@ def _memory() -> float:
 
 def _words(path: Path) -> list[str]:
     try:
-        return path.read_text().split()
+        return path.read_text(encoding="utf-8").split()
     except OSError:
         return []
 

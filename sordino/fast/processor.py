@@ -28,7 +28,7 @@ def leaves_vectors_aside() -> bool:
 @cache
 def _words() -> frozenset[str]:
     try:
-        return frozenset(Path("/proc/cpuinfo").read_text().split())
+        return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     except OSError:
         return frozenset()
 

@@ -191,7 +191,7 @@ def check_directory(place: Path) -> None:
             code="ledger-no-directory",
         )
     mounts = Path("/proc/mounts")
-    kind = file_system(place.parent, mounts.read_text(errors="replace")) if mounts.exists() else ""
+    kind = file_system(place.parent, mounts.read_text(encoding="utf-8", errors="replace")) if mounts.exists() else ""
     if kind in _REMOTE or kind.startswith(_REMOTE_FAMILIES):
         raise LedgerError(
             f"{place.parent} is on a network file system ({kind})",

@@ -46,7 +46,7 @@ def envelope(folder: Path) -> str:
     mine = RunFolder(folder)
     signatures: list[Json] = []
     if mine.signature_file.is_file():
-        told = json.loads(mine.signature_file.read_text())
+        told = json.loads(mine.signature_file.read_text(encoding="utf-8"))
         if SIGNED in told:  # a signature of before there were envelopes has none
             sig = base64.b64encode(bytes.fromhex(told[SIGNED])).decode()
             signatures = [{"keyid": told["public_key"], "sig": sig}]

@@ -208,7 +208,7 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run's lock, so that other processes cannot work on it."""
-        with open(self.lock_file, "w") as file:
+        with open(self.lock_file, "wb") as file:
             try:
                 lock(file.fileno())
             except OSError:
@@ -228,10 +228,11 @@ class RunFolder:
         except FileNotFoundError:
             return False
         if LOCKS.exists():
-            held = (line.split() for line in LOCKS.read_text().splitlines())
+            held = (line.split() for line in LOCKS.read_text(encoding="utf-8").splitlines())
             # by inode alone: layered file systems name another device here than stat does
             return any(words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(found.st_ino) for words in held)
-        with open(self.lock_file) as file:  # elsewhere there is no asking without trying, for an instant and shared
+        with open(self.lock_file, "rb") as file:
+            # elsewhere there is no asking without trying, for an instant and, but on Windows, shared
             try:
                 lock(file.fileno(), shared=True)
             except OSError:

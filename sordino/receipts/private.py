@@ -64,7 +64,7 @@ def check_no_copy(run: Path) -> None:
     """
     place = run / FOLDER / HERE
     try:
-        same = place.read_text() == str(place.stat().st_ino)
+        same = place.read_text(encoding="utf-8") == str(place.stat().st_ino)
     except (OSError, UnicodeDecodeError):
         same = False
     if not same:

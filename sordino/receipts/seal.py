@@ -49,7 +49,7 @@ def _tables(folder: Path) -> list[str]:
 def claimed(folder: Path) -> Json:
     """Read the receipt as JSON, unchecked: its digest covers every word of it."""
     try:
-        found = json.loads(RunFolder(folder).receipt_file.read_text())
+        found = json.loads(RunFolder(folder).receipt_file.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict) or not isinstance(found.get("guarantees"), list):

@@ -59,7 +59,7 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
     if not place.is_file():
         return [] if path is None else ["there is no signature"]
     try:
-        told = json.loads(place.read_text())
+        told = json.loads(place.read_text(encoding="utf-8"))
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["public_key"]))
         if path is not None and key.public_bytes_raw() != public_key(path).public_bytes_raw():
             return ["the signature is by another key"]

@@ -196,7 +196,7 @@ class KeyHolder:
     @cached_property
     def _opened(self) -> dict[str, str]:
         """Digests of the sums that were opened with this key, by round."""
-        return {name: was for log in self._logs if log.exists() for name, was in json.loads(log.read_text()).items()}
+        return {name: was for log in self._logs if log.exists() for name, was in json.loads(log.read_bytes()).items()}
 
     @property
     def _logs(self) -> tuple[Path, Path]:

@@ -101,7 +101,7 @@ class Purse:
         own_eyes.mkdir(exist_ok=True, mode=0o700)
         self._seen = own_eyes / "server-ledger"  # where the server's ledger stood, as it said last
         self._rounds = own_eyes / "answered"  # of hidden cohorts, and those that an older copy has forgotten
-        self._noted = set(self._rounds.read_text().split()) if self._rounds.exists() else set[str]()
+        self._noted = set(self._rounds.read_text(encoding="utf-8").split()) if self._rounds.exists() else set[str]()
         self._answered = {e.op for e in of_run(self.training.ledger, run) if e.state in ANSWERED} | self._noted
         self._witness = self._witnessed(ledger.parent, moved) if needed(whole.phases[-1]) else None
 
@@ -297,7 +297,7 @@ class Purse:
                 fix=KEEP_TO,
                 code="no-ledger-place",
             ) from None
-        before = Place.parse(self._seen.read_text()) if self._seen.exists() else Place(0, "")
+        before = Place.parse(self._seen.read_text(encoding="utf-8")) if self._seen.exists() else Place(0, "")
         if now.length < before.length or (now.length == before.length and now != before):
             raise LedgerError(
                 "the server's ledger went back",

@@ -159,7 +159,8 @@ def masked(mask: int) -> Iterator[None]:
 
 
 PROGRAM = """
-import sys
+import sys, warnings
+warnings.filterwarnings("error", category=EncodingWarning, module="sordino")  # texts are UTF-8, whatever the system reads
 import torch, numpy, scipy.optimize, pydantic, dp_accounting, safetensors.torch  # what is not ours knows its system
 from tests.ledger.test_systems import SETTINGS, strip
 strip()
@@ -187,7 +188,11 @@ def test_without_all_that_a_run_has_the_same_model(tmp_path: Path) -> None:
 
     sordino.run(None, *SETTINGS, out=tmp_path / "plain")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-X", "warn_default_encoding", "-c", PROGRAM, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "0" / "model.safetensors").read_bytes() == (

@@ -255,8 +255,8 @@ def token_of(path: Path) -> tuple[str, bool]:
     if not path.exists():
         with contextlib.suppress(FileExistsError):  # another process has just written it
             private.write(path, f"{new_token()}\n".encode(), new=True)
-        return path.read_text().strip(), True
-    token = path.read_text(errors="replace").strip()
+        return path.read_text(encoding="utf-8").strip(), True
+    token = path.read_text(encoding="utf-8", errors="replace").strip()
     if path.stat().st_mode & 0o077:
         why, fix = "other users of this machine can read it", f"chmod 600 {path}"
     elif len(token) < len(new_token()) or not token.isascii() or not token.isprintable() or set(token) & set(' ";,\\'):
