@@ -66,8 +66,7 @@ class Ledger:
 
     def __init__(self, path, run):
         self.run, self.places, self.seals, self.states = run, {}, {}, {}
-        self.notes = []  # of the run, with the names of their phases
-        self.spent = Counter()  # by name and part of the currency
+        self.notes, self.spent = [], Counter()  # notes: of the run, with phases; spent: by name and part
         alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
         base = sqlite3.connect(f"{sound(path, MOST_LEDGER).absolute().as_uri()}?mode=ro{alone}", uri=True)
         base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_JSON)
@@ -295,6 +294,7 @@ def examine(place, ledger, key):
     population = sum(many for _, many in agreement["sizes"]) if agreement else math.inf
     told |= {"clients": len(mine.get("clients", range(population)))} if agreement else {}
     say.unseen += [] if agreement else ["agreement.json is not here: how many clients there are, and rows of persons"]
+    say.notes += ["a simulation: its noise came from a seed, and protects nobody"] * bool(receipt["simulated"])
     say.same("receipt", told, {name: receipt[name] for name in told})
     try:
         say.recompute(receipt, ledger, population, agreement.get("rows_per_key", 1), mine.get("shares_scores"))
@@ -314,7 +314,7 @@ def main():
     except epsilons.Wrong as error:
         say.wrong.append(error)
     except Exception as error:  # a stranger's file may be anything
-        print(f"cannot be read: {type(error).__name__}: {ascii(str(error))[1:500]}")
+        print(f"cannot be read: {type(error).__name__}: {ascii(str(error))[1:-1][:500]}")
         return 2
     for what, lines in say.lines.items():
         for line in lines:

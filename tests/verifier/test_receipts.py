@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,22 +29,41 @@ COMMAND = """
 import runpy, sys
 class Gone:
     def find_spec(self, name, *_):
-        if name.split(".")[0] in ("sordino", "torch", *gone):
+        if name.split(".")[0] in ("sordino", "torch"):
             raise ImportError(f"{name} is not there")
-gone = sys.argv[1].split()
 sys.meta_path.insert(0, Gone())
-sys.argv = sys.argv[2:]
+sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def asked(run: Path, *more: object, without: str = "") -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-c", COMMAND, without, VERIFIER / "verify.py", run, *more]
-    return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300, cwd=VERIFIER)
+def asked(run: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """The command, in a process that has neither torch nor sordino."""
+    told = [sys.executable, "-c", COMMAND, VERIFIER / "verify.py", run, *words]
+    return subprocess.run(list(map(str, told)), capture_output=True, text=True, timeout=300, cwd=VERIFIER)
+
+
+@pytest.fixture
+def spoken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """The command in this process: its exit status, and what it printed."""
+
+    def said(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["verify.py", *map(str, words)])
+        ended = verify.main()
+        found = capsys.readouterr()
+        assert found.err == ""
+        return ended, found.out
+
+    return said
 
 
 def finite(receipt: Path) -> int:
     return sum(row["epsilon"] != "inf" for row in json.loads(receipt.read_text())["guarantees"])
+
+
+def accountants(runs: list[Path]) -> set[str]:
+    told = (json.loads((run / "privacy.json").read_text())["guarantees"] for run in runs)
+    return {row["accountant"] for rows in told for row in rows}
 
 
 def check(runs: list[Path]) -> None:
@@ -58,6 +78,10 @@ def test_twenty_random_receipts_hold(tmp_path: Path) -> None:
     runs = some(tmp_path, 20)
     check(runs)
     assert sum(finite(run / "privacy.json") > 0 for run in runs) >= 10
+    assert {"gdp", "pure", "pld", "none"} < accountants(runs)
+    for run in runs:
+        simulated = json.loads((run / "privacy.json").read_text())["simulated"]
+        assert any("simulation" in line for line in verify.examine(run, None, None).notes) == simulated
 
 
 def test_receipts_of_sites_hold(tmp_path: Path) -> None:
@@ -73,7 +97,10 @@ def test_receipts_of_sites_hold(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_random_receipts_hold(tmp_path: Path) -> None:
-    check(some(tmp_path, 1000, first=10_000, sampled=0.05))
+    runs = some(tmp_path, 1000, first=10_000, sampled=0.05)
+    check(runs)
+    steps = {"gdp, two steps of the client row", "gdp, 5 steps of the example row", "pld, 2 steps of the example row"}
+    assert {"gdp", "pure", "rdp", "pld", "none"} | steps < accountants(runs)
 
 
 def test_it_is_short_and_needs_neither_torch_nor_sordino(tmp_path: Path) -> None:
@@ -86,18 +113,23 @@ def test_it_is_short_and_needs_neither_torch_nor_sordino(tmp_path: Path) -> None
     assert "epsilon" in said.stdout
 
 
-def test_a_signature_is_checked_where_it_can_be(tmp_path: Path) -> None:
+def test_a_signature_is_checked_where_it_can_be(
+    tmp_path: Path, spoken: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     [run] = some(tmp_path, 1)
     for name in ("site", "other"):
         generate(tmp_path / name)
-    assert asked(run, "--key", tmp_path / "site.pub").returncode == 1  # there is none
+    key = "--key", tmp_path / "site.pub"
+    assert spoken(run, *key)[0] == 1  # there is none
     sign(run, tmp_path / "site")
-    assert asked(run, "--key", tmp_path / "site.pub").returncode == 0
-    assert asked(run, "--key", tmp_path / "other.pub").returncode == 1
-    blind = asked(run, "--key", tmp_path / "site.pub", without="cryptography")
-    assert blind.returncode == 3
-    assert "not checked: the signature" in blind.stdout
-    assert "has signed" not in blind.stdout
+    ended, said = spoken(run, *key)
+    assert (ended, "holds: it is signed by" in said) == (0, True)
+    ended, said = spoken(run)
+    assert (ended, "note: it is signed by" in said) == (0, True)
+    assert spoken(run, "--key", tmp_path / "other.pub")[0] == 1
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    ended, said = spoken(run, *key)
+    assert (ended, "not checked: the signature" in said, "it is signed" in said) == (3, True, False)
 
 
 def test_a_ledger_that_runs_share_is_read_from_where_it_lies(tmp_path: Path) -> None:
@@ -140,21 +172,15 @@ def test_what_the_page_does_not_name_is_not_checked() -> None:
     ],
 )
 def test_a_hostile_file_is_refused_without_a_traceback(
-    name: str,
-    content: bytes | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, content: bytes | None, tmp_path: Path, spoken: Callable[..., tuple[int, str]]
 ) -> None:
     [run] = some(tmp_path, 1)
     (run / name).unlink(missing_ok=True)
     if content is not None:
         (run / name).write_bytes(content)
-    monkeypatch.setattr("sys.argv", ["verify.py", str(run)])
-    assert verify.main() in (1, 2)
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert 10 < len(said.out) < 5000
+    ended, said = spoken(run)
+    assert ended in (1, 2)
+    assert 10 < len(said) < 5000
 
 
 def test_sizes_and_nesting_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
