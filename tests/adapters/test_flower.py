@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sordino.adapters.flower import PrivateStrategy, private_mod
 from sordino.errors import SordinoError, WireError
-from tests.adapters.malformed import MODEL, files, malformed
+from tests.adapters.malformed import MODEL, files, malformed, npy
 from tests.adapters.test_private_uplink import TERMS, ZERO, of_client, states
 
 CONTEXT = SimpleNamespace(node_config={"partition-id": 7})
@@ -79,11 +81,54 @@ def test_a_client_without_budget_does_not_train(tmp_path: Path) -> None:
     assert refused(mod, message(), AssertionError("it trained")).code == "BudgetExhausted"
 
 
+class Array:
+    """An array as Flower keeps it."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.data, self.array = npy(array), array
+
+
+class Message:
+    """A new message as Flower makes it."""
+
+    def __init__(self, content: dict[str, Any], **to: Any) -> None:
+        self.content, self.to = content, to
+
+
+@pytest.fixture
+def flwr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an adapter takes of Flower to make a message."""
+    made = SimpleNamespace(Array=Array, ArrayRecord=dict, Message=Message, MetricRecord=dict, RecordDict=dict)
+    monkeypatch.setitem(sys.modules, "flwr.app", made)  # type: ignore[arg-type]
+
+
+def test_a_reply_holds_the_arrays_and_nothing_else(flwr: None, silent: list[float], tmp_path: Path) -> None:
+    mod = private_mod(tmp_path / "site", MODEL, **{**TERMS, "clip": 1e3})
+    asked, trained = message(), message(files(b=np.ones(2, np.float32)))
+    trained.content.metric_records = {"losses": {"loss": 0.5, "num-examples": 17}}
+    reply: Any = mod(asked, CONTEXT, lambda message, context: trained)
+    assert reply.content["metrics"] == {"num-examples": 1.0}
+    assert [*reply.content] == ["arrays", "metrics"]
+    assert {name: one.array.tolist() for name, one in reply.content["arrays"].items()} == {
+        "w": MODEL["w"].tolist(),
+        "b": [1.0, 1.0],
+    }
+    assert reply.to == {"reply_to": asked}
+    assert len(silent) == 2
+
+
 class Inner:
     """A strategy that asks the nodes that it is given."""
 
+    weighted_by_key = "weight"
+
     def __init__(self, nodes: list[int]) -> None:
         self.nodes = nodes
+        self.shown: list[Any] = []
+
+    def aggregate_train(self, server_round: int, replies: list[Any]) -> tuple[Any, Any]:
+        self.shown = replies
+        return replies[0].content["arrays"], {"loss": 0.5}
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         return [message(node=node) for node in self.nodes]
@@ -109,6 +154,19 @@ def test_a_server_adds_no_malformed_reply(tmp_path: Path, caplog: pytest.LogCapt
         found = list(asked._changes([message(sent, node=1), good, good, message(node=9), message(more={}, node=3)]))
         assert len(found) == 1
         assert found[0]["b"].tolist() == [1.0, 1.0]
+
+
+def test_a_strategy_sees_one_noised_mean(flwr: None, silent: list[float], tmp_path: Path) -> None:
+    asked = strategy(tmp_path, [1, 2, 3], clip=1e3)
+    asked.configure_train(1, ARRAYS, None, grid(5))  # type: ignore[arg-type]
+    replies = [message(files(b=np.full(2, float(node), np.float32)), node=node) for node in (1, 2)]
+    arrays, metrics = asked.aggregate_train(1, replies)
+    inner: Any = asked._inner
+    assert [[*one.content] for one in inner.shown] == [["arrays", "metrics"]]
+    assert inner.shown[0].content["metrics"] == {"weight": 1.0}
+    assert arrays is not None
+    assert np.allclose(arrays["b"].array, 3 / 3, atol=1e-6)  # of three that were asked, though two have answered
+    assert metrics is None
 
 
 @pytest.mark.parametrize(

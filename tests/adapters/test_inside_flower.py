@@ -105,6 +105,14 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         stop(found.started)
 
 
+def test_without_noise_it_is_the_plain_mean(loopback: Loopback, tmp_path: Path) -> None:
+    command = [str(loopback.binaries / "python"), str(APP / "same_mean.py"), str(tmp_path)]
+    ran = subprocess.run(command, env=loopback.environment, capture_output=True, text=True, timeout=300)
+    found = dict(line.split() for line in ran.stdout.splitlines() if line.startswith("Fed"))
+    assert found.keys() == {"FedAvg", "FedAdam"}, ran.stderr
+    assert all(float(difference) < 1e-6 for difference in found.values()), found
+
+
 def test_noise_at_the_clients_and_one_of_them_killed(loopback: Loopback) -> None:
     said = loopback.run(private="client", kill="client")
     assert (loopback.place / "killed-client").exists(), said

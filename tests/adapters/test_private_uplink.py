@@ -17,7 +17,6 @@ from scipy.stats import norm
 from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import Ledger, State
-from sordino.privacy.noise.sources import System
 from sordino.receipts.verify import examine, verify
 
 TERMS: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-5, "clip": 2.0, "rounds": 3}
@@ -54,19 +53,6 @@ def loss(multiplier: float, times: int, delta: float) -> float:
     """Epsilon by another accountant than the one that planned the noise."""
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), times)
     return float(PLDAccountant().compose(event).get_epsilon(delta))
-
-
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Noise of size zero; its planned deviations, in the order in which it was drawn."""
-    drawn: list[float] = []
-
-    def noisy(self: System, law: object, values: torch.Tensor, scale: float) -> torch.Tensor:
-        drawn.append(scale)
-        return values.double()
-
-    monkeypatch.setattr(System, "noisy", noisy)
-    return drawn
 
 
 # the promise ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from tests.mutants.mutant import one
 UPLINK = "tests/adapters/test_private_uplink.py"
 FLOWER = "tests/adapters/test_flower.py"
 DECLARED = "tests/adapters/test_declared.py"
+NVFLARE = "tests/adapters/test_nvflare.py"
 
 ADAPTED = [
     one(
@@ -93,5 +94,40 @@ ADAPTED = [
         'if self._neighbours != "replace" and len(nodes) < registered:',
         "if False:",
         f"{FLOWER}::test_a_cohort_that_the_promise_does_not_cover_is_not_asked",
+    ),
+    one(
+        "the metrics of a client leave it",
+        "adapters/flower.py",
+        "return _message({key: _record(released)}, weighted_by, reply_to=message)",
+        "return _message({key: _record(released), **reply.content.metric_records}, weighted_by, reply_to=message)",
+        f"{FLOWER}::test_a_reply_holds_the_arrays_and_nothing_else",
+    ),
+    one(
+        "a client's number of examples weighs its upload",
+        "adapters/flower.py",
+        "MetricRecord({weighted_by: 1.0})",
+        "MetricRecord({weighted_by: 50.0})",
+        f"{FLOWER}::test_a_reply_holds_the_arrays_and_nothing_else",
+    ),
+    one(
+        "a server's strategy is shown the replies",
+        "adapters/flower.py",
+        "self._inner.aggregate_train(server_round, [only])[0]",
+        "self._inner.aggregate_train(server_round, list(replies))[0]",
+        f"{FLOWER}::test_a_strategy_sees_one_noised_mean",
+    ),
+    one(
+        "a site's whole model is taken for a change",
+        "adapters/nvflare.py",
+        'if getattr(model.params_type, "value", None) != "DIFF" or site in self._changes:',
+        "if site in self._changes:",
+        f"{NVFLARE}::test_a_server_adds_each_site_once_and_nothing_else",
+    ),
+    one(
+        "more sites are added than are asked",
+        "adapters/nvflare.py",
+        "if len(self._changes) < self.asked:",
+        "if True:",
+        f"{NVFLARE}::test_a_server_adds_each_site_once_and_nothing_else",
     ),
 ]
