@@ -31,7 +31,13 @@ def test_a_server_adds_each_site_once_and_nothing_else(tmp_path: Path, caplog: p
     found = aggregator(tmp_path)
     caplog.set_level(logging.ERROR)
     found.reset_stats()
-    wrong = [sent(kind="FULL"), sent({**ONES, "loss": ONES["b"]}), sent({"w": ONES["w"]}), sent(None), sent(MODEL["w"])]
+    wrong = [
+        sent(kind="FULL", site="whole"),
+        sent({**ONES, "loss": ONES["b"]}),
+        sent({"w": ONES["w"]}),
+        sent(None),
+        sent(MODEL["w"]),
+    ]
     for one in (*wrong, sent(), sent(), *(sent(site=f"s{i}") for i in range(9))):
         found.accept_model(one)
     assert [*found._changes] == ["a", "s0", "s1", "s2"]  # as many as are asked

@@ -184,6 +184,15 @@ def test_terms_that_promise_nothing_are_refused_and_leave_no_folder(terms: dict[
     assert not (tmp_path / "client").exists()
 
 
+def test_a_budget_lies_where_every_process_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert code(of_client, Path("budgets")) == "budget-needs-absolute-path"
+    assert code(of_client, Path(".")) == "budget-needs-absolute-path"
+    of_client(Path("~/budgets")).check_left()
+    assert [*tmp_path.iterdir()] == [tmp_path / "budgets"]
+
+
 def test_delta_is_held_against_the_number_of_clients(tmp_path: Path) -> None:
     assert code(of_server, tmp_path, clients=200_000) == "delta-too-large"
 
