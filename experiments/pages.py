@@ -1,10 +1,11 @@
-"""Pages of the tables: `table.md` in each folder, and the block of each in README.md."""
+"""Pages of the tables: `README.md` and `table.md` in each folder, and the table of headlines on the page above them."""
 
 from __future__ import annotations
 
 import re
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tables import OTHERS, Claim, Row, Run, Table
 
@@ -12,27 +13,53 @@ NOTHING = "-"
 
 
 def write(table: Table) -> None:
-    """Both places, from the runs that are kept."""
+    """The pages of a folder, from the runs that are kept."""
     if table.sheet.row:  # without rows a program writes it
         (table.folder / "table.md").write_text(measured(table, whole=True) + "\n", encoding="utf-8")
-    page = table.folder.parent / "README.md"
+    _put(table.folder / "README.md", table.name, block(table))
+
+
+def write_headlines(root: Path, tables: Sequence[Table]) -> None:
+    """The first table of the page that the folders lie under."""
+    _put(root / "README.md", "", headlines(tables))
+
+
+def _put(page: Path, name: str, text: str) -> None:
     if page.exists():
-        page.write_text(with_block(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+        page.write_text(with_block(page.read_text(encoding="utf-8"), name, text), encoding="utf-8")
 
 
 def marks(name: str) -> tuple[str, str]:
-    return f"<!-- written by: {command(name)} -->\n", f"<!-- end of {name} -->\n"
+    return f"<!-- written by: {command(name)} -->\n", f"<!-- end of {name or 'headlines'} -->\n"
 
 
 def command(name: str) -> str:
-    return f"python experiments/reproduce.py {name}"
+    return f"python experiments/reproduce.py {name or '--rewrite'}"
 
 
-def with_block(text: str, table: Table) -> str:
-    """The page with this table's block as its runs say it; a page without its marks stays as it is."""
-    first, last = marks(table.name)
+def with_block(page: str, name: str, text: str) -> str:
+    """The page with this text between the marks of `name`; a page without them stays as it is."""
+    first, last = marks(name)
     inner = re.compile(f"(?<={re.escape(first)}).*?(?={re.escape(last)})", re.DOTALL)
-    return inner.sub(lambda _: block(table), text)
+    return inner.sub(lambda _: text, page)
+
+
+def headlines(tables: Sequence[Table]) -> str:
+    """One line for each headline of a source: what it says, how it is here, and the gap where both are numbers."""
+    chosen = [(table, claim) for table in tables for claim in table.sheet.claim if claim.headline]
+    lines = [
+        [
+            f"[{table.sheet.paper}]({table.name}/README.md)",
+            claim.asks,
+            claim.published,
+            shown(table, claim),
+            gap(table, claim),
+            table.sheet.size,
+            claim.why or NOTHING,
+        ]
+        for table, claim in sorted(chosen, key=lambda one: one[0].sheet.paper)
+    ]
+    return _lines(["source", "headline", "published", "ours", "gap", "size", "why"], lines) + "\n"
 
 
 def block(table: Table) -> str:
@@ -48,21 +75,48 @@ def block(table: Table) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
+def found(table: Table, claim: Claim) -> list[list[float]]:
+    """For each row of a claim its means of the last rounds, or its differences from `minus`, seed by seed."""
+    traffic = claim.of == "uplink"
+    by = {
+        row.name: {
+            run.seed: value for run in table.of(row) if (value := run.slot_gib if traffic else run.last) is not None
+        }
+        for row in table.sheet.row
+    }
+    if not claim.minus:
+        return [[*by[name].values()] for name in claim.rows]
+    other = by[claim.minus]
+    return [
+        [
+            100 * (mine / other[seed] - 1) if traffic else mine - other[seed]
+            for seed, mine in by[name].items()
+            if seed in other
+        ]
+        for name in claim.rows
+    ]
+
+
 def shown(table: Table, claim: Claim) -> str:
-    """The rows of a claim: means of the last rounds, or differences seed by seed, over the seeds that both have."""
-    by = {row.name: {run.seed: run.last for run in table.of(row)} for row in table.sheet.row}
-    cells = []
-    for name in claim.rows:
-        mine, other = by[name], by[claim.minus] if claim.minus else {}
-        both = [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
-        if not mine or (claim.minus and not both):
-            cells.append("not run")
-        elif claim.minus:
-            apart = spread(both, 1)
-            cells.append(f"{'' if apart.startswith('-') else '+'}{apart} (n = {len(both)})")
-        else:
-            cells.append(spread(mine.values(), 1))
-    return "; ".join(cells)
+    """The rows of a claim with their numbers of seeds."""
+    signed = "+" if claim.minus else ""
+    return "; ".join(
+        f"{signed * (not told.startswith('-'))}{told} (n = {len(values)})"
+        if (told := spread(values, 1)) != NOTHING
+        else "not run"
+        for values in found(table, claim)
+    )
+
+
+def gap(table: Table, claim: Claim) -> str:
+    """Ours minus the published number, in points; where the source has no number, there is no gap."""
+    try:
+        published = float(claim.published)
+    except ValueError:
+        return NOTHING
+    return "; ".join(
+        f"{statistics.mean(values) - published:+.1f}" if values else NOTHING for values in found(table, claim)
+    )
 
 
 def measured(table: Table, whole: bool = False) -> str:
@@ -88,6 +142,10 @@ def _cells(table: Table, row: Row, runs: Sequence[Run], whole: bool) -> dict[str
         cells |= _costs(runs, sheet.targets)
     if whole:
         cells["loss"] = spread(run.loss for run in runs)
+        for name in sorted({name for run in table.runs for name in run.own}):
+            cells[name] = spread(run.own.get(name) for run in runs)
+        if any(other.published_loss for other in sheet.row):
+            cells["published loss"] = NOTHING if row.published_loss is None else str(row.published_loss)
         cells |= _sent(row, runs) if sheet.traffic else {}
         return cells | _origin(runs) if any(run.commit for run in table.runs) else cells
     if any(run.seconds is not None for run in table.runs):
@@ -161,11 +219,12 @@ def _programs(table: Table) -> list[str]:
 def _ending(table: Table) -> str:
     told = []
     if table.sheet.row:
-        told += [f"`{command(table.name)}` {missing(table)}.", f"All columns: [table.md]({table.name}/table.md)."]
+        told += [f"`{command(table.name)}` {missing(table)}.", "All columns: [table.md](table.md)."]
         told += [f"A run takes about {lasting(about)} on one core."] if (about := table.sheet.minutes) else []
     for one in table.sheet.program:
-        place = f"{table.name}/{one.writes}"
-        told.append(f"`{one.file}` writes [{place}]({place}) in about {lasting(one.minutes)}, where it is missing.")
+        told.append(
+            f"`{one.file}` writes [{one.writes}]({one.writes}) in about {lasting(one.minutes)}, where it is missing."
+        )
     return " ".join(told)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pages import block, command, lasting, missing, write
+from pages import block, command, lasting, missing, write, write_headlines
 from tables import RESULTS, ROWS, TUNING, Program, Row, Run, Table, keep, read
 
 from sordino import config
@@ -71,6 +72,7 @@ def reproduce() -> int:
     if asked.name and not asked.dry_run and not asked.rewrite:
         rows = tables[0].sheet.row if asked.row is None else (tables[0].row(asked.row),)
         run_missing(tables[0], rows, asked.seed, asked.jobs, asked.data)
+        write_headlines(ROOT, [read(ROOT / name) for name in names])
         return 0
     for table in tables:
         if asked.rewrite:
@@ -82,6 +84,8 @@ def reproduce() -> int:
             for one in table.sheet.program:
                 there = "missing" if one in table.unwritten() else "there"
                 say(f"    {one.file} writes {one.writes}, {there}; about {lasting(one.minutes)}")
+    if asked.rewrite:
+        write_headlines(ROOT, [read(ROOT / name) for name in names])
     return 0
 
 
@@ -215,10 +219,15 @@ def run_row(table: Table, row: Row, words: Sequence[str], seed: int, data: Path 
     moved = (
         (f"data.path={json.dumps(str(data / Path(path).name))}",) if data is not None and isinstance(path, str) else ()
     )
+    modules = os.pathsep.join(filter(None, (str(table.folder), os.environ.get("PYTHONPATH"))))  # metrics of the table's
     with tempfile.TemporaryDirectory() as folder:
         asked = [str(table.experiment), *words, *moved, "--seed", str(seed), "--out", f"{folder}/run", "--json"]
         done = subprocess.run(
-            [sys.executable, "-m", "sordino", "run", *asked], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "sordino", "run", *asked],
+            env={**os.environ, "PYTHONPATH": modules},
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if done.returncode == 0:
         return json.loads(done.stdout)
@@ -273,6 +282,7 @@ def measured(found: dict[str, Any], table: Table) -> dict[str, Any]:
         "curve": [[m["round"], round(100 * m["accuracy"], 3)] for m in scored],
         "norm": _finite([m["model_norm"] for m in metrics if "model_norm" in m][-1]),
         "also": beside(metrics, last),
+        "own": scored[-1].get("own", {}),
         "before": sum(m["bytes_up"] + m["bytes_down"] for m in before),
         "flops": sum(m.get("device_flops", 0) for m in (*before, *metrics)),
         "reached": [waited(found, target) for target in table.sheet.targets],

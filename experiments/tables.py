@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,6 +40,7 @@ class Row(Declared):
     why: str = ""  # what explains a difference
     minutes: float | None = Field(None, gt=0)  # about, one run on one core
     slot_gib: float | None = None  # printed in the source: GiB that a client in all rounds sends
+    published_loss: float | None = None  # printed in the source
 
 
 class Claim(Declared):
@@ -50,6 +51,8 @@ class Claim(Declared):
     rows: tuple[str, ...] = Field(min_length=1)
     minus: str = ""  # a row that each of them is compared with, seed by seed
     why: str = ""
+    headline: bool = False  # it stands in the table at the top of README.md
+    of: Literal["accuracy", "uplink"] = "accuracy"  # uplink: GiB that a client in all rounds sends; a difference in %
 
 
 class Program(Declared):
@@ -81,6 +84,8 @@ class Sheet(Declared):
     """The whole of `rows.toml`."""
 
     source: str
+    paper: str = ""  # short names for the table of headlines: of the source,
+    size: str = ""  # and of how large the runs are
     published: str = ""
     yardstick: str = ""
     experiment: str = ""
@@ -106,6 +111,8 @@ class Sheet(Declared):
             for what in OTHERS
             if not getattr(self, what) and any(getattr(row, what) for row in self.row)
         ]
+        if any(claim.headline for claim in self.claim) and not (self.paper and self.size):
+            wrong.append("a headline needs a paper = '...' and a size = '...' at the top")
         if names and (self.quick is None or not self.experiment):
             wrong.append("rows need an experiment = '...' and a quick = {row = '...', set = [...]}")
         if not names and not self.program:
@@ -132,6 +139,7 @@ class Run(Declared):
     curve: tuple[tuple[int, float], ...] = ()
     norm: float | None = None
     also: dict[str, float] = {}
+    own: dict[str, float] = {}  # metrics of the table's own, of the last evaluated round
     before: int = 0
     flops: float = 0
     reached: tuple[tuple[int, int] | None, ...] = ()

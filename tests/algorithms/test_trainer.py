@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -350,7 +351,7 @@ def test_a_receipt_is_verified_without_the_function(tmp_path: Path, monkeypatch:
     made = BY_NAME["trainer_whole_update"].experiment(algorithm={"name": "trainer", "of": "gone:train"})
     sordino.run(made.model_dump(exclude_unset=True), out="run")
     (tmp_path / "gone.py").unlink()
-    monkeypatch.delitem(__import__("sys").modules, "gone")
+    monkeypatch.delitem(sys.modules, "gone")
     verdict = sordino.verify("run")
     assert verdict.wrong == []
     assert not any("own code" in said for said in verdict.unseen)

@@ -40,7 +40,8 @@ def asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of one table, "mine", that the program finds."""
     table(tmp_path / "mine", HEAD + ONE.replace("2", "1") + TWO.replace("seeds = 1", "seeds = 2"))
-    (tmp_path / "README.md").write_text("before\n{}{}after\n".format(*pages.marks("mine")))
+    (tmp_path / "README.md").write_text("before\n{}{}after\n".format(*pages.marks("")))
+    (tmp_path / "mine" / "README.md").write_text("before\n{}{}after\n".format(*pages.marks("mine")))
     monkeypatch.setattr(reproduce, "ROOT", tmp_path)
     return tmp_path
 
@@ -86,7 +87,7 @@ def test_a_program_is_run_where_its_file_is_missing(tmp_path: Path, capsys: pyte
     assert [line.partition(",")[0] for line in told] == ["count.py has written count.md", "Nothing was missing"]
     assert (tmp_path / "mine" / "count.md").read_text() == "1"
     assert reproduce.quick([one], 1, None) == 0
-    assert "[mine/count.md](mine/count.md) in about 1 minute" in pages.block(one)
+    assert "[count.md](count.md) in about 1 minute" in pages.block(one)
 
 
 def test_a_program_is_given_the_folder_of_its_images(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_first_seeds_first_and_what_is_kept_is_not_run_again(
     assert asked("mine", "--jobs", 1).code == 0
     assert [(name, seed) for name, _, seed in runs] == [("one", 0), ("no power", 0), ("two", 0), ("two", 1)]
     assert not tables.read(here / "mine").missing()
-    page = (here / "README.md").read_text()
+    page = (here / "mine" / "README.md").read_text()
     assert "| two | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | inf | example, server | - | none |" in page
     (line, *_) = (here / "mine" / tables.RESULTS).read_text().splitlines()
     assert json.loads(line)["neighbours"] == "replace"
@@ -200,7 +201,7 @@ def test_a_dry_run_and_a_new_page_run_nothing(here: Path, asked: Asked, runs: li
     assert not (here / "mine" / "table.md").exists()
     asked("--rewrite")
     assert (here / "mine" / "table.md").exists()
-    assert "runs what is missing: 3 of its runs" in (here / "README.md").read_text()
+    assert "runs what is missing: 3 of its runs" in (here / "mine" / "README.md").read_text()
     assert runs == []
 
 

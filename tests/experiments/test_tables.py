@@ -19,7 +19,7 @@ NAMES = [file.parent.name for file in sorted(ROOT.glob(f"*/{tables.ROWS}"))]
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_on_the_pages_is_that_of_a_kept_run(name: str) -> None:
     one = tables.read(ROOT / name)
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / name / "README.md").read_text(encoding="utf-8")
     first, last = pages.marks(name)
     assert page.count(first + pages.block(one) + last) == 1
     if one.sheet.row:
@@ -28,6 +28,15 @@ def test_every_number_on_the_pages_is_that_of_a_kept_run(name: str) -> None:
     assert {(run.name, run.seed) for run in one.runs} <= asked
     assert not one.unwritten()
     assert all((one.folder / program.file).exists() for program in one.sheet.program)
+
+
+def test_the_headlines_are_those_of_kept_runs_and_every_table_is_linked() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    first, last = pages.marks("")
+    written = pages.headlines([tables.read(ROOT / name) for name in NAMES])
+    assert page.count(first + written + last) == 1
+    assert "not run" not in written
+    assert {name for name in NAMES if f"({name}/README.md)" in page} == {*NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,11 +60,11 @@ def test_every_folder_of_results_is_listed() -> None:
 def test_a_number_that_was_changed_by_hand_is_noticed() -> None:
     """The negative control."""
     one = tables.read(ROOT / "cuag")
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "cuag" / "README.md").read_text(encoding="utf-8")
     wrong = page.replace("| 91.28 |", "| 92.28 |")
     assert wrong != page
-    assert pages.with_block(wrong, one) == page
-    assert pages.with_block("a page without marks", one) == "a page without marks"
+    assert pages.with_block(wrong, "cuag", pages.block(one)) == page
+    assert pages.with_block("a page without marks", "cuag", pages.block(one)) == "a page without marks"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +84,7 @@ def test_a_number_that_was_changed_by_hand_is_noticed() -> None:
         (HEAD + ONE + CLAIM.replace('"one"', '"two"'), "'two' is no row"),
         (HEAD + ONE + CLAIM + 'minus = "two"\n', "'two' is no row"),
         (HEAD + ONE + CLAIM + "becuase = 'x'\n", "claim.0.becuase: Extra inputs"),
+        (HEAD + ONE + CLAIM + "headline = true\n", "a headline needs a paper = '...' and a size"),
     ],
 )
 def test_what_a_folder_declares_wrongly_is_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -94,11 +104,26 @@ def test_a_claim_compares_seed_by_seed(tmp_path: Path) -> None:
     )
     (tmp_path / tables.RESULTS).write_text("".join(lines))
     one = table(tmp_path, text)
-    assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["-2.0 ± 1.4 (n = 2)", "55.0 ± 7.1"]
+    assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["-2.0 ± 1.4 (n = 2)", "55.0 ± 7.1 (n = 2)"]
     assert "| is it so | - | -2.0 ± 1.4 (n = 2) | - |" in pages.block(one)
     (tmp_path / tables.RESULTS).write_text(lines[0])
     one = table(tmp_path, text)
-    assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["not run", "50.0"]
+    assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["not run", "50.0 (n = 1)"]
+
+
+def test_a_headline_says_the_gap_to_a_published_number(tmp_path: Path) -> None:
+    """Accuracy in points, traffic in percent of the other row's; without a published number there is no gap."""
+    whose = 'paper = "P"\nsize = "small"\n'
+    asked = CLAIM.replace('"is it so"', '"by how much"') + 'headline = true\nminus = "two"\n'
+    sent = asked.replace("by how much", "sent") + 'of = "uplink"\npublished = "-60"\n'
+    (mine := tmp_path / "mine").mkdir()
+    (mine / tables.RESULTS).write_text(kept("one", 0, 50.0, slot_gib=1.0) + kept("two", 0, 53.0, slot_gib=2.0))
+    text = whose + HEAD + ONE + TWO + CLAIM + asked + 'published = "-1.5"\n' + asked.replace("by", "in words") + sent
+    told = pages.headlines([table(mine, text)])
+    assert "| [P](mine/README.md) | by how much | -1.5 | -3.0 (n = 1) | -1.5 | small | - |" in told
+    assert "| in words how much | - | -3.0 (n = 1) | - |" in told
+    assert "| sent | -60 | -50.0 (n = 1) | +10.0 |" in told
+    assert "is it so" not in told
 
 
 def test_seeds_that_promise_differently_are_all_told(tmp_path: Path) -> None:
