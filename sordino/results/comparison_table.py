@@ -225,7 +225,7 @@ def measured_by(rows: Sequence[Row]) -> str | None:
 
 def caption(rows: Sequence[Row]) -> str:
     judged = HEADLINES[rows[0].metric]
-    unit = " %" if judged.percent else ""
+    unit = "%" if judged.percent else ""
     what = "accuracies in %" if judged.name == "accuracy" else judged.full + (" in %" if judged.percent else "")
     whose = measured_by(rows)
     by = "measured as each row says, no p between ways" if whose is None else f"measured by {whose}"
