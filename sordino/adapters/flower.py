@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sordino.adapters.declared import Arrays, DeclaredArrays, undeclared
 from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, failed
 from sordino.errors import BudgetExhausted, SordinoError, UnsoundGuarantee, WireError
+from sordino.privacy.noise.sources import System
 from sordino.types import Neighbours, Params
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class PrivateStrategy:
     whoever sees a model after that sees no single client.
 
     `clients`: the most that may be registered. Every client pays for every round: Flower draws cohorts of a fixed size,
-    which hide nobody, and where one client more would push another one out, the change is a replacement.
+    which hide nobody, and where one client more would push another one out, the change is a replacement. With a `rate`
+    each message of a strategy that asks everybody is sent or not by a coin of its own, which nobody else sees: then
+    noise counts for more (Balle, Barthe and Gaboardi 2018), and the change is that a client counts for nothing.
     """
 
     def __init__(
@@ -95,11 +98,14 @@ class PrivateStrategy:
         clip: float,
         rounds: int,
         clients: int,
-        neighbours: Neighbours = "replace",
+        neighbours: Neighbours | None = None,
+        rate: float | None = None,
     ) -> None:
+        neighbours = neighbours or ("replace" if rate is None else "zero_out")
         self._inner, self._declared, self._most, self._neighbours = strategy, DeclaredArrays(model), clients, neighbours
-        terms = UplinkTerms(epsilon, delta, clip, rounds, clients, neighbours)
+        terms = UplinkTerms(epsilon, delta, clip, rounds, clients, neighbours, rate)
         self._uplink = PrivateUplink(folder, self._declared.coordinates, terms, "server")
+        self._rate, self._expected = rate, 0.0  # of the cohort's size: none before a round, or where nobody is asked
         self._asked: frozenset[int] = frozenset()
         self._before: Arrays = {}
 
@@ -115,7 +121,7 @@ class PrivateStrategy:
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The strategy's messages; none once the budget is spent, so that the model stays as it is."""
-        self._asked = frozenset()
+        self._asked, self._expected = frozenset(), 0.0
         try:
             self._uplink.check_left()
         except BudgetExhausted as error:
@@ -137,19 +143,23 @@ class PrivateStrategy:
                 fix='leave neighbours = "replace", or ask every client in every round',
                 code="fixed-cohort-replaces",
             )
-        self._asked, self._before = frozenset(nodes), _read(self._declared, arrays)
+        self._expected, self._before = len(nodes) * (self._rate or 1.0), _read(self._declared, arrays)
+        if self._rate is not None:
+            coins = System().coins(len(nodes), self._rate).tolist()
+            messages = [one for one, drawn in zip(messages, coins, strict=True) if drawn]
+        self._asked = frozenset(one.metadata.dst_node_id for one in messages)
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The strategy's result from one noised mean. Metrics of clients are dropped, as no noise covers them."""
-        if not self._asked:
+        if not self._expected:
             return None, None
         changes = self._changes(replies)
-        mean = self._uplink.of_server(changes, self._declared.zero, len(self._asked))
+        mean = self._uplink.of_server(changes, self._declared.zero, self._expected)
         after, weight = self._declared.moved(self._before, mean), getattr(self._inner, "weighted_by_key", WEIGHT)
-        only = _message({"arrays": _record(after)}, weight, dst_node_id=min(self._asked), message_type="train")
+        only = _message({"arrays": _record(after)}, weight, dst_node_id=1, message_type="train")
         made: ArrayRecord | None = self._inner.aggregate_train(server_round, [only])[0]
         return made, None
 

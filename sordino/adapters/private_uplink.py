@@ -45,6 +45,7 @@ class UplinkTerms(NamedTuple):
     rounds: int  # that the budget pays for
     clients: int = 1
     neighbours: Neighbours = "replace"
+    rate: float | None = None  # at which hidden coins draw clients; None: each client pays as if it were always asked
 
 
 class PrivateUplink:
@@ -65,6 +66,7 @@ class PrivateUplink:
                 "rounds": terms.rounds,
                 "data": {"source": "elsewhere:Data"},
                 "partition": {"scheme": "iid", "clients": terms.clients},
+                "cohort": {"name": "everyone"} if terms.rate is None else {"name": "poisson", "rate": terms.rate},
                 "algorithm": {"name": "fedavg"},
                 "uplink": uplink,
                 "privacy": {
@@ -158,13 +160,15 @@ class PrivateUplink:
             self._publish(books, now, released)
         return released
 
-    def of_server(self, uploads: Iterable[Params], zero: Params, asked: int) -> Params:
-        """The sum of clipped uploads with noise, divided by the number of clients that were asked."""
+    def of_server(self, uploads: Iterable[Params], zero: Params, asked: float) -> Params:
+        """The sum of clipped uploads with noise, divided by the number of clients that were asked; by its expectation,
+        where coins drew them.
+        """
         with self._release() as (books, now, source):
             uplink, most = books.algorithm.uplink, len(books.sizes)
             encoded = ((k, uplink.encode(one, Grant(k, 1, 1, source))) for k, one in enumerate(uploads))
             received = uplink.receive(
-                encoded, zero, [1.0] * most, float(asked), now.central, source.child("server"), each=False
+                encoded, zero, [1.0] * most, asked, now.central, source.child("server"), each=False
             )
             released: Params = received.mean
             self._publish(books, now, released)

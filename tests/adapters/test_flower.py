@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from sordino.adapters.flower import PrivateStrategy, private_mod
 from sordino.errors import SordinoError, WireError
+from sordino.ledger.ledger import State
+from sordino.privacy.noise.sources import System
 from tests.adapters.malformed import MODEL, files, malformed, npy
 from tests.adapters.test_private_uplink import TERMS, ZERO, of_client, states
 
@@ -167,6 +170,34 @@ def test_a_strategy_sees_one_noised_mean(flwr: None, silent: list[float], tmp_pa
     assert arrays is not None
     assert np.allclose(arrays["b"].array, 3 / 3, atol=1e-6)  # of three that were asked, though two have answered
     assert metrics is None
+
+
+def test_coins_draw_a_cohort_and_the_divisor_stays(flwr: None, silent: list[float], tmp_path: Path) -> None:
+    """2,000 coins at a rate of 0.3: their number is within 100 of 600 but for a chance of 1e-6."""
+    many = list(range(2_000))
+    asked = strategy(tmp_path, many, clients=2_000, rate=0.3, delta=1e-4, clip=1e3, rounds=1)
+    sent = list(asked.configure_train(1, ARRAYS, None, grid(2_000)))  # type: ignore[arg-type]
+    drawn = {one.metadata.dst_node_id for one in sent}
+    assert 500 < len(drawn) < 700
+    others = [message(files(b=np.full(2, 9.0, np.float32)), node=node) for node in many if node not in drawn]
+    reply = message(files(b=np.full(2, 60.0, np.float32)), node=min(drawn))
+    arrays, _ = asked.aggregate_train(1, [*others[:3], reply])
+    assert arrays is not None
+    assert np.allclose(arrays["b"].array, 60 / 600, atol=1e-6)  # of 0.3 times 2,000, however the coins fell
+
+
+def test_a_round_in_which_nobody_is_drawn_is_noised_and_paid(
+    flwr: None, silent: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(System, "coins", lambda self, count, rate: torch.zeros(count, dtype=torch.bool))
+    asked = strategy(tmp_path, [1, 2], clients=5, rate=0.5, rounds=1)
+    with pytest.raises(SordinoError):  # two of five: the strategy must ask everybody
+        asked.configure_train(1, ARRAYS, None, grid(5))  # type: ignore[arg-type]
+    assert list(asked.configure_train(1, ARRAYS, None, grid(2))) == []  # type: ignore[arg-type]
+    arrays, _ = asked.aggregate_train(1, [])
+    assert arrays is not None
+    assert len(silent) == len(MODEL)
+    assert states(tmp_path / "server") == [State.PUBLISHED]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,23 @@ def test_under_zero_out_the_noise_is_half_as_large(tmp_path: Path, silent: list[
     assert math.isclose(silent[0], 2 * silent[2], rel_tol=1e-9)
 
 
+def test_hidden_coins_make_noise_count_for_more(tmp_path: Path, silent: list[float]) -> None:
+    terms = {"clients": 50, "neighbours": "zero_out", "rate": 0.1, "delta": 1e-3}
+    for _ in range(TERMS["rounds"]):
+        of_server(tmp_path, **terms).of_server([UPLOAD], ZERO, 5.0)
+    assert code(of_server(tmp_path, **terms).of_server, [], ZERO, 5.0) == "BudgetExhausted"
+    assert verify(tmp_path / "server") == []
+    multiplier, found = silent[0] / TERMS["clip"], row(tmp_path / "server", "participants")
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(multiplier))
+    spent = PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(sampled, 3)).get_epsilon(1e-3)
+    assert math.isclose(found["epsilon"], spent, rel_tol=2e-3)
+    assert found["status"] == "proved"
+    assert found["epsilon"] <= TERMS["epsilon"]
+    of_server(tmp_path / "all", **{**terms, "rate": None}).of_server([UPLOAD], ZERO, 50)
+    assert silent[-1] > 1.5 * silent[0]
+    assert code(of_server, tmp_path / "replace", **{**terms, "neighbours": "replace"}) == "poisson-needs-zero-out"
+
+
 def test_without_noise_and_clip_a_server_takes_the_plain_mean(tmp_path: Path, silent: list[float]) -> None:
     rng = torch.Generator().manual_seed(1)
     uploads = [{name: torch.randn(leaf.shape, generator=rng) for name, leaf in UPLOAD.items()} for _ in range(5)]

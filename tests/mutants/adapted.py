@@ -20,7 +20,7 @@ ADAPTED = [
     one(
         "a server's mean is divided by the replies that came",
         "adapters/private_uplink.py",
-        "float(asked), now.central",
+        "asked, now.central",
         "float(len(uploads)), now.central",
         f"{UPLINK}::test_the_divisor_is_public",
     ),
@@ -129,5 +129,20 @@ ADAPTED = [
         "if len(self._changes) < self.asked:",
         "if True:",
         f"{NVFLARE}::test_a_server_adds_each_site_once_and_nothing_else",
+    ),
+    one(
+        "a mean is divided by as many as the coins drew",
+        "adapters/flower.py",
+        "self._asked = frozenset(one.metadata.dst_node_id for one in messages)",
+        "self._asked = frozenset(one.metadata.dst_node_id for one in messages); self._expected = float(len(messages))",
+        f"{FLOWER}::test_coins_draw_a_cohort_and_the_divisor_stays",
+        f"{FLOWER}::test_a_round_in_which_nobody_is_drawn_is_noised_and_paid",
+    ),
+    one(
+        "everybody is asked in a hidden cohort",
+        "adapters/flower.py",
+        "messages = [one for one, drawn in zip(messages, coins, strict=True) if drawn]",
+        "pass",
+        f"{FLOWER}::test_coins_draw_a_cohort_and_the_divisor_stays",
     ),
 ]
