@@ -300,9 +300,11 @@ def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method with an open reader, and an uplink that only weights uploads, and not by precision."""
+    """The same method with a reader that protects nothing, and an uplink that only weights uploads, and not by
+    precision.
+    """
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
-    return method.behind(read=Open(), uplink=Uplink(client=weights))
+    return method.behind(read=method.read if method.read.plain else Open(), uplink=Uplink(client=weights))
 
 
 def raw(simulation: Simulation) -> Shards:

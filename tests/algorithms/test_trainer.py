@@ -324,6 +324,15 @@ def test_a_fresh_process_needs_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.code == "no-fresh-process"
 
 
+def test_an_attack_s_control_is_handed_the_rows_too() -> None:
+    """The same run without protection still asks for rows."""
+    from sordino.audits.replay import Bare
+
+    bare = Bare(simulated(BY_NAME["trainer"].experiment()))
+    assert isinstance(bare.algorithm.read, Handed)
+    assert bare.round().together is not None
+
+
 # in Python -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ ADDED = "tests/engine/test_added_up.py"
 OFTEN = "tests/engine/test_steered.py::test_how_often_somebody_took_part_divides_only_where_it_decides"
 TRIED = "tests/engine/test_steered.py::test_a_trial_finds_the_differences_that_a_stack_bears"
 FORKS = "tests/engine/test_forks.py"
+TRAINER = "tests/algorithms/test_trainer.py"
 
 
 TOGETHER = [
@@ -130,5 +131,33 @@ TOGETHER = [
         "if t != self._round:",
         "if True:",
         f"{FORKS}::test_what_is_said_twice_in_a_round_lies_in_two_places",
+    ),
+    one(
+        "a training function that is called where it has been called before",
+        "privacy/readers/handed.py",
+        "return _in_fresh_process(lambda: to(",
+        "return (lambda compute: compute())(lambda: to(",
+        f"{TRAINER}::test_nothing_of_one_client_reaches_the_next",
+    ),
+    one(
+        "a training function that draws what nobody draws again",
+        "algorithms/trainer.py",
+        "with seeded(keys.word(key)), torch.enable_grad()",
+        "with torch.enable_grad()",
+        f"{TRAINER}::test_draws_follow_the_run_the_round_and_the_client",
+    ),
+    one(
+        "a training function that is believed to take no rows of others",
+        "planning/accounts.py",
+        "map(self.algorithm.rests_on, self.own_code)",
+        "()",
+        f"{TRAINER}::test_the_condition_says_what_the_process_leaves_open",
+    ),
+    one(
+        "a guarantee for examples that a training function was handed",
+        "planning/prices.py",
+        'if asked == "rows" and',
+        "if False and",
+        f"{TRAINER}::test_other_readers_are_refused",
     ),
 ]
