@@ -178,6 +178,8 @@ def test_alerts_ask_for_numbers_that_there_are() -> None:
     assert asked <= MEANINGS.keys()
     assert MEANINGS.keys() - asked == {"sordino_epsilon"}  # which is bounded before a run
     assert all(rule["annotations"]["summary"] for rule in rules)
+    (low,) = [rule["expr"] for rule in rules if "budget" in rule["expr"]]
+    assert "sordino_rounds_counted" in low  # of the same moment as the budget
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)

@@ -25,7 +25,8 @@ MEANINGS = {
     "sordino_sites_agreed": "Sites of the agreement",
     "sordino_sites_connected": "Sites that are connected to the server",
     "sordino_server_connected": "1 while this site is connected to the server",
-    "sordino_epsilon": "Epsilon of all releases so far; +Inf: nothing is promised",
+    "sordino_rounds_counted": "Rounds that epsilon and budget are about: the ledger is read less often than the rest",
+    "sordino_epsilon": "Epsilon of all releases in these rounds; +Inf: nothing is promised",
     "sordino_budget_left_ratio": "Part of its budget that is left to the client that has spent most",
 }
 
@@ -55,6 +56,7 @@ def _found(run: Watched, now: Now) -> Iterator[tuple[str, dict[str, str], float]
         yield "sordino_sites_connected", {}, sum(site.connected for site in now.sites.values())
     if now.spending is None:
         return
+    yield "sordino_rounds_counted", {}, now.spending.rounds
     for row in now.spending.guarantees:
         labels = {
             "unit": row.unit,
