@@ -1,7 +1,7 @@
 """Private uplink inside another program: its clip, noise, budget and receipt, kept in a run folder.
 
 The other program trains, and carries messages. The folder is that of a run which trains elsewhere: its plan, ledger and
-receipt are those of any run, so `sordino privacy plan`, `spent` and `verify` read it.
+receipt are those of any run, so `sordino privacy spent` and `verify` read it.
 """
 
 from __future__ import annotations
@@ -188,9 +188,9 @@ def failed(error: BaseException) -> SordinoError:
     """The error to raise in place of one whose text could repeat a row and so leak it. The log of this machine keeps
     the original.
     """
-    log.error("training failed", exc_info=error)
+    log.error("a private round failed", exc_info=error)
     return RunError(
-        "the training failed at this client",
+        "the round failed at this client",
         why="what went wrong may tell something of its data, so only the client itself is told",
         fix="look into the log of the client",
         code="failed-at-client",
