@@ -83,7 +83,8 @@ def _waits(events: Sequence[RunEvent]) -> bool:
 
 
 def _number(value: float) -> str:
-    return {"inf": "+Inf", "nan": "NaN"}.get(said := f"{float(value):.12g}", said)
+    """All digits of a number: an epsilon that was rounded down would say too little."""
+    return {"inf": "+Inf", "nan": "NaN"}.get(said := repr(float(value)).removesuffix(".0"), said)
 
 
 def _escaped(text: str) -> str:
