@@ -164,16 +164,21 @@ def compare(
     """Runs experiments over the same seeds: `sordino.compare("a.toml", "b.toml")`, or a sweep,
     `compare("a.toml", "lr=0.01,0.1")`.
 
-    An experiment is a file or a table with the same keys and a `name`; a table is written into `out` first, so that the
-    comparison can be made again.
+    An experiment is a file or a table with the same keys and a `name`, which may hold objects as `run` takes them; a
+    table is written into `out` first, so that the comparison can be made again.
     """
+    from sordino.config import session
     from sordino.results.comparison import as_files, check_words
     from sordino.results.comparison import compare as compare_
+    from sordino.user_code import lent
 
     check_words(experiments)
-    files = as_files([word for word in experiments if not isinstance(word, str) or "=" not in word], Path(out))
+    tables, objects = session.named_in_all(
+        [word for word in experiments if not isinstance(word, str) or "=" not in word]
+    )
     changes = [word for word in experiments if isinstance(word, str) and "=" in word]
-    return compare_(files, seeds, Path(out), changes, target)
+    with lent(objects):
+        return compare_(as_files(tables, Path(out)), seeds, Path(out), changes, target)
 
 
 def open_run(folder: str | Path, **objects: Any) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -53,6 +53,23 @@ def named(settings: Settings) -> NamedSettings:
     if DATA in lent:  # label="..." is data.label
         found = {f"data.{key}" if key in ("label", "group", "key", "schema") else key: v for key, v in found.items()}
     return NamedSettings(found, lent)
+
+
+def named_in_all(experiments: Iterable[object]) -> tuple[list[Any], dict[str, object]]:
+    """The experiments with names in place of the objects in their tables, and these objects: one for each name."""
+    found, lent = [], dict[str, object]()
+    for one in experiments:
+        plain, own = named(one) if isinstance(one, Mapping) else NamedSettings({}, {})
+        for name, value in own.items():
+            if lent.setdefault(name, value) is not value:
+                raise ConfigError(
+                    f"two experiments have different objects called {name!r}",
+                    why="a comparison is one session, in which a name stands for one object",
+                    fix="give all of them the same data; rename one of the classes or functions",
+                    code="two-objects-of-one-name",
+                )
+        found.append(plain if isinstance(one, Mapping) else one)
+    return found, lent
 
 
 def objects(given: Settings) -> dict[str, object]:

@@ -184,7 +184,9 @@ def as_files(experiments: Sequence[str | Path | Mapping[str, object]], out: Path
 
 def _written(table: Mapping[str, object], folder: Path, number: int) -> Path:
     name = str(table.get("name", f"experiment-{number}"))
-    made = config.load({"name": name, **table})  # refuses what is none
+    whole = {key: value for key, value in table.items() if "." not in key}
+    changes = {key: value for key, value in table.items() if "." in key}
+    made = config.load({"name": name, **whole}, settings=changes)  # refuses what is none
     path = folder / f"{_folder(name)}.toml"
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(path, made.toml().encode())

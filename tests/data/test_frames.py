@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 import sordino
-from sordino.errors import DataError, RunError
+from sordino.errors import ConfigError, DataError, RunError
+from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result
 
 DRAW = np.random.default_rng(0)
@@ -94,3 +95,32 @@ def test_a_series_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         run(pandas.Series(AGE), tmp_path / "run")
     assert refused.value.code == "mixed-column"
+
+
+def compared(folder: Path, *frames: object) -> Comparison:
+    """FedAvg and FedProx, each on a frame."""
+    common = {"label": "ill", "group": "clinic", "privacy": {}, "rounds": 2}
+    named = [
+        {"name": name, "algorithm": {"name": name}, "data": frame} for name, frame in zip(METHODS, frames, strict=True)
+    ]
+    return sordino.compare(*(one | common for one in named), seeds=1, out=folder)
+
+
+METHODS = ("fedavg", "fedprox")
+
+
+def test_methods_are_compared_on_a_frame(tmp_path: Path) -> None:
+    table = pa.table(COLUMNS)
+    found = compared(tmp_path / "compared", table, table)
+    alone = run(table, tmp_path / "alone")
+    assert [method.name for method in found.methods] == [*METHODS]
+    assert found.methods[0].runs[0][-1].accuracy == alone.accuracy
+    assert found.report().exists()
+
+
+def test_two_frames_are_no_fair_comparison(tmp_path: Path) -> None:
+    """Both would be called `data`, and the second one would be trained on in both."""
+    with pytest.raises(ConfigError) as refused:
+        compared(tmp_path / "compared", pa.table(COLUMNS), pa.table(COLUMNS))
+    assert refused.value.code == "two-objects-of-one-name"
+    assert not (tmp_path / "compared").exists()
