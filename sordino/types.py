@@ -357,8 +357,8 @@ class Task(Protocol):
     def statistics(self) -> tuple[str, ...]: ...  # fields of the model that forward passes change, and no gradient
     @property
     def remembers(self) -> str: ...  # state of the network that a pass changes for the next one, "" if none
-    # refuses such a change inside the block, also in the functions that are passed in
-    def still(self, *asked: object) -> AbstractContextManager[None]: ...
+    # refuses such a change inside the block, also in the functions and the parameters that are passed in
+    def still(self, *asked: object, params: Params | None = None) -> AbstractContextManager[None]: ...
     @property
     def feature_radius(self) -> float | None: ...  # bound on (features, 1) of logistic regression; None: there is none
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sordino.errors import DataError, UnsoundGuarantee
 from sordino.privacy.readers.private_reader import remembering
 from sordino.tasks.nets import Dropout
+from sordino.types import Params
 
 # a task sets the mode and the parameters for every pass; buffers are looked at by their own names
 OURS = {"training", "_parameters", "_modules", "_buffers"}
@@ -191,32 +192,49 @@ def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
     return ""
 
 
-def remembered(
-    net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], *passes: Callable[[], object]
-) -> str:
-    """The name of the first state, of the network or of the functions `asked`, that a later pass changes; "" where none
-    does. Each pass has other rows. What the first pass stores for good, such as a table of positions, is no sign of
-    later rows.
+def rescaled(net: nn.Module) -> str:
+    """The name of the first table of words that a pass rescales in place, by `max_norm`, so that it tells without any
+    noise which words were looked up; "" where there is none.
     """
+    for path, module in net.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            return f"{path}.weight".lstrip(".")
+    return ""
+
+
+def overwritten(params: Params, before: Params) -> str:
+    """The name of the first trained parameter that differs from its value `before`; "" where none does."""
+    same = partial(torch.allclose, rtol=0.0, atol=0.0, equal_nan=True)
+    return next((name for name, value in before.items() if not same(params[name], value)), "")
+
+
+def remembered(
+    net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], params: Params, *passes: Callable[[], object]
+) -> str:
+    """The name of the first state, of the network or of the functions `asked`, that a later pass changes, or of the
+    first of the trained `params` that any pass changes; "" where none does. Each pass has other rows. What the first
+    pass stores for good, such as a table of positions, is no sign of later rows.
+    """
+    trained = {name: value.clone() for name, value in params.items()}
     first, *others = passes
     first()
     before = held(net) | of_calls(asked)
     for passing in others:
         passing()
-    return changed(before, held(net) | of_calls(asked)) or moved(net, frozen)
+    return changed(before, held(net) | of_calls(asked)) or moved(net, frozen) or overwritten(params, trained)
 
 
 @contextmanager
-def still(net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object]) -> Iterator[None]:
-    """Context that raises an error if the block changes state of the network or of the functions `asked`. `frozen`:
-    values of the frozen parameters.
+def still(net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], params: Params) -> Iterator[None]:
+    """Context that raises an error if the block changes state of the network or of the functions `asked`, or writes to
+    `params`. `frozen`: values of the frozen parameters.
     """
-    before = held(net) | of_calls(asked)
+    before, trained = held(net) | of_calls(asked), {name: value.clone() for name, value in params.items()}
     try:
         yield
     except RuntimeError as error:  # such as torch's own, of a tensor that was kept from another example
         if name := changed(before, held(net) | of_calls(asked)):
             raise remembering(name) from error
         raise
-    if name := changed(before, held(net) | of_calls(asked)) or moved(net, frozen):
+    if name := changed(before, held(net) | of_calls(asked)) or moved(net, frozen) or overwritten(params, trained):
         raise remembering(name)

@@ -266,13 +266,13 @@ class NetworkOnRows:
         kept = {name: params[name].detach() for name in self.statistics}
         return {**params, **(kept if asked or not training else {n: value.clone() for n, value in kept.items()})}
 
-    def still(self, *asked: object) -> AbstractContextManager[None]:
-        """Context that raises an error if the network, or a user's own functions `asked`, change state while gradients
-        of single examples are computed.
+    def still(self, *asked: object, params: Params | None = None) -> AbstractContextManager[None]:
+        """Context that raises an error if the network, or a user's own functions `asked`, change state, or write to
+        `params`, while gradients of single examples are computed.
         """
         if self._chain is not None and not of_calls(asked):
             return nullcontext()
-        return still(self._net, self._rest, asked)
+        return still(self._net, self._rest, asked, params or {})
 
     def _train_mode(self, keys: Tensor | None, on: bool = True) -> None:
         """Switches training mode on or off, and gives each dropout layer one key per example."""

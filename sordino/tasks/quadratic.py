@@ -108,7 +108,7 @@ class Quadratic:
     def constant(self, y: Tensor) -> None:
         return None
 
-    def still(self, *asked: object) -> AbstractContextManager[None]:
+    def still(self, *asked: object, params: Params | None = None) -> AbstractContextManager[None]:
         return nullcontext()
 
     def median_sum(

@@ -85,6 +85,34 @@ SECRET_ROWS = [
         f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read",
     ),
     one(
+        "what is trained may be overwritten in a pass",
+        "tasks/hidden_state.py",
+        'if not same(params[name], value)), "")',
+        'if False), "")',
+        f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read[a trained parameter, through .data]",
+    ),
+    one(
+        "a read that lets losses write to the model",
+        "privacy/readers/noisy_gradient.py",
+        "with self._task.still(losses, params=params):",
+        "with self._task.still(losses):",
+        f"{MEMORY}::test_a_table_that_a_pass_rescales_is_refused",
+    ),
+    one(
+        "an episode that lets its loss write to the model",
+        "privacy/readers/episodes.py",
+        "with self._task.still(loss, params=params):",
+        "with self._task.still(loss):",
+        f"{MEMORY}::test_an_episode_writes_to_no_parameter",
+    ),
+    one(
+        "a table of words that a pass rescales",
+        "tasks/hidden_state.py",
+        "and module.max_norm is not None:",
+        "and module.max_norm == 0:",
+        f"{MEMORY}::test_a_table_that_a_pass_rescales_is_refused",
+    ),
+    one(
         "a hook that may keep rows",
         "tasks/hidden_state.py",
         'OURS = {"training", "_parameters",',
@@ -101,8 +129,8 @@ SECRET_ROWS = [
     one(
         "a user's own loss that may keep rows",
         "tasks/supervised.py",
-        "return super().still(self._loss, *asked)",
-        "return super().still(*asked)",
+        "return super().still(self._loss, *asked, params=params)",
+        "return super().still(*asked, params=params)",
         f"{MEMORY}::test_a_loss_that_keeps_something_is_noticed",
     ),
     one(

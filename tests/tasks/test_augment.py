@@ -4,7 +4,6 @@ one key per image.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from sordino.runs.simulation import simulated
 from sordino.tasks.augment import PAD, crop_flip
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification
-from sordino.types import Examples, Grant, NoiseSource, Params, Work
-from tests.privacy.doubles import Still
+from sordino.types import Examples, Grant, Params, Work
+from tests.privacy.doubles import Coupled
 
 CLASSES, SIDE, N = 4, 16, 5
 DRAWS = keys.bits(keys.root(9), N)
@@ -221,17 +220,6 @@ def test_only_images_can_be_augmented(source: str) -> None:
 
 
 # under noise ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Coupled(Still):
-    """The same keys for the last rows, however many come before them: what independent secret keys allow to assume."""
-
-    def child(self, *parts: int | str) -> NoiseSource:
-        return self
-
-    def words(self, count: int) -> Tensor:
-        return keys.bits(keys.root(5), 50)[-count:]
 
 
 @pytest.mark.parametrize("sampling", ["full", "poisson"])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sordino import keys, tree
 from sordino.errors import UnsoundGuarantee
 from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.tasks import hidden_state as memory
 from sordino.tasks.losses import Loss
@@ -115,6 +116,16 @@ class InHelper(Keeping):
         self.helper.low = h.tolist()
 
 
+class InParameter(Keeping):
+    """The shift of a layer that is trained, overwritten past autograd."""
+
+    def kept(self) -> Tensor:
+        return torch.zeros(WIDTH)
+
+    def keep(self, h: Tensor) -> None:
+        self.first.bias.data.copy_(torch.maximum(self.first.bias.data, h.to(self.first.bias.dtype)))
+
+
 class InQueue(Keeping):
     def __init__(self) -> None:
         super().__init__()
@@ -148,6 +159,7 @@ def in_hook() -> nn.Module:
 KEEPING: dict[str, Callable[[], nn.Module]] = {
     "a buffer, through .data": InBuffer,
     "a frozen parameter": InFrozenParameter,
+    "a trained parameter, through .data": InParameter,
     "an array, in place": InArray,
     "the value of a dictionary": InDictionary,
     "a helper": InHelper,
@@ -206,8 +218,22 @@ def test_the_guard_as_it_was_lets_a_row_through(place: str, monkeypatch: pytest.
     task = task_of(net)
     monkeypatch.setattr(memory, "held", as_it_was)
     monkeypatch.setattr(memory, "moved", lambda net, frozen: "")
+    monkeypatch.setattr(memory, "overwritten", lambda params, before: "")
     assert task.remembers == ""
     assert moves(KEEPING[place]) > 4  # in clips
+
+
+def test_an_episode_writes_to_no_parameter() -> None:
+    task = task_of(InParameter())
+    params, unit = task.init(keys.root(3)), CellGradient(CLIP, cells=1, rate=1.0, multiplier=1.0)
+
+    def loss(params: Any, support: Examples, query: Examples, draws: Tensor) -> Tensor:
+        return task.losses(params, support.x, support.y, draws[: len(support.y)]).mean()
+
+    shard = unit.open(rows(0.1), Grant(0, N, N, Still(), 1.0), task)
+    (episode,) = shard.episodes(Work(None, 1, None), keys.root(5))
+    with pytest.raises(UnsoundGuarantee, match=r"first\.bias"):
+        episode.grad(loss, params)
 
 
 @pytest.mark.parametrize("make", [Keeping, lambda: nn.Sequential(nn.Linear(DIM, WIDTH), nn.Linear(WIDTH, CLASSES))])
@@ -215,6 +241,45 @@ def test_who_keeps_nothing_is_left_alone(make: Callable[[], nn.Module]) -> None:
     net = make()
     assert task_of(net).remembers == ""
     assert float((total(task_of(net), rows(0.1)) - total(task_of(net), rows(40.0))).norm()) <= 2 * CLIP * (1 + 1e-6)
+
+
+class Words(nn.Module):
+    """A table that torch rescales wherever a word is looked up, over the signs of numbers."""
+
+    def __init__(self, most: float | None) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(2, WIDTH, max_norm=most), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.table((x > 0).long()).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_table_that_a_pass_rescales_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row with a word that nobody else has shortens that word in the model itself, where no noise covers it."""
+    params = {k: 10 * v for k, v in task_of(Words(None)).init(keys.root(3)).items()}
+    unlike = Examples(torch.ones(N, DIM), torch.arange(N) % CLASSES)
+    unlike.x[0] = -1
+
+    def read(most: float | None) -> float:
+        task, held = task_of(Words(most)), {k: v.clone() for k, v in params.items()}
+        (batch,) = (
+            NoisyGradient(CLIP)
+            .open(unlike, Grant(0, N, N, Still(), 1.0), task)
+            .batches(Work(1, None, None), keys.root(5))
+        )
+        batch.grad(task.losses, held)
+        return float((held["table.weight"] - params["table.weight"])[0].norm())
+
+    assert task_of(Words(0.1)).remembers == "table.weight"
+    assert task_of(Words(1e9)).remembers == "table.weight"  # though no probe would see it
+    with pytest.raises(UnsoundGuarantee, match=r"table\.weight") as refusal:
+        read(0.1)
+    assert refusal.value.code == "model-remembers"
+    assert task_of(Words(None)).remembers == ""
+    assert read(None) == 0
+    monkeypatch.setattr(memory, "overwritten", lambda params, before: "")
+    assert read(0.1) > 1  # the guard as it was
 
 
 # what is asked, beside the network ------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ class NoisyEpisode:
         self._read = True
         reader, clip = self._reader, Clip(self._reader.clip)
         total = tree.map(torch.Tensor.double, tree.zeros_like(params))
-        with self._task.still(loss):
+        with self._task.still(loss, params=params):
             for number, cell in self._cells:
                 total = tree.add(total, clip.encode(self._of(cell, number, loss, params), Bound(), self._grant))
         multiplier = reader.used(self._grant.multiplier)

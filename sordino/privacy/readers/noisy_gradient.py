@@ -267,5 +267,5 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             if pooled is not None:
                 return pooled
         batch = Examples(self._examples.x[rows], self._examples.y[rows])
-        with self._task.still(losses):
+        with self._task.still(losses, params=params):
             return self._task.clipped_sum(losses, params, batch, draws, reader.clip, reader.clip_order)
