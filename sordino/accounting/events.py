@@ -189,6 +189,9 @@ class Nothing(Event):
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
         return iter(())
 
+    def stretched(self, number: int) -> Event:
+        return self
+
 
 Json: TypeAlias = dict[str, Any]  # what JSON and TOML hold
 

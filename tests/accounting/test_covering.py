@@ -18,7 +18,7 @@ import pytest
 from sordino.accounting import statement as statements
 from sordino.accounting.claims import UNITS, Claim, Neighbours, Status, Subject, Unit
 from sordino.accounting.covering import bounded, cost, covered, steps, two_steps
-from sordino.accounting.events import Event, Gaussian, Laplace, NonPrivate, Once, Poisson, Repeat, Response
+from sordino.accounting.events import Event, Gaussian, Laplace, NonPrivate, Nothing, Once, Poisson, Repeat, Response
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.notes import note
 from sordino.accounting.statement import Guarantee, epsilons, statement
@@ -187,6 +187,13 @@ def test_a_sample_that_cannot_be_stretched_is_summed() -> None:
     expected = two_steps(sampled, DELTA / 2, "zero_out") + epsilon_of(1 / 2, DELTA / 2)
     assert rows["example", "replace"].epsilon == pytest.approx(expected, rel=1e-6)
     assert rows["example", "replace"].accountant == "sum of 2 kinds of claims"
+
+
+def test_what_is_never_seen_costs_no_detour() -> None:
+    """A claim that nothing is seen, as of a secure sum, in two steps of a part beside plain noise."""
+    rows = stated((claim("example", "zero_out", Nothing()),), (claim("example", "replace", Gaussian(2.0)),))
+    assert rows["example", "replace"].accountant == "gdp"
+    assert rows["example", "replace"].epsilon == pytest.approx(epsilon_of(1 / 2, DELTA), rel=1e-9)
 
 
 @pytest.mark.parametrize("delta", [0.015, 0.0155, 0.01575, 5e-3, 5e-4])
