@@ -145,4 +145,11 @@ ADAPTED = [
         "pass",
         f"{FLOWER}::test_coins_draw_a_cohort_and_the_divisor_stays",
     ),
+    one(
+        "a draw is looked up where two places meet",
+        "privacy/noise/distributions.py",
+        "np.where(first == last, first, -1)",
+        "first",
+        "tests/privacy/noise/test_grid.py::test_words_that_are_looked_up_have_the_place_that_a_search_finds",
+    ),
 ]

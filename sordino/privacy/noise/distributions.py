@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Floats: TypeAlias = NDArray[np.float64]
+MANY, FIRST_BITS = 1 << 16, 18  # words that are looked up by so many of their first bits
 PRICINGS: Mapping[str, NoisePricing] = {
     "exact": Exact(),
     "classic": Classic(),
@@ -62,10 +63,29 @@ class Steps:
         """Noise in whole steps from two random words for each value, with what its own fraction carries over to the
         value, which has `fraction` steps after the point.
         """
-        drawn = np.searchsorted(self.thresholds, words, side="right") + self.lowest
+        drawn = self._places(words) + self.lowest
         over = (more >> np.uint64(11)) * 2.0**-53 < self.carry(drawn, fraction)
         found: Floats = (drawn + over).astype(np.float64)
         return found
+
+    def _places(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The number of thresholds up to each word. Most of many words are looked up by their first bits: exact, as no
+        threshold lies between the words that begin with these.
+        """
+        if len(words) < MANY:
+            return np.searchsorted(self.thresholds, words, side="right")
+        places: NDArray[np.int64] = self._by_first_bits[words >> np.uint64(64 - FIRST_BITS)]
+        others = np.flatnonzero(places < 0)
+        places[others] = np.searchsorted(self.thresholds, words[others], side="right")
+        return places
+
+    @cached_property
+    def _by_first_bits(self) -> NDArray[np.int64]:
+        """The place of all words with the same first bits; -1 where they have several."""
+        least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
+        most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
+        first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))
+        return np.where(first == last, first, -1)
 
     def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
         """The probability that the fractional part of the noise plus `fraction` is at least 1, given that its whole

@@ -252,3 +252,13 @@ def test_a_scale_without_a_grid_is_refused(scale: float) -> None:
     with pytest.raises(UnsoundGuarantee) as refusal:
         System().noisy(GaussianNoise(), torch.zeros(3), scale)
     assert refusal.value.code == "noise-scale-not-positive"
+
+
+@pytest.mark.parametrize("scale", [4096.0, 5000.123456789, 8191.9])
+@pytest.mark.parametrize("law", LAWS)
+def test_words_that_are_looked_up_have_the_place_that_a_search_finds(law: str, scale: float) -> None:
+    """At all ends of places and of looked-up intervals, where a mistake would lie."""
+    steps, one = LAWS[law].in_steps(scale), np.uint64(1)
+    ends = np.arange(1 << 18, dtype=np.uint64) << np.uint64(64 - 18)
+    words = np.concatenate([steps.thresholds, steps.thresholds - one, steps.thresholds + one, ends, ends - one])
+    assert np.array_equal(steps._places(words), np.searchsorted(steps.thresholds, words, side="right"))
