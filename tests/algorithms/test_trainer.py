@@ -317,7 +317,7 @@ def test_it_is_refused_before_anything_is_written(changes: dict[str, Any], code:
 
 def test_a_fresh_process_needs_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     task = simulated(BY_NAME["trainer"].experiment()).setup.task
-    monkeypatch.delattr(os, "fork")
+    monkeypatch.setattr("sys.platform", "darwin")
     Handed("shared").check(Trainer(OF).work, task)
     with pytest.raises(SordinoError) as refused:
         Handed().check(Trainer(OF).work, task)

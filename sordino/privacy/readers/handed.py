@@ -54,10 +54,11 @@ class Handed(Reader):
         return 0
 
     def check(self, work: Work, task: Task) -> None:
-        if self.process == "fresh" and (on_gpu() or not hasattr(os, "fork")):
+        if self.process == "fresh" and (on_gpu() or not sys.platform.startswith("linux")):
             raise ConfigError(
                 'read.process = "fresh" ' + ("in a run on a GPU" if on_gpu() else "on this system"),
-                why="a process for each client is a fork of this one, which loses the GPU and which only POSIX has",
+                why="a process for each client is a fork of this one: it loses the GPU, and only on Linux do libraries survive "
+                "it",
                 fix='set read = {name = "handed", process = "shared"}: the guarantee of a client then rests on the '
                 "function keeping nothing between them; or leave engine.device out, and let the function use the GPU",
                 code="no-fresh-process",
