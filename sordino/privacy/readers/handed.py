@@ -57,8 +57,8 @@ class Handed(Reader):
         if self.process == "fresh" and (on_gpu() or not sys.platform.startswith("linux")):
             raise ConfigError(
                 'read.process = "fresh" ' + ("in a run on a GPU" if on_gpu() else "on this system"),
-                why="a process for each client is a fork of this one: a GPU is lost in it, and so are, but on Linux, some "
-                "libraries",
+                why="a process for each client is a fork of this one, in which a GPU is lost, and which only Linux "
+                "libraries survive",
                 fix='set read = {name = "handed", process = "shared"}: the guarantee of a client then rests on the '
                 "function keeping nothing between them; or leave engine.device out, and let the function use the GPU",
                 code="no-fresh-process",
