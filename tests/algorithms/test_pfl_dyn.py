@@ -181,7 +181,7 @@ def test_a_network_whose_features_are_the_input_is_refused(tmp_path: Path, monke
     """The nearest mean of the pixels themselves: no parameter has a say, and none moves."""
     table: dict[str, Any] = {"partition": {"scheme": "iid", "clients": 2}, "model": {"name": "logistic"}}
     made = config.load({"rounds": 2, "algorithm": {"name": "pfl_dyn", "local_steps": 2, "weight_decay": 0.0}, **table})
-    with pytest.raises(ConfigError, match="nothing to learn"):
+    with pytest.raises(ConfigError, match="nothing to train"):
         start(made, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     monkeypatch.setattr(PFLDyn, "check", lambda self, home: None)  # this is why
