@@ -9,6 +9,7 @@ INVERSION = "tests/attacks/test_gradient_inversion.py"
 AUDIT = "tests/audit/test_audit.py"
 MEMORY = "tests/tasks/test_hidden_state.py"
 OWN_CODE = "tests/runs/test_own_code.py"
+ELSEWHERE = "tests/privacy/test_faults_elsewhere.py"
 SECRETS = "tests/laws/test_secret_rows.py"
 
 SECRET_ROWS = [
@@ -68,6 +69,20 @@ SECRET_ROWS = [
         "if self.experiment.privacy.real and not self.source.known_to_all and scheme.reads_labels:",
         "if self.experiment.privacy.real and self.source.ordered and scheme.reads_labels:",
         f"{SECRETS}::test_a_choice_by_secret_labels_claims_nothing",
+    ),
+    one(
+        "crops and dropout masks that follow places",
+        "privacy/readers/noisy_gradient.py",
+        'if self._reader.neighbours == "zero_out":',
+        "if False:",
+        f"{ELSEWHERE}::test_dropout_masks_that_follow_places",
+    ),
+    one(
+        "a divisor of the number of records at hand",
+        "privacy/readers/noisy_gradient.py",
+        "denominator = reader.denominator(self.size, batch_size)",
+        "denominator = reader.denominator(len(self._examples.y), batch_size)",
+        f"{ELSEWHERE}::test_a_denominator_derived_from_the_secret_number_of_records",
     ),
     # what a user's own code keeps
     one(
