@@ -204,8 +204,12 @@ def rescaled(net: nn.Module) -> str:
 
 def overwritten(params: Params, before: Params) -> str:
     """The name of the first trained parameter that differs from its value `before`; "" where none does."""
-    same = partial(torch.allclose, rtol=0.0, atol=0.0, equal_nan=True)
-    return next((name for name, value in before.items() if not same(params[name], value)), "")
+    return next((name for name, value in before.items() if not _same(params[name], value)), "")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    # a model that has diverged is not a number, before and after
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def remembered(

@@ -102,7 +102,7 @@ SECRET_ROWS = [
     one(
         "what is trained may be overwritten in a pass",
         "tasks/hidden_state.py",
-        'if not same(params[name], value)), "")',
+        'if not _same(params[name], value)), "")',
         'if False), "")',
         f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read[a trained parameter, through .data]",
     ),

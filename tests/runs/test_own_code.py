@@ -210,7 +210,7 @@ def test_the_adversary_sees_what_a_network_keeps(tmp_path: Path, monkeypatch: py
         start(real, tmp_path / "refused")
     assert refused.value.code == "model-remembers"
     monkeypatch.setattr(Classification, "remembers", "")
-    monkeypatch.setattr(Classification, "still", lambda *asked: nullcontext())
+    monkeypatch.setattr(Classification, "still", lambda *asked, **given: nullcontext())
     whole = Accounts._held
     monkeypatch.setattr(Accounts, "_held", lambda self, *asked: whole(_without_code(self), *asked))
     one = play(real, tmp_path / "one")

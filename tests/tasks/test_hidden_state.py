@@ -336,8 +336,19 @@ def test_a_statistic_that_keeps_something_is_noticed(monkeypatch: pytest.MonkeyP
     assert float((held[0] - held[1]).norm()) > 4 * CLIP
 
 
-def test_what_it_costs_does_not_grow_with_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No checksum of a parameter that is trained: a gradient follows it."""
+def test_a_model_that_has_diverged_is_not_taken_for_one_that_is_written_to() -> None:
+    task = task_of(Keeping())
+    params = {name: torch.full_like(value, torch.nan) for name, value in task.init(keys.root(3)).items()}
+    (batch,) = (
+        NoisyGradient(CLIP)
+        .open(rows(0.1), Grant(0, N, N, Still(), 1.0), task)
+        .batches(Work(1, None, None), keys.root(5))
+    )
+    assert not any(bool(g.any()) for g in batch.grad(task.losses, params).values())
+
+
+def test_no_checksum_is_taken_of_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with a copy, where it lies, it costs a small part of one gradient."""
     read: list[int] = []
     whole = memory._checksum
     monkeypatch.setattr(memory, "_checksum", lambda value: (read.append(value.numel()), whole(value))[1])
