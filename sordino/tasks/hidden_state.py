@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import DataError, UnsoundGuarantee
+from sordino.errors import ConfigError, DataError, UnsoundGuarantee
 from sordino.privacy.readers.private_reader import remembering
 from sordino.tasks.nets import Dropout
 from sordino.types import Params
@@ -192,14 +192,19 @@ def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
     return ""
 
 
-def rescaled(net: nn.Module) -> str:
-    """The name of the first table of words that a pass rescales in place, by `max_norm`, so that it tells without any
-    noise which words were looked up; "" where there is none.
+def check_tables(net: nn.Module) -> None:
+    """Refuses tables of words that every pass rescales in place: the model then tells without any noise which words
+    were looked up, and what a client learns depends on who came before it in the same process.
     """
     for path, module in net.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            return f"{path}.weight".lstrip(".")
-    return ""
+            raise ConfigError(
+                f"{path or 'the model'} is a table with max_norm, which writes to its weights in every pass",
+                why="the words that were looked up then stand in the model, past every clip and noise, and the clients "
+                "of one process change it for each other",
+                fix="leave max_norm out, and scale what was looked up: v / v.norm(dim=-1, keepdim=True).clamp_min(1)",
+                code="model-rescales-itself",
+            )
 
 
 def overwritten(params: Params, before: Params) -> str:

@@ -24,7 +24,7 @@ from sordino.fast.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain
-from sordino.tasks.hidden_state import coupling, of_calls, several, statistics, still
+from sordino.tasks.hidden_state import check_tables, coupling, of_calls, several, statistics, still
 from sordino.tasks.nets import Dropout, keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
@@ -66,6 +66,7 @@ class NetworkOnRows:
             if getattr(module, "inplace", False):
                 # same values, and the layer rules can read what came out
                 module.inplace = False  # type: ignore[assignment]
+        check_tables(net)
         self.mixes_examples, self.statistics = coupling(net), statistics(net)
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:

@@ -14,7 +14,7 @@ from sordino import keys
 from sordino.fast.factored import ClientRows, Part, Ready
 from sordino.fast.graphs import replayed
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
-from sordino.tasks.hidden_state import remembered, rescaled, several
+from sordino.tasks.hidden_state import remembered, several
 from sordino.tasks.losses import CrossEntropy, LossFunction, WrittenLoss, bits
 from sordino.tasks.nets import bounded
 from sordino.tasks.network import InputSettings, NetworkOnRows
@@ -185,8 +185,6 @@ class Supervised(NetworkOnRows, ABC):
 
     @cached_property
     def remembers(self) -> str:
-        if name := rescaled(self._net):
-            return name
         params = {name: value.clone() for name, value in self._values.items()}
         y, draws = self._any_labels(3), keys.bits(keys.root(1), 3)
         some, most = self._sample, 255 if self._sample.dtype == torch.uint8 else 1

@@ -111,7 +111,7 @@ SECRET_ROWS = [
         "privacy/readers/noisy_gradient.py",
         "with self._task.still(losses, params=params):",
         "with self._task.still(losses):",
-        f"{MEMORY}::test_a_table_that_a_pass_rescales_is_refused",
+        f"{MEMORY}::test_what_is_kept_is_noticed_before_the_start_and_at_a_read[a trained parameter, through .data]",
     ),
     one(
         "an episode that lets its loss write to the model",
@@ -125,7 +125,7 @@ SECRET_ROWS = [
         "tasks/hidden_state.py",
         "and module.max_norm is not None:",
         "and module.max_norm == 0:",
-        f"{MEMORY}::test_a_table_that_a_pass_rescales_is_refused",
+        f"{MEMORY}::test_a_table_that_rescales_itself_is_refused",
     ),
     one(
         "a hook that may keep rows",

@@ -182,11 +182,3 @@ def test_a_layer_that_mixes_examples_is_refused(layer: nn.Module, shape: tuple[i
     with pytest.raises(UnsoundGuarantee) as refusal:
         check_apart(task_of(net, shape))
     assert refusal.value.code == "batch-norm"
-
-
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_a_table_that_rescales_itself_is_refused(kind: type[nn.Module]) -> None:
-    net = made(lambda: Words(kind(4, WIDTH, max_norm=1e9)), (LENGTH,))  # type: ignore[call-arg]
-    with pytest.raises(UnsoundGuarantee) as refusal:
-        check_apart(task_of(net, (LENGTH,)))
-    assert refusal.value.code == "model-remembers"
