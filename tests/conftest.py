@@ -74,10 +74,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         site.LONG = math.inf  # those who ask for forks, and programs that are started, have them
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """A copy without branches leaves their users out."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A copy without branches leaves their users out. Files of a pretended accelerator are run by `test_apart`."""
     from tests.helpers.branch_users import TESTS, left_out
+    from tests.test_apart import APART
 
+    if any(collection_path.match(file) and not any(file in asked for asked in config.args) for file in APART):
+        return True
     place = collection_path.relative_to(TESTS.parent).as_posix() if collection_path.is_relative_to(TESTS) else ""
     return True if place in left_out() else None
 

@@ -12,7 +12,7 @@ import torch
 from sordino import device, keys
 from sordino.config import Experiment, validate
 from sordino.engine.choose_executor import check_between_machines, device_of
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, OwnCodeError
 from sordino.privacy.uplink.sensing import cosines, matrix
 from sordino.runs import run
 from tests.laws.cases import BY_NAME, CASES
@@ -158,3 +158,13 @@ def test_sites_and_hosts_have_none() -> None:
     with pytest.raises(ConfigError) as error:
         check_between_machines("cuda")
     assert error.value.code == "device-of-one-process"
+
+
+def test_a_fork_in_which_torch_does_not_differentiate_says_so(tmp_path: Path) -> None:
+    """It knows of an accelerator, and has differentiated in this process."""
+    torch.ones(2, requires_grad=True).sum().backward()
+    with pytest.raises(OwnCodeError) as error:
+        finished(BY_NAME["trainer"].experiment(), tmp_path / "run")
+    assert error.value.code == "no-fresh-process"
+    read = {"name": "handed", "process": "shared"}
+    assert finished(BY_NAME["trainer"].experiment(read=read), tmp_path / "shared").ledger

@@ -32,6 +32,12 @@ from sordino.privacy.readers.private_reader import GuardedShard
 from sordino.types import Claim, Examples, Grant, Offer, Params, Reader, Shard, Task, Work
 
 HANDED = "a client's rows are handed to a function that is trusted with them"
+_FORK_CANNOT = {
+    "what": "torch does not differentiate in a process of its own for each client",
+    "why": "it sees an accelerator, and has differentiated in this process before the run: no fork of it can any more",
+    "fix": 'start the run in a new process (`sordino run`), or set read = {name = "handed", process = "shared"}',
+    "code": "no-fresh-process",
+}
 # forks, so that none inherits the pipe of another; calls in this process, which share its random generators
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -156,7 +162,11 @@ def _answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
             told: dict[str, Any] = {"names": list(found), "imported": [m for m in sys.modules if m not in known]}
             tensors = save(found)
         except SordinoError as error:
-            told = {"refused": {"what": error.what, "why": error.why, "fix": error.fix, "code": error.code}}
+            told = {
+                "refused": _FORK_CANNOT
+                if "Autograd-and-Fork" in error.what
+                else {name: getattr(error, name) for name in ("what", "why", "fix", "code")}
+            }
         except BaseException as error:  # in code that the user's own has called without standing in the traceback
             told = {"refused": {"what": f"your own code failed: {user_code.described(error)}", "code": "own-code"}}
         with os.fdopen(write, "wb") as pipe:
