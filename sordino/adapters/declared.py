@@ -15,7 +15,8 @@ from sordino.errors import ConfigError, WireError
 from sordino.types import Params
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-REAL = tuple(map(np.dtype, ("float16", "float32", "float64")))
+# float16 rounds by so much that a clipped change would be longer than the clip
+REAL = tuple(map(np.dtype, ("float32", "float64")))
 
 
 class DeclaredArrays:
@@ -32,9 +33,10 @@ class DeclaredArrays:
         wrong = [name for name, one in arrays.items() if one.dtype not in REAL]
         if wrong or not arrays:
             raise ConfigError(
-                f"the declared array {wrong[0]!r} holds no real numbers" if wrong else "no arrays are declared",
-                why="a clip and noise are for real numbers; the counter of a BatchNorm layer would leave without them",
-                fix="declare arrays of real numbers only; in a network, use GroupNorm instead of BatchNorm",
+                f"the declared array {wrong[0]!r} is not of float32 or float64" if wrong else "no arrays are declared",
+                why="a clip and noise are for real numbers, and the rounding of shorter ones would exceed the clip; "
+                "the counter of a BatchNorm layer would leave without noise",
+                fix="send the model as float32; in a network, use GroupNorm instead of BatchNorm",
                 code="array-not-real",
             )
         self._kinds = {name: (one.shape, one.dtype) for name, one in arrays.items()}
