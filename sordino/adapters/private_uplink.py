@@ -68,6 +68,8 @@ class PrivateUplink:
                 "partition": {"scheme": "iid", "clients": terms.clients},
                 "cohort": {"name": "everyone"} if terms.rate is None else {"name": "poisson", "rate": terms.rate},
                 "algorithm": {"name": "fedavg"},
+                # code that nobody sees here: in one process it could carry rows of a client into another's upload
+                "model": {"name": "elsewhere:Program"},
                 "uplink": uplink,
                 "privacy": {
                     "epsilon": float(terms.epsilon),

@@ -54,6 +54,13 @@ ADAPTED = [
         f"{UPLINK}::test_a_folder_keeps_its_terms",
     ),
     one(
+        "what the other program keeps is no condition",
+        "adapters/private_uplink.py",
+        '"model": {"name": "elsewhere:Program"},',
+        "",
+        f"{UPLINK}::test_a_server_is_stopped_by_its_budget_and_its_receipt_holds",
+    ),
+    one(
         "an array more than was declared",
         "adapters/declared.py",
         "if files.keys() != self._kinds.keys():",
