@@ -41,7 +41,9 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Experim
 
 
 def alike(name: str, executor: str = "auto") -> Experiment:
-    return BY_NAME[name].experiment(engine={"executor": executor, "workers": 1, "precision": "fp32"})
+    case = BY_NAME[name]  # on an accelerator a training function shares the process of the run
+    shared = {"read": {"name": "handed", "process": "shared"}} if case.algorithm["name"] == "trainer" else {}
+    return case.experiment(engine={"executor": executor, "workers": 1, "precision": "fp32"}, **shared)
 
 
 @pytest.mark.one_fast

@@ -148,8 +148,6 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "engine/inbox.py",
             "engine/secure_sum.py",
             "sites/secure_sums.py",
-            "sites/masked_sites.py",
-            "sites/encrypted_sites.py",
             "audits/canaries.py",
         },
     ),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from sordino.accounting.claims import standing
+from sordino.accounting.claims import Subject, standing
 from sordino.accounting.facts import delta_text
 from sordino.report.dashboard.run_state import Now, Watched
 from sordino.transport.run_events import RunEvent
@@ -59,9 +59,7 @@ def _found(run: Watched, now: Now) -> Iterator[tuple[str, dict[str, str], float]
     yield "sordino_rounds_counted", {}, now.spending.rounds
     for row in now.spending.guarantees:
         labels = {
-            "unit": row.unit,
-            "neighbours": row.neighbours,
-            "adversary": row.adversary,
+            **row.model_dump(include=set(Subject.model_fields)),
             "delta": delta_text(row.delta),
             "status": standing(row.status, now.spending.simulated),
         }
