@@ -1,4 +1,7 @@
-"""Candidates: labelled images from a public source, which hold no data of any client. A branch provides the sources."""
+"""Candidates: labelled images from a public source, which hold no data of any client.
+
+Their sources are in `synthesis`, an optional part of the package.
+"""
 
 from __future__ import annotations
 

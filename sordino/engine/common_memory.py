@@ -88,7 +88,7 @@ class Ends:
         os.close(self._write)
 
     def _left(self, value: Tensor) -> int | None:
-        """Place of a tensor that is left in the shared memory; None where there is no room for it."""
+        """Puts a tensor into the shared memory, and returns its place; None where there is no room for it."""
         at, size = self._used, value.nbytes
         if not size or not self.room(size):
             return None

@@ -332,7 +332,7 @@ class Ledger:
                 raise LedgerError(
                     f"operation {op!r} was never reserved",
                     why="nothing may be released before it was reserved",
-                    fix="reserve it first",
+                    fix="call Ledger.reserve with this operation before its release",
                     code="op-unknown",
                 )
             at = books.ops[op]

@@ -86,8 +86,8 @@ def dirichlet(
     rng: Generator,
     balanced: bool = False,
 ) -> Array:
-    """Counts from Dirichlet proportions, drawn again until every client has `min_size` examples, at most MAX_DRAWS
-    times (MAX_CELLS cells); the last draw is then repaired.
+    """Counts from Dirichlet proportions, drawn again until every client has `min_size` examples: at most MAX_DRAWS
+    times, and less often where clients times classes are many. The last draw is then repaired.
     """
     n = int(totals.sum())
     check_clients(clients, n)
@@ -158,7 +158,8 @@ def random(totals: Array, clients: int, k: int, rng: Generator) -> Array:
     more holders than examples.
 
     A class with room for r more holders can serve min(r, m) of the m clients still to come, which need m * k places
-    (Gale and Ryser, 1957). The places beyond that are the slack: as many scarce classes may this client take.
+    (Gale and Ryser, 1957). The places beyond that are the slack. A class is scarce if it has room for no more holders
+    than clients are still to come; this client may take as many scarce classes as there is slack.
     """
     places, present = clients * k, int((totals > 0).sum())
     room = np.minimum(totals, clients)

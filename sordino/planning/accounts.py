@@ -349,9 +349,9 @@ class Accounts:
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     def skipping(self, clients: Sequence[int], most: int) -> Iterator[None]:
-        """Adds 0, 1, ... and at most `most` further exposures to the counters of these clients, one more at each step:
-        a client that was cut off has paid for fewer than the server counts. An iteration to the end restores the
-        counters.
+        """Tries other counts of exposures (rounds that a client has paid for) for these clients: 0, 1, ... and at most
+        `most` more than their own books hold. The server counts the rounds in which it asked them, and a client that
+        was cut off has paid for fewer. An iteration to the end restores the counts.
         """
         paid = {self.payer(k): self.exposures.get(self.payer(k), 0) for k in clients}
         for missed in range(most + 1):

@@ -264,7 +264,7 @@ def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
     if name != "text":
         raise ConfigError(
             f"model = {name!r} for a column of text",
-            why="the words of a text are numbers of words, which no other built-in model can read",
+            why="each word is stored as its index in the vocabulary, which no other built-in model can read",
             fix=f"set {wanted}; or write a model of your own that takes them apart",
             code="words-are-no-quantities",
         )

@@ -164,8 +164,8 @@ def resume(
 
 
 def _check_agreement(simulation: Simulation, folder: Path) -> None:
-    """Refuse an agreement.json that this run's data and experiment do not give: the receipt is sealed with it. The data
-    themselves are checked against the ledger.
+    """Refuse an agreement.json other than the one that follows from this run's data and experiment: the receipt holds
+    its hash. The data themselves are checked against the ledger.
     """
     if not Agreement.read(folder).says(simulation.agreement()):
         raise RunError(

@@ -7,8 +7,8 @@ before masked words leave, the shelf (stored answers) records durably that they 
 - a site that was restarted finds the round on its shelf and answers that its clients have dropped out. Their words may
   have left: fresh keys would put the same operation under a second mask.
 
-A site that was restarted earlier has nothing on its shelf, so no words have left: it may draw fresh keys and noise, and
-nothing is opened twice. The list of members that names the old keys is refused by clients that have new ones.
+A site that was restarted before that has nothing on its shelf, so no words have left: it may draw fresh keys and noise,
+and no sum is unmasked twice. The list of members that names the old keys is refused by clients that have new ones.
 """
 
 from __future__ import annotations

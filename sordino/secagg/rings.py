@@ -50,7 +50,7 @@ CKKS: Final = Ring("ckks", 8192, (60, 40, 40), scale=2.0**40)
 
 
 def fresh(ring: Ring) -> Foreign:
-    """A context with new keys."""
+    """Parameters and a new key pair of homomorphic encryption, as the library's context holds them."""
     seal = extras.tenseal()
     kind = seal.SCHEME_TYPE[ring.name.upper()]
     made = seal.context(kind, ring.degree, ring.plain, list(ring.moduli), n_threads=1)

@@ -269,8 +269,8 @@ class Purse:
     def _prices(
         self, books: FederatedServer, now: OpenRound, who: Sequence[int], terms: Mapping[int, Terms]
     ) -> Mapping[int, Price | None]:
-        """Prices of this round by the plan, provided that the server asks for the planned noise. Exposures that a
-        client has missed are not made up for.
+        """Prices of this round by the plan, provided that the server asks for the planned noise. A client that
+        missed rounds pays for this one alone.
         """
         for _ in books.skipping(who, 0 if books.plan.everyone_pays else now.t):
             for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows

@@ -50,7 +50,7 @@ class ClipLayers(Stage):
             raise ConfigError(
                 f"least is {self.least} and most is {self.most}",
                 why="the smallest radius must be above 1e-30, and at most as large as the largest",
-                fix="set least to at most most",
+                fix="choose `least` above 1e-30, and `most` not below `least`",
                 code="radius-out-of-range",
             )
 

@@ -43,7 +43,7 @@ class PublicSplit:
                 "the source public_split has no public images",
                 why=f"it takes {self.pool:.0%} of the training images, held back before the clients get theirs, and "
                 "none were held back",
-                fix="hold back public images, or choose another source",
+                fix="choose another source of candidates, or data of which a share can be held back",
                 code="no-public-images",
             )
         rows = [np.flatnonzero(wanted.pool.y == of) for of in range(len(wanted.classes))]

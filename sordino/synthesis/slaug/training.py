@@ -238,7 +238,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         return bool(self.separation) and bool(down.known.any())
 
     def _names(self, task: Task, labels: Tensor) -> Tensor:
-        """Labels of generated images as the network is trained on them."""
+        """Labels of generated images for the loss: those of real images, or (shifted) outputs of their own."""
         return labels + task.labels if self.label_mode == "shifted" else labels
 
     def _features(self, task: Task, params: Params, x: Tensor) -> Tensor:
