@@ -42,7 +42,7 @@ def part(kind: str, name: str) -> Any:
         lacking = [branch for branch in BRANCHES if branch not in present()]
         raise ConfigError(
             f"this installation has no {name!r} among its {kind.replace('_', ' ')}",
-            why=f"it lacks sordino/{', sordino/'.join(lacking)}" if lacking else "no part of the package provides it",
+            why=f"it lacks {', '.join(lacking)}" if lacking else "no part of the package provides it",
             fix="install sordino again, with all of its folders" if lacking else "check the spelling",
             code="no-branch",
         )
