@@ -178,7 +178,7 @@ class Verdict:
         real = isinstance(found, float) and (told == "inf" or type(told) in (int, float))
         equal = math.isclose(found, float(told), rel_tol=close) if real else (found, type(found)) == (told, type(told))
         if not equal:
-            self.wrong.append(f"{what}: the ledger gives {found!r:.80}, the receipt says {told!r:.80}")
+            self.wrong.append(f"{what}: the files give {found!r:.80}, the receipt says {told!r:.80}")
         return equal
 
     def rows(self, where, told, made, whole=True):
@@ -288,9 +288,10 @@ def examine(place, ledger, key):
     say.files(folder, receipt.get("files", {}))
     say.signature(folder / "privacy.sig", text, key)
     notes = [note for _, note in ledger.notes]
-    told = {"rounds": len(notes)} | ({"simulated": any(note["noise"] != "system" for note in notes)} if notes else {})
-    say.wrong += ["a release is of another experiment"] * any(note["config"] != receipt["config"] for note in notes)
     agreement, mine = read(folder / "agreement.json").get("public", {}), read(folder / "environment.json")
+    told = {"run": mine.get("run", receipt["run"]), "rounds": len(notes)}
+    told |= {"simulated": any(note["noise"] != "system" for note in notes)} if notes else {}
+    say.wrong += ["a release is of another experiment"] * any(note["config"] != receipt["config"] for note in notes)
     population = sum(many for _, many in agreement["sizes"]) if agreement else math.inf
     told |= {"clients": len(mine.get("clients", range(population)))} if agreement else {}
     say.unseen += [] if agreement else ["agreement.json is not here: how many clients there are, and rows of persons"]
@@ -316,9 +317,8 @@ def main():
     except Exception as error:  # a stranger's file may be anything
         print(f"cannot be read: {type(error).__name__}: {ascii(str(error))[1:-1][:500]}")
         return 2
-    for what, lines in say.lines.items():
-        for line in lines:
-            print(f"{what}: {ascii(str(line))[1:-1]}")
+    for what, line in [(what, line) for what, lines in say.lines.items() for line in lines]:
+        print(f"{what}: {ascii(str(line))[1:-1]}")
     return 1 if say.wrong else 3 if say.unseen else 0
 
 

@@ -1,7 +1,8 @@
 """Several clients in one call: `torch.func.vmap` runs an algorithm's `local` once for clients of equal shape.
 
 Client code is not changed and cannot tell: every tensor it makes has a hidden dimension of clients, random keys
-included, so that the order of data and all draws are each client's own. What vmap cannot do (a branch on a value) is left to the loop.
+included, so that the order of data and all draws are each client's own. What vmap cannot do (a branch on a value) is
+left to the loop.
 
 Clients with different numbers of rows, or with different counters in their states (such as the number of rounds that
 sets a step size), may share a stack where a trial on made-up rows agrees with the loop.

@@ -255,8 +255,8 @@ def damaged(what: str) -> LedgerError:
     return LedgerError(
         f"the ledger is damaged: {what}",
         why="the privacy spent can no longer be read from it; a ledger is never started again from zero",
-        fix="restore a complete copy of the file that was made after the last round; an older one is refused where this "
-        "machine's notes show it",
+        fix="restore a complete copy of the file that was made after the last round; an older one is refused where "
+        "this machine's notes show it",
         code="ledger-damaged",
     )
 

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
+from sordino.receipts import envelope
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import write
 
@@ -37,8 +38,6 @@ def generate(path: Path) -> Path:
 
 def sign(folder: Path, path: Path) -> Path:
     """Sign the receipt as it stands; a later receipt needs a new signature."""
-    from sordino.receipts import envelope
-
     key = private_key(path)
     public = key.public_key().public_bytes_raw().hex()
     receipt = _receipt(folder)
@@ -59,8 +58,6 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
     place = RunFolder(folder).signature_file
     if not place.is_file():
         return [] if path is None else ["there is no signature"]
-    from sordino.receipts import envelope  # read of signed receipts alone
-
     try:
         told = json.loads(place.read_text(encoding="utf-8"))
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["public_key"]))

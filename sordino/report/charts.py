@@ -1,8 +1,8 @@
 """Charts in plain SVG, drawn by the same code for every page: lines, bars, heat maps and points.
 
 A chart stretches to the width that it gets without scaling its text: horizontal positions are percentages, vertical
-ones pixels. The numbers of every chart stand in a table below it; a script only shows the one under the pointer. Figures
-for papers draw the same `Lines`."""
+ones pixels. The numbers of every chart stand in a table below it; a script only shows the one under the pointer.
+Figures for papers draw the same `Lines`."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Pipes(Carrier):
         return RunError(
             f"a client process ended with status {process.wait()}",
             why="it was killed, ran out of memory, or its program ended it",
-            fix="resume the run: nothing that was released is lost; where memory was short, with a smaller engine.workers",
+            fix="resume the run, where memory was short with fewer engine.workers: nothing that was released is lost",
             code="client-process-ended",
         )
 

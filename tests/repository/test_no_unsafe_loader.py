@@ -21,7 +21,7 @@ from sordino.engine import checkpoint, wire
 from sordino.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("sordino", "tests", "benchmarks", "examples", "experiments")
+FOLDERS = ("sordino", "verifier", "tests", "benchmarks", "examples", "experiments", "docs")
 
 MODULES = {
     *("pickle", "_pickle", "cPickle", "pickletools", "dill", "cloudpickle", "jsonpickle"),

@@ -192,6 +192,13 @@ def of_the_ledger(run: Path, rng: random.Random, others: list[Path]) -> None:
     shutil.copy(rng.choice(others) / "ledger.sqlite", run / "ledger.sqlite")
 
 
+def of_another_run(run: Path, rng: random.Random, others: list[Path]) -> None:
+    """Receipt, ledger and all else of another run, beside this one's environment."""
+    mine = (run / "environment.json").read_bytes()
+    shutil.copytree(rng.choice(others), run, dirs_exist_ok=True)
+    (run / "environment.json").write_bytes(mine)
+
+
 def of_a_file(run: Path, rng: random.Random, others: list[Path]) -> None:
     name = rng.choice(["model.safetensors", "agreement.json", "metrics.jsonl", "model.json", "report.html"])
     (run / name).write_bytes((run / name).read_bytes() + b"1" if (run / name).exists() else b"{}")
@@ -208,7 +215,7 @@ def of_the_signature(run: Path, rng: random.Random, others: list[Path]) -> None:
 EDITS: list[Edit] = [
     of_a_number, of_a_word, of_a_row, of_a_sealed_row, of_a_sealed_number, of_a_sealed_infinity, of_a_sealed_status,
     of_a_byte_of_the_chain, of_a_line_of_the_chain, of_a_charge, of_a_claim, of_the_source_of_noise, of_the_ledger,
-    of_a_file, of_the_signature,
+    of_another_run, of_a_file, of_the_signature,
 ]  # fmt: skip
 
 

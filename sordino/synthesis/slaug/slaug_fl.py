@@ -81,7 +81,7 @@ class Settings(SlaugFL):
         return self._like(Train(patience=self.patience, rank=self.rank, probe=self.probe))
 
     def pool(self) -> Pool:
-        """The phase before training under differential privacy, which takes sums of features and no models of devices."""
+        """The phase before training that is differentially private: it takes sums of features, no models of devices."""
         return self._like(Pool(recipe=self.recipe(), project=self.project, extractor=self.extractor))
 
     def _like(self, phase: P) -> P:
