@@ -56,11 +56,12 @@ class Tape:
 
 
 class Recorder:
-    """Forward hooks on the modules of a network that hold parameters; they record only while a tape is running."""
+    """Forward hooks on the modules of a network that hold trained parameters; they record while a tape is running."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tape: Tape | None = None
-        self.layers = {name: leaf for name, leaf in module.named_modules() if list(leaf.parameters(recurse=False))}
+        modules = module.named_modules()
+        self.layers = {name: one for name, one in modules if any(p.requires_grad for p in one.parameters(False))}
         self.supported = all(covered(leaf) for leaf in self.layers.values())
         if self.supported:
             for name, leaf in self.layers.items():
@@ -82,6 +83,8 @@ class Recorder:
 
 
 def covered(leaf: nn.Module) -> bool:
+    if not all(p.requires_grad for p in leaf.parameters(recurse=False)):
+        return False  # a rule counts the norm of every parameter of a layer
     if type(leaf) is nn.Conv2d:
         return leaf.groups == 1 and leaf.padding_mode == "zeros" and not isinstance(leaf.padding, str)
     if type(leaf) is nn.Embedding:
@@ -315,7 +318,7 @@ class Positions:
 
 @dataclass
 class Elementwise:
-    """Gradients of each example, stored as they are because they are small: the scale and shift of GroupNorm."""
+    """Gradients of each example, stored as they are because they are small: the scale and shift of a norm."""
 
     grads: Params  # leaf -> [n, ...]
 
@@ -364,10 +367,20 @@ def _conv2d(module: nn.Module, a: Tensor, g: Tensor) -> Side:
 
 def _group_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
     assert isinstance(module, nn.GroupNorm)
+    return _rescaled(module, F.group_norm(a, module.num_groups, eps=module.eps), g, range(2, a.dim()))
+
+
+def _layer_norm(module: nn.Module, a: Tensor, g: Tensor) -> Elementwise:
+    assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    norm: Any = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
+    shape = module.normalized_shape
+    return _rescaled(module, norm(a, shape, eps=module.eps), g, range(1, a.dim() - len(shape)))
+
+
+def _rescaled(module: nn.Module, normal: Tensor, g: Tensor, positions: range) -> Elementwise:
     # exact because the layer computes weight * normal + bias, and `normal` depends on neither parameter
-    normal = F.group_norm(a, module.num_groups, eps=module.eps)
-    over = tuple(range(2, a.dim()))
-    return Elementwise({"weight": (normal * g).sum(over) if over else normal * g, "bias": g.sum(over) if over else g})
+    grads, over = {"weight": normal * g, "bias": g}, tuple(positions)  # of no dimensions torch would sum over all
+    return Elementwise({name: grads[name].sum(over) if over else grads[name] for name, _ in module.named_parameters()})
 
 
 def _embedding(module: nn.Module, a: Tensor, g: Tensor) -> Lookup:
@@ -380,5 +393,7 @@ RULES: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], Side]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,
     nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _layer_norm,
     nn.Embedding: _embedding,
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import UnsoundGuarantee
+from sordino.privacy.readers.per_example_gradients import fast_sum
 from sordino.privacy.readers.private_reader import check_apart
 from sordino.types import Examples, Params
 from tests.privacy.readers.test_per_example_gradients import CLASSES, close, one_by_one, rows, task_of, weights
@@ -154,6 +155,42 @@ def test_the_clipped_sum_is_that_of_gradients_taken_one_by_one(name: str, order:
     assert close(task.clipped_sum(task.losses, params, batch, draws, clip, order), expected, 1e-9)
     assert not close(together(task, params, batch, draws, clip, order), expected, 1e-3)  # the broken twin
     assert all(bool(value.any()) for value in expected.values())  # so every parameter was looked at
+
+
+class Adapted(nn.Module):
+    """A frozen layer with two trained ones of low rank beside it, as LoRA has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(WIDTH, 6), nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 6)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: behind(nn.LayerNorm(WIDTH)), SERIES),
+        (lambda: behind(nn.LayerNorm(WIDTH, bias=False)), (WIDTH,)),
+        (lambda: behind(nn.LayerNorm([LENGTH, WIDTH])), SERIES),
+        (lambda: behind(nn.RMSNorm(WIDTH)), SERIES),
+        (lambda: behind(Adapted()), SERIES),
+    ],
+    ids=["LayerNorm", "LayerNorm without bias", "LayerNorm over all", "RMSNorm", "an adapter on a frozen layer"],
+)
+def test_no_gradient_of_one_example_is_formed(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    """These layers have a rule, so that their sum needs one pass; that the sum is right is the test above."""
+    task = task_of(made(make, shape), shape)
+    params, batch, draws = weights(task, torch.float64), rows(4, shape), keys.bits(keys.root(9), 4)
+    assert not any(name.startswith("0.base") for name in params)
+    for order in (1, 2):
+        fast = fast_sum(task._recorder, task.losses, params, batch, draws, 0.05, order)
+        assert fast is not None
+        assert close(fast, one_by_one(task, params, batch, draws, 0.05, order), 1e-9)
+    assert task._recorder.supported
+    assert task._rules_hold(task.losses, params)
 
 
 def together(task: Any, params: Params, batch: Examples, draws: Tensor, clip: float, order: int) -> Params:

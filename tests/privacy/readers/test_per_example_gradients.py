@@ -230,12 +230,12 @@ class InPlace(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A layer that is not trained: it must not count in the norm."""
+    """A layer of which one parameter is not trained: it must not count in the norm."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, CLASSES)
-        self.inner.requires_grad_(False)
+        self.inner.bias.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(torch.tanh(self.inner(x)))  # type: ignore[no-any-return]
