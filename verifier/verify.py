@@ -29,14 +29,15 @@ def sound(path, most):
     return path
 
 
+def once(pairs):
+    """A dictionary of pairs, in which no name occurs twice."""
+    if len(made := dict(pairs)) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return made
+
+
 def parsed(text, where):
     """The object in a JSON text, in which no name occurs twice and every number is finite."""
-
-    def once(pairs):
-        if len(made := dict(pairs)) < len(pairs):
-            raise ValueError("a name occurs twice")
-        return made
-
     try:
         found = json.loads(text, object_pairs_hook=once, parse_constant=epsilons.number)
     except (ValueError, RecursionError) as error:
@@ -105,10 +106,10 @@ class Ledger:
             run, _, phase = op.rpartition("/")[0].partition(".")
             if run == self.run:
                 self.notes.append((phase, parsed(record["note"], op)))
-            for amount, names in record["charges"]:
-                for name in set(names) - set(record["refused"]):
-                    for part, price in enumerate(amount):
-                        self.spent[name, part] += epsilons.number(price, whole=True)
+            charges = once([(name, amount) for amount, names in record["charges"] for name in names])
+            for name in charges.keys() - set(record["refused"]):
+                for part, price in zip(range(len(self.charter["currency"]["parts"])), charges[name], strict=True):
+                    self.spent[name, part] += epsilons.number(price, whole=True)
 
     def cap(self, name):
         numbered = name.isdecimal() and len(name) < 20 and str(int(name)) == name and int(name) < self.many

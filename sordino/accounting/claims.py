@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from sordino.accounting.events import Event, Json, NonPrivate, from_json, leaves, to_json
+from sordino.accounting.events import Event, Json, NonPrivate, check_event, from_json, leaves, to_json
 from sordino.accounting.facts import Fact
 from sordino.errors import UnsoundGuarantee
 
@@ -113,6 +113,10 @@ class Claim(Subject):
         """Copy of the claim under further conditions; with any, its status is at most `conditional`."""
         weaker: Status = max(self.status, "conditional", key=STATUSES.index) if because else self.status
         return self.beside(status=weaker, because=(*self.because, *because))
+
+    def to_json(self) -> Json:
+        check_event(self.event)
+        return super().to_json()
 
     @classmethod
     def from_json(cls, record: Json) -> Claim:

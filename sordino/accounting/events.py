@@ -49,7 +49,7 @@ class Once(Event):
                 fix="give a text",
                 code="malformed-event",
             )
-        _require_event(self.event)
+        check_event(self.event)
 
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
         if self not in seen:
@@ -74,7 +74,7 @@ class Poisson(Event):
         rate = noise(self.rate)
         check_range("a sampling rate", rate, FRACTION, "rate-out-of-range", error=InvalidBudget)
         settle(self, "rate", rate)
-        _require_event(self.event)
+        check_event(self.event)
 
     @property
     def fresh(self) -> bool:
@@ -120,7 +120,7 @@ class Repeat(Event):
     count: int
 
     def __post_init__(self) -> None:
-        _require_event(self.event)
+        check_event(self.event)
         check_range("the number of repetitions", self.count, COUNT, "count-not-positive", error=InvalidBudget)
         settle(self, "count", int(self.count))
 
@@ -143,7 +143,7 @@ class Together(Event):
     def __post_init__(self) -> None:
         settle(self, "events", tuple(self.events))
         for event in self.events:
-            _require_event(event)
+            check_event(event)
 
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
         for event in self.events:
@@ -340,10 +340,15 @@ def from_json(data: Any) -> Event:
     return event
 
 
-def _require_event(value: object) -> None:
+def check_event(value: object) -> None:
+    """Refuses what is not an event of this library, a subclass of one included: no ledger could hold it."""
     if type(value) not in _NAMES:
         raise UnsupportedEvent(
-            f"{value!r} is not an event", fix=f"make it with one of {', '.join(KINDS)}", code="malformed-event"
+            f"{value!r} is not an event",
+            why="events are written into the ledger, and priced again by whoever reads them there",
+            fix=f"make it with one of {', '.join(KINDS)}; a response of the same epsilon with 2 levels covers every "
+            "pure mechanism",
+            code="malformed-event",
         )
 
 

@@ -6,6 +6,7 @@ it is written as "inf", and only this module converts it.
 
 from __future__ import annotations
 
+import json
 import math
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
@@ -45,6 +46,20 @@ Epsilon = Annotated[
 Number = int | float  # written as it is: a count stays a count
 Format = Literal[1]  # of every file: another one is refused, never read wrongly
 FORMAT: Format = 1
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(made := dict(pairs)) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return made
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+# two readers of a text could take one name for two values, or read on behind its end: neither is a value then
+read_json = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number).decode
 
 
 def delta_text(delta: float) -> str:

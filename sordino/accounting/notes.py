@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from sordino.accounting.claims import Claim
 from sordino.accounting.events import Json
+from sordino.accounting.facts import read_json
 from sordino.accounting.policy import is_real
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def note(claims: Said, noise: str = "", config: str = "") -> str:
 
 
 def parsed(text: str) -> Note:
-    return Note(**json.loads(text))
+    return Note(**read_json(text))
 
 
 def under(text: str, config: str) -> str:

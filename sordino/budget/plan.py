@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.accounting.currency import UNIT, ZCDP, Amount, Currency, cap, cost
-from sordino.accounting.events import valid_delta
+from sordino.accounting.events import Gaussian, valid_delta
 from sordino.accounting.facts import delta_text
-from sordino.accounting.pricing import Counted, NominalPrice, Pricing, Renyi, best_order, counted_phases
+from sordino.accounting.pricing import Counted, Exact, NominalPrice, Pricing, Renyi, best_order, counted_phases
 from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
 from sordino.types import Offer
@@ -337,6 +337,11 @@ def shared_currency(
     rate, longest = max(sampled, key=lambda pair: pair[1])
     order = best_order(rate, epsilon, delta, longest).order
     return [Renyi(offer.rate, order) for offer, _ in offers]
+
+
+def exactly_gaussian(offer: Offer) -> bool:
+    """True for noise that has the price, and the event, of Gaussian noise with exact calibration."""
+    return offer.mechanism.pricing == Exact() and offer.mechanism.event(1.0) == Gaussian(1.0)
 
 
 def once(exposures: Sequence[int]) -> Sequence[int]:

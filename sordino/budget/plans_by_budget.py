@@ -21,7 +21,7 @@ from sordino.accounting.currency import APPROX, UNIT, Amount, Currency, cap, cos
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import NUDGE, Counted, Exact
 from sordino.accounting.thresholds import balanced, included, planned, threshold
-from sordino.budget.plan import Budget, Plan, Price, once
+from sordino.budget.plan import Budget, Plan, Price, exactly_gaussian, once
 from sordino.budget.schedules import Adaptive, Uniform
 from sordino.errors import UnsoundGuarantee
 from sordino.sampling.by_budget import ByBudget, Personal, Threshold, ThresholdPublished
@@ -207,7 +207,7 @@ def _fitting(
             code="mechanism-without-budget",
         )
     local, published = offer.subject.adversary == "server", isinstance(cohort, ThresholdPublished)
-    if offer.subject.unit != "client" or offer.mechanism.pricing != Exact() or local != published:
+    if offer.subject.unit != "client" or not exactly_gaussian(offer) or local != published:
         raise UnsoundGuarantee(
             f"a {type(cohort).__name__} cohort does not fit this noise",
             why="in the published method each client adds noise to its own upload, and all parties see who takes part"

@@ -17,15 +17,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from sordino.accounting.claims import Subject
 from sordino.accounting.currency import Amount, Currency
 from sordino.accounting.events import Json
+from sordino.accounting.facts import read_json
 from sordino.errors import LedgerError
 from sordino.ledger.storage import damaged
 
 EVERYONE = "*"
 NOTHING = "none"  # is promised
 ORIGIN = bytes(32)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # what reading any bytes may raise
 
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
-_parse = json.JSONDecoder().raw_decode
 
 
 class Place(NamedTuple):
@@ -199,9 +200,11 @@ class Books:
         if sequence != following or not isinstance(body, bytes) or digest != (head := link(self.head, body)):
             raise damaged(f"record {following} does not follow from the record before it")
         try:
-            record, _ = _parse(body.decode())
+            record = read_json(body.decode())
             _FOLDS[record["kind"]](self, following, record)
-        except (LookupError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except LedgerError:
+            raise
+        except MALFORMED as error:
             raise damaged(f"record {following} is malformed") from error
         self.sequence, self.head = following, head
 
@@ -228,6 +231,12 @@ class Books:
     def _reserve(self, sequence: int, record: Json) -> None:
         if record["op"] in self.ops:
             raise damaged(f"record {sequence} reserves {record['op']!r} a second time")
+        _texts(record, "op", "plan", "note")
+        for amount, _ in record["charges"]:
+            self.charter.currency.charge(tuple(amount), what="a charge")
+        names = [name for _, group in record["charges"] for name in group]
+        if len(set(names)) < len(names):
+            raise damaged(f"record {sequence} charges a name twice")
         for name, charge in charged(record):
             self.own[name] = tuple(map(add, self.own[name], charge)) if name in self.own else charge
         self.ops[record["op"]] = OperationStanding(State.RESERVED, sequence, None, sequence)
@@ -236,6 +245,8 @@ class Books:
         to, before = State(record["kind"]), self.ops[record["op"]]
         if before.state not in BEFORE[to]:
             raise damaged(f"record {sequence} moves {record['op']!r} to the state {to.value}, which cannot follow here")
+        if to is State.STORED:
+            _texts(record, "digest")
         stored = sequence if to is State.STORED else before.stored
         self.ops[record["op"]] = OperationStanding(to, before.reserved, stored, sequence)
 
@@ -251,9 +262,15 @@ _FOLDS = {
 }
 
 
+def _texts(record: Json, *names: str) -> None:
+    for name in names:
+        if not isinstance(record[name], str):
+            raise TypeError(f"{name} is no text")
+
+
 def read_genesis(body: bytes) -> tuple[Charter, Caps]:
     """The charter and the caps in the first record of a ledger."""
-    record = json.loads(body)
+    record = read_json(body.decode())
     each = Each(record["each"][0], tuple(record["each"][1])) if "each" in record else None
     caps = Caps({k: tuple(v) for k, v in record["caps"].items()}, each)
     return Charter.from_json(record["charter"], tuple(map(str, record.get("names", ())))), caps

@@ -32,6 +32,7 @@ from sordino.errors import LedgerError
 from sordino.ledger.books import (
     BEFORE,
     EVERYONE,
+    MALFORMED,
     ORIGIN,
     Books,
     Caps,
@@ -137,7 +138,7 @@ class Ledger:
             try:
                 row = connection.execute("SELECT body FROM record WHERE sequence = 0").fetchone()
                 books = Books(*read_genesis(row[0]))
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
+            except MALFORMED as error:
                 connection.close()
                 raise damaged("its charter is gone, or malformed") from error
         return cls._checked(connection, None, books)

@@ -5,20 +5,24 @@ a delta, a gate that does not fit, a round that may be too small to be opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import add
 
 import numpy as np
 
+from sordino import user_code
+from sordino.accounting.accountants import best
 from sordino.accounting.currency import PURE
-from sordino.accounting.pricing import Exact, Pricing
+from sordino.accounting.events import Event, Poisson, Repeat, compact
+from sordino.accounting.pricing import NominalPrice, Pricing
 from sordino.accounting.published import nominal_multiplier
 from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import OtherReads
-from sordino.budget.plan import Budget, Plan, draft, shared_currency
+from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, kinds, shared_currency
 from sordino.budget.plans_by_budget import draft_personal
 from sordino.budget.schedules import Adaptive
 from sordino.config import Privacy
@@ -133,10 +137,44 @@ class PriceRequest:
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
             published = nominal_multiplier(budget.epsilon, budget.ideal, algorithm.read.rate, max(self.exposures))
         reads = {"example": self.reads}
-        if part is None:
-            return draft(self.offers, budget, self.exposures, reads, published)
-        portion, currency = part
-        return draft(self.offers, budget if portion else None, self.exposures, reads, published, portion, currency)
+        portion, currency = part or (1.0, None)
+        mine = budget if portion else None
+        plan = draft(self.offers, mine, self.exposures, reads, published, portion, currency)
+        check_price(plan)
+        return plan
+
+
+def check_price(plan: Plan) -> None:
+    """Refuses an own noise law whose pricing asks less of a budget than its own event costs: the plan would keep a
+    budget that the statement exceeds.
+    """
+    offer, budget = plan.offer, plan.budget
+    if offer is None or budget is None or isinstance(plan.pricing, NominalPrice):
+        return
+    if not (own := list(user_code.parts(offer.mechanism))):
+        return
+    whole = replace(plan, portion=1.0)  # other phases have no share in what a law costs
+    for client, _ in kinds(plan.exposures, plan.reads, *([] if budget.personal is None else [budget.personal])):
+        released = compact(_priced(whole, offer, client))
+        stated = best(released, budget.ideal, offer.subject.neighbours).epsilon
+        if stated > (granted := budget.of(client)) * (1 + 1e-6):
+            raise UnsoundGuarantee(
+                f"the noise of {own[0]} for epsilon {granted:g} costs {stated:.4g}, by its own event",
+                why="its pricing asks for less noise than its event needs, so the run would exceed its budget",
+                fix="let `pricing` give the multiplier at which `event` costs no more than the budget",
+                code="price-below-event",
+            )
+
+
+def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
+    """Events of all exposures of a client that takes part, and spends, as much as it may."""
+    spent, last = plan.currency.zero(), None
+    for exposure in range(plan.exposures[client]):
+        if (price := plan.price(client, exposure, spent, stalled=True, last=last)) is None:
+            return
+        spent, last = tuple(map(add, spent, price.charge)), price.charge
+        event = offer.mechanism.event(price.multiplier)
+        yield Repeat(Poisson(offer.rate, event) if offer.rate < 1 else event, plan.reads[client])
 
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
@@ -211,7 +249,7 @@ def shared(
             "its training",
             code="two-promises-one-budget",
         )
-    if len(priced) > 1 and any(offer.mechanism.pricing != Exact() for offer, _ in asked):
+    if len(priced) > 1 and not all(exactly_gaussian(offer) for offer, _ in asked):
         raise UnsoundGuarantee(
             "one budget would have to pay for phases with different kinds of noise",
             why="over several phases, only Gaussian noise with exact calibration adds up",

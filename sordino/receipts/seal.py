@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sordino.accounting.events import Json
+from sordino.accounting.facts import read_json
 from sordino.errors import LedgerError, RunError
 from sordino.ledger import storage
 from sordino.ledger.ledger import Ledger
@@ -49,7 +50,7 @@ def _tables(folder: Path) -> list[str]:
 def claimed(folder: Path) -> Json:
     """Read the receipt as JSON, unchecked: its digest covers every word of it."""
     try:
-        found = json.loads(RunFolder(folder).receipt_file.read_text(encoding="utf-8"))
+        found = read_json(RunFolder(folder).receipt_file.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict) or not isinstance(found.get("guarantees"), list):

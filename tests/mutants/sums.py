@@ -160,6 +160,27 @@ SUMS = [
         "tests/privacy/uplink/test_robust.py::test_an_upload_beyond_its_clip_counts_as_zeros",
     ),
     one(
+        "a law that is priced below its event is planned",
+        "planning/prices.py",
+        "        check_price(plan)\n",
+        "",
+        "tests/privacy/noise/test_own_law.py::test_a_law_whose_event_costs_more_than_its_price_is_not_planned",
+    ),
+    one(
+        "a law with the price of Gaussian noise is taken for it",
+        "budget/plan.py",
+        "offer.mechanism.pricing == Exact() and offer.mechanism.event(1.0) == Gaussian(1.0)",
+        "offer.mechanism.pricing == Exact()",
+        "tests/privacy/noise/test_own_law.py::test_a_law_whose_event_costs_more_than_its_price_is_not_planned",
+    ),
+    one(
+        "any event may be claimed",
+        "accounting/claims.py",
+        "        check_event(self.event)\n",
+        "",
+        "tests/privacy/noise/test_own_law.py::test_an_event_of_ones_own_is_written_into_no_ledger",
+    ),
+    one(
         "a law without whole steps on integers",
         "privacy/uplink/stages.py",
         "return isinstance(self.mechanism, IntegerNoiseLaw)",

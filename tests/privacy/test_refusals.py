@@ -104,6 +104,7 @@ NOT_IN_A_TABLE = {
         ["clients-beyond-plan", "fixed-cohort-replaces"],
         "test_a_cohort_that_the_promise_does_not_cover_is_not_asked",
     ),
+    "price-below-event": "test_a_law_whose_event_costs_more_than_its_price_is_not_planned",
     "BudgetExhausted": "test_an_exhausted_hidden_cohort_reads_nothing_more",
 }
 

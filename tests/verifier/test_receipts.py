@@ -16,6 +16,7 @@ import pytest
 import sordino
 from sordino.receipts.signature import generate, sign
 from tests.helpers.planned_receipts import some
+from tests.ledger.test_records import FORGED, GOOD, ledger_with
 
 ROOT = Path(__file__).parents[2]
 VERIFIER = ROOT / "verifier"
@@ -198,3 +199,13 @@ def test_sizes_and_nesting_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         verify.read(tmp_path / "large")
     with pytest.raises(epsilons.Wrong):
         epsilons.number(math.inf)
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_record_that_could_be_read_in_two_ways_is_refused_by_both(tmp_path: Path, forged: str) -> None:
+    """As by the ledger's own reader."""
+    sound = verify.Ledger(ledger_with(tmp_path / "sound", GOOD), "run")
+    assert dict(sound.spent) == {("ada", 0): 5, ("ben", 0): 5}
+    place = ledger_with(tmp_path / "forged", GOOD.replace(*FORGED[forged]))
+    with pytest.raises((ValueError, LookupError, TypeError, AttributeError, epsilons.Wrong)):
+        verify.Ledger(place, "run")

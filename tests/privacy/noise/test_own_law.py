@@ -19,15 +19,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from sordino.accounting.events import Event, Response
+from sordino.accounting.claims import Claim
+from sordino.accounting.events import Event, Gaussian, Response
 from sordino.accounting.pricing import NoisePricing, Pure
 from sordino.algorithms.fedavg import FedAvg
 from sordino.audits.gates import audit
 from sordino.config import build, gates
-from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee, UnsupportedEvent
 from sordino.planning.accounts import STATES
 from sordino.planning.planner import Planner
-from sordino.privacy.noise.distributions import LAWS, LaplaceNoise, NoiseLaw, Steps
+from sordino.privacy.noise.distributions import LAWS, GaussianNoise, LaplaceNoise, NoiseLaw, Steps
 from sordino.privacy.noise.sources import TABLE_ERROR, Counter, System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
@@ -79,6 +80,33 @@ class HalvedNoise(LogisticNoise):
         return super().standard(shape, dtype, generator) / 2
 
 
+class CheapNoise(LogisticNoise):
+    """The broken twin: its price is a hundredth less than its event costs."""
+
+    def event(self, multiplier: float) -> Event:
+        return Response(1.01 / multiplier, 2)
+
+
+@dataclass(frozen=True)
+class LouderNoise(GaussianNoise):
+    """Another: it is priced as Gaussian noise, and costs as much as half of it."""
+
+    def event(self, multiplier: float) -> Event:
+        return Gaussian(multiplier / 2)
+
+
+@dataclass(frozen=True)
+class OwnEvent(Event):
+    """A subclass that nobody else could read."""
+
+    epsilon: float
+
+
+class UnknownNoise(LogisticNoise):
+    def event(self, multiplier: float) -> Event:
+        return OwnEvent(1 / multiplier)
+
+
 @dataclass(frozen=True)
 class OfClients(FedAvg):
     uplink: Uplink = Uplink((Clip(1.0, 1), Noise(LogisticNoise())))
@@ -95,13 +123,43 @@ class OfExamples(FedAvg):
 
 
 @dataclass(frozen=True)
+class Cheap(FedAvg):
+    uplink: Uplink = Uplink((Clip(1.0, 1), Noise(CheapNoise())))
+
+
+@dataclass(frozen=True)
+class CheapForExamples(FedAvg):
+    read: NoisyGradient = NoisyGradient(1.0, CheapNoise())
+
+
+@dataclass(frozen=True)
+class CheapOnASample(FedAvg):
+    uplink: Uplink = Uplink((Clip(1.0),), (Noise(LouderNoise(), "zero_out"),))
+
+
+@dataclass(frozen=True)
+class Unknown(FedAvg):
+    uplink: Uplink = Uplink((Clip(1.0, 1), Noise(UnknownNoise())))
+
+
+@dataclass(frozen=True)
+class UnknownAndTyped(FedAvg):
+    uplink: Uplink = Uplink((Clip(1.0, 1), Noise(UnknownNoise(), multiplier=2.0)))
+
+
+@dataclass(frozen=True)
 class Halved(FedAvg):
     uplink: Uplink = Uplink((Clip(1.0, 1), Noise(HalvedNoise())))
 
 
-def experiment(name: str, epsilon: float = 8.0, **more: Any) -> Any:
+def experiment(name: str, epsilon: Any = 8.0, schedule: Any = None, **more: Any) -> Any:
     method = {"name": f"{HERE}:{name}", "local_steps": 1, "batch_size": "full", "lr": 0.5}
-    return BY_NAME["laplace"].experiment(algorithm=method, privacy={"epsilon": epsilon, "delta": 1e-5}, **more)
+    privacy = {
+        "delta": 1e-5,
+        **({"epsilon": epsilon} if epsilon else {}),
+        **({"schedule": schedule} if schedule else {}),
+    }
+    return BY_NAME["laplace"].experiment(algorithm=method, privacy=privacy, **more)
 
 
 @pytest.mark.parametrize(("name", "unit"), [("OfClients", "client"), ("OfTheSum", "client"), ("OfExamples", "example")])
@@ -122,6 +180,41 @@ def test_an_own_law_is_priced_calibrated_and_stated(name: str, unit: str, tmp_pa
         assert row.unit != unit or 0.5 * granted < row.epsilon <= granted
     assert verify(tmp_path / "run") == []
     assert examine(tmp_path / "run", code=False).wrong == []
+
+
+GROUPS = {"epsilon": {"groups": {"1": 0.5, "4": 0.5}}}
+UNSOUND: dict[str, tuple[str, str, Any]] = {
+    "of clients": ("price-below-event", "Cheap", {}),
+    "of clients with budgets of their own": ("price-below-event", "Cheap", GROUPS),
+    "as it goes": ("price-below-event", "Cheap", {"schedule": {"name": "adaptive", "start": 1.0}}),
+    "of examples": ("price-below-event", "CheapForExamples", {}),
+    "on a hidden sample": ("price-below-event", "CheapOnASample", {"cohort": {"name": "poisson", "rate": 0.5}}),
+    "at rates by budget": (
+        "personal-cohort-needs-its-noise",
+        "CheapOnASample",
+        {**GROUPS, "cohort": {"name": "by_budget", "size": 2}},
+    ),
+    "an event of its own": ("malformed-event", "Unknown", {}),
+    "an event of its own, without a budget": ("malformed-event", "UnknownAndTyped", {"epsilon": None}),
+}
+
+
+@pytest.mark.parametrize("law", UNSOUND)
+def test_a_law_whose_event_costs_more_than_its_price_is_not_planned(law: str) -> None:
+    """Nor one whose event the ledger cannot hold."""
+    code, name, more = UNSOUND[law]
+    made = experiment(name, **more)
+    with pytest.raises(PrivacyError) as refused:
+        _ = Planner(simulated(made).setup).guarantees
+    assert refused.value.code == code
+    assert refused.value.why
+    assert refused.value.fix
+
+
+def test_an_event_of_ones_own_is_written_into_no_ledger() -> None:
+    for claim in Claim.to_everyone("client", "replace", OwnEvent(1.0), "conditional", ()):
+        with pytest.raises(UnsupportedEvent, match="is not an event"):
+            claim.to_json()
 
 
 def noise(source: Any, many: int = 200_000) -> np.ndarray:
