@@ -326,7 +326,7 @@ class Task(Protocol):
     def always(self) -> tuple[str, ...]: ...  # the `scores` that are measured by default
     def answers(self, outputs: Tensor) -> Tensor: ...  # predictions from outputs of `predict`
     def truth(self, y: Tensor) -> Tensor: ...  # labels in the form of `answers`
-    def constant(self, y: Tensor) -> float | None: ...  # headline metric of the best constant answer
+    def constant(self, examples: Examples) -> float | None: ...  # headline metric of the best constant answer
     @property
     def classes(self) -> int: ...  # outputs of the network, 0 where nothing is classified
     @property

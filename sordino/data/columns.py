@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ import numpy as np
 from sordino.data.cells import TableSource, WithoutGaps, texts, without_gaps
 from sordino.data.dataset import Array
 from sordino.data.inferred_columns import inferred
-from sordino.data.label_kinds import check_outcome
-from sordino.data.schema import BOOLEANS, FEATURES, Column, KeyColumn, TableSchema, TextColumn
+from sordino.data.label_kinds import NextTokens, check_outcome
+from sordino.data.schema import BOOLEANS, FEATURES, Column, KeyColumn, TableSchema, TextColumn, TokenColumn
 from sordino.data.table_files import TableRows
 from sordino.errors import DataError
 
@@ -74,6 +74,8 @@ def columns_of(source: TableSource) -> tuple[TableRows, Columns]:
     schema, outcome, labels, group, key = source.schema, source.outcome, source.labels, source.group, source.key
     held, said = inferred(source) if schema is None else _declared(source, schema)
     known = {name: column for name, column in said.items() if column.kind in FEATURES}
+    if isinstance(outcome, NextTokens):
+        outcome.check_inputs(known)
     features = {name: as_declared(held, name, one) for name, one in known.items()}
     classes = () if outcome is not None else said[labels[0]].words
     y = _places(held, labels[0], classes, "class") if outcome is None else outcome.read(held, labels)
@@ -180,13 +182,23 @@ def as_declared(held: WithoutGaps, name: str, said: Column) -> Feature:
 
 
 def tokens(texts: Sequence[str], said: TextColumn) -> Array:
-    """The first words of each text as numbers, float32 [n, length]: positions in the declared list, or hash buckets."""
-    places = {word.lower(): place for place, word in enumerate(said.words, start=2)}
+    """The first words or tokens of each text as numbers, float32 [n, length]: 0 behind the last one."""
+    numbers = _numbering(said)
     found = np.full((len(texts), said.length), NOTHING, np.float32)
     for row, text in enumerate(texts):
-        for at, word in enumerate(WORD.findall(text.lower())[: said.length]):
-            found[row, at] = places.get(word, UNKNOWN) if places else 1 + _bucket(word, said.buckets)
+        first = numbers(text)[: said.length]
+        found[row, : len(first)] = first
     return found
+
+
+def _numbering(said: TextColumn) -> Callable[[str], Sequence[int]]:
+    """The function that numbers the words of a text: tokens, positions in the declared list, or hash buckets."""
+    if isinstance(said, TokenColumn):
+        return lambda text: [1 + token for token in said.ids(text)[: said.length]]
+    places = {word.lower(): place for place, word in enumerate(said.words, start=2)}
+    if places:
+        return lambda text: [places.get(word, UNKNOWN) for word in WORD.findall(text.lower())]
+    return lambda text: [1 + _bucket(word, said.buckets) for word in WORD.findall(text.lower())]
 
 
 def _bucket(word: str, buckets: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sordino.data.schema import TokenColumn
 from sordino.errors import DataError
 
 if TYPE_CHECKING:
@@ -93,6 +94,39 @@ class Marks(LabelKind):
             return None
         found: Array = (y.astype(np.int64) << np.arange(self.many)).sum(1)
         return found
+
+
+@dataclass(frozen=True)
+class NextTokens(LabelKind):
+    """No label: the inputs are a text, whose tokens are themselves what is predicted."""
+
+    vocabulary: int
+
+    range = 0.0, 0.0
+
+    def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
+        return np.zeros(len(held.numbers), np.int64)
+
+    def taken(self, y: Array) -> Array | None:
+        return np.zeros(len(y), np.int64)
+
+    def check_inputs(self, features: Mapping[str, Column]) -> None:
+        """Refuses a table whose inputs are not one text of tokens from this vocabulary."""
+        texts = {name: one.vocabulary for name, one in features.items() if isinstance(one, TokenColumn)}
+        if [*texts.values()] == [self.vocabulary] and len(features) == 1:
+            return
+        raise DataError(
+            f"the next of {self.vocabulary} tokens cannot be predicted from {', '.join(features)}",
+            why="this task reads one column of text with a tokenizer, and no other column"
+            + "".join(f"; {name} has {known} different tokens" for name, known in texts.items()),
+            fix="".join(
+                f"set task.vocabulary = {known}, and declare other columns as ignored" for known in texts.values()
+            )
+            if len(texts) == 1
+            else 'declare in data.schema one column as { kind = "text", tokenizer = "bytes", length = 64 }, and others '
+            "as ignored",
+            code="schema-disagrees",
+        )
 
 
 def check_outcome(outcome: LabelKind | None, labels: Mapping[str, Column]) -> None:

@@ -7,7 +7,8 @@ the shape of a model.
     smokes = { kind = "boolean" }                            # true, false, 1 or 0
     weight = { kind = "number", range = [2, 300], outside = "refuse", missing = 70 }  # else a value outside is moved;
                                                              # "move": even where there are many
-    note = { kind = "text", buckets = 4096, length = 32 }  # the first 32 words; or words = ["pain", "fever"]
+    note = { kind = "text", buckets = 4096, length = 32 }  # the first 32 words; or words = ["pain", "fever"]; or tokens
+                                                             # with tokenizer = "bytes", or "folder/tokenizer.json"
     doctor = { kind = "ignored" }
     visit_id = { kind = "key" }                              # names the row; rows = 5: at most five rows have the same
     clinic = { kind = "group", names = ["North", "South"] }  # names may be left out
@@ -22,8 +23,9 @@ from __future__ import annotations
 import hashlib
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said o
     "number": ("range", "outside", "missing"),
     "levels": ("levels", "other", "missing"),
     "boolean": ("missing",),
-    "text": ("words", "buckets", "length", "missing"),
+    "text": ("words", "buckets", "tokenizer", "length", "missing"),
     "ignored": (),
     "key": ("rows",),
     "group": ("names",),
@@ -50,6 +52,8 @@ LISTS = {
 FEATURES = ("number", "levels", "boolean", "text")
 MOST_TOKENS = 2**20  # words of a list, or buckets
 MOST_ROWS = 1000  # of one person
+BYTES = "bytes"  # the tokenizer that nothing was trained for
+UNPAID = "a vocabulary that is learned from rows reveals the words in them, and no budget pays for that"
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,46 @@ class TextColumn(Column):
         other words.
         """
         return len(self.words) + 2 if self.words else self.buckets + 1
+
+
+@dataclass(frozen=True)
+class TokenColumn(TextColumn):
+    """Text of which a model sees the first tokens, in their order."""
+
+    tokenizer: str = BYTES  # or the content of a tokenizer.json, which may name no file
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of different tokens in a text."""
+        return 256 if self.tokenizer == BYTES else 1 + max(loaded(self.tokenizer).get_vocab().values())
+
+    @property
+    def tokens(self) -> int:
+        return self.vocabulary + 1
+
+    def ids(self, text: str) -> Sequence[int]:
+        """The tokens of a text, from 0 on."""
+        return text.encode() if self.tokenizer == BYTES else loaded(self.tokenizer).encode(text).ids
+
+
+@cache
+def loaded(tokenizer: str) -> Any:
+    """The tokenizer of Hugging Face's `tokenizers` from the content of its tokenizer.json, without its padding and
+    truncation: a text is read by itself.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError:
+        raise DataError(
+            "the package tokenizers is not installed",
+            why="it reads tokenizer.json",
+            fix=f'run: pip install tokenizers; or set tokenizer = "{BYTES}", which needs no package',
+            code="missing-data-extra",
+        ) from None
+    made = Tokenizer.from_str(tokenizer)
+    made.no_padding()
+    made.no_truncation()
+    return made
 
 
 @dataclass(frozen=True)
@@ -251,21 +295,40 @@ def _column(name: str, said: Any) -> Column:
 
 def _text_column(name: str, said: Mapping[str, Any]) -> TextColumn:
     words, buckets, length, gap = (said.get(key) for key in ("words", "buckets", "length", "missing"))
+    tokenizer = said.get("tokenizer")
     if isinstance(words, str):
-        raise ValueError(
-            f"{name}: words = {words!r}: a vocabulary that is learned from rows reveals the words in them, and no "
-            "budget pays for that. List the words, or set buckets = 4096"
-        )
-    if (words is None) == (buckets is None):
-        raise ValueError(f"{name}: a text needs a list of words, or a number of buckets, and not both")
+        raise ValueError(f"{name}: words = {words!r}: {UNPAID}. List the words, or set buckets = 4096")
+    if tokenizer is not None and tokenizer != BYTES and not str(tokenizer).endswith(".json"):
+        wanted = f'Set "{BYTES}", or a tokenizer.json that was trained on public text'
+        raise ValueError(f"{name}: tokenizer = {tokenizer!r}: {UNPAID}. {wanted}")
+    if sum(one is not None for one in (words, buckets, tokenizer)) != 1:
+        raise ValueError(f"{name}: a text needs one of a list of words, a number of buckets, and a tokenizer")
     if buckets is not None and not (type(buckets) is int and 1 <= buckets <= MOST_TOKENS):
         raise ValueError(f"{name}: buckets = {buckets!r} is not a whole number from 1 to {MOST_TOKENS}")
     if not (type(length) is int and 1 <= length <= 4096):
         raise ValueError(f"{name}: length = {length!r} is not a whole number of words from 1 to 4096")
     if gap is not None and not isinstance(gap, str):
         raise ValueError(f"{name}: missing = {gap!r} is not a text")
+    if tokenizer is not None:
+        return TokenColumn("text", missing=gap, length=length, tokenizer=_tokenizer(name, tokenizer))
     listed = () if words is None else _words(name, "words", words, 1)
     return TextColumn("text", words=listed, missing=gap, length=length, buckets=buckets or 0)
+
+
+def _tokenizer(name: str, given: object) -> str:
+    """`BYTES`, or the content of the named file, tried."""
+    if given == BYTES:
+        return BYTES
+    try:
+        content = Path(str(given)).expanduser().read_text(encoding="utf-8")
+        known = len(loaded(content).get_vocab())
+    except DataError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself
+        raise ValueError(f"{name}: tokenizer = {given!r} cannot be read: {error}") from None
+    if not 1 <= known <= MOST_TOKENS:
+        raise ValueError(f"{name}: tokenizer = {given!r} has {known} tokens, and must have 1 to {MOST_TOKENS}")
+    return content
 
 
 def _range(name: str, ends: Any) -> tuple[float, float]:

@@ -124,7 +124,7 @@ class Evaluator:
     @cached_property
     def _constant(self) -> float | None:
         """The headline metric of the best constant prediction."""
-        return self.task.constant(self.test.y)
+        return self.task.constant(self.test)
 
     @cached_property
     def _tested(self) -> _Tested:

@@ -106,8 +106,9 @@ def problem_of(experiment: Experiment) -> Problem:
         return found
     if data.source != "tabular" and not user_code.is_own(data.source):
         raise unfit(name, f"data.source = {data.source!r}", "its labels are classes", OTHER_DATA)
-    if found.columns and data.label is not None:
-        raise unfit(name, f"data.label = {data.label!r}", "task.labels names the columns", "leave data.label out")
+    if found.columns is not None and data.label is not None:
+        why = "task.labels names the columns" if found.columns else "what is predicted stands in the text itself"
+        raise unfit(name, f"data.label = {data.label!r}", why, "leave data.label out")
     for key in ("probe", "train", "test"):
         if getattr(data, key) is not None:
             raise unfit(

@@ -30,6 +30,7 @@ from sordino.privacy.readers.open import Open
 from sordino.results.one_run import frame
 from sordino.runs import bundle as bundles
 from sordino.runs.bundle import Bundle
+from sordino.tasks.language import LanguageModel
 from sordino.tasks.network import InputSettings
 from sordino.tasks.personalise import WAYS, NearestMean, Shared
 from sordino.tasks.problems import PROBLEMS, Problem
@@ -224,8 +225,10 @@ def predict(
         model, notes = _shared(bundle, task) if own is None else _own_model(bundle, problem, task, own, encoding)
         notes = (*notes, *found.remarks)
         x = torch.from_numpy(found.x)
-        answers = model.answers(x)
-        judged = None if found.y is None else _judged(task, model.params, Examples(x, torch.from_numpy(found.y)))
+        told = isinstance(task, LanguageModel)  # of a text no answer is known but how likely it is
+        answers = task.score(model.params, Examples(x, x))["loss"] if told else model.answers(x)
+        y = np.zeros(len(x), np.int64) if told and score else found.y
+        judged = None if y is None else _judged(task, model.params, Examples(x, torch.from_numpy(y)))
     if problem.columns:
         return PredictedLabels(found.names, notes, problem.columns, answers.numpy(), judged)
     if problem.outcome is not None:
@@ -280,7 +283,9 @@ def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding:
         from sordino.data import new_rows
     except ModuleNotFoundError as error:
         raise missing_extra("tabular" if bundle.inputs.kind == "table" else "images", error) from None
-    inputs, named = bundle.inputs, problem.columns or (() if bundle.label is None else (bundle.label,))
+    inputs, named = bundle.inputs, problem.columns
+    if named is None:
+        named = () if bundle.label is None else (bundle.label,)
     if isinstance(rows, np.ndarray | torch.Tensor) and not score:
         return new_rows.NewRows(*_ready(np.asarray(rows), bundle))
     path = Path(rows).expanduser() if isinstance(rows, str | Path) else None
@@ -295,7 +300,7 @@ def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding:
             fix="from Python, give an array [examples, inputs] with the inputs in their order",
             code="nameless-columns",
         )
-    if score and not named:
+    if score and not named and problem.columns is None:
         raise DataError(
             "a score needs the column that is predicted",
             why="the run names none",

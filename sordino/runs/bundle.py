@@ -18,7 +18,7 @@ from torch import nn
 
 from sordino import user_code
 from sordino.accounting.facts import FORMAT, Fact, Format, parsed
-from sordino.data.schema import Column, TextColumn
+from sordino.data.schema import Column, TextColumn, TokenColumn
 from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import atomic_write
 from sordino.metrics.evaluation import taught_way
@@ -49,9 +49,12 @@ class InputColumn(Fact):
     # of them and 1 for any other word; else 1 + the first 8 bytes of blake2b, little end first, modulo `buckets`
     length: int = 0
     buckets: int = 0
+    tokenizer: str = ""  # "bytes", or the content of a tokenizer.json: an input is then 1 + the number of a token
 
     @property
     def column(self) -> Column:
+        if self.tokenizer:
+            return TokenColumn(self.kind, missing=self.missing, length=self.length, tokenizer=self.tokenizer)
         if self.kind == "text":
             return TextColumn(
                 self.kind, words=self.levels, missing=self.missing, length=self.length, buckets=self.buckets
@@ -91,7 +94,7 @@ class Bundle(Fact):
     """Content of model.json."""
 
     format: Format
-    task: Literal["classification", "regression", "counts", "multi_label"]
+    task: Literal["classification", "regression", "counts", "multi_label", "next_token"]
     settings: Mapping[str, Any] = {}  # of the task, as the experiment declared them
     weights: str  # the file of the weights
     model: BundledModel
@@ -154,6 +157,8 @@ def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
 
 
 def _feature(name: str, said: Column) -> InputColumn:
+    if isinstance(said, TokenColumn):
+        return InputColumn(name=name, kind="text", length=said.length, tokenizer=said.tokenizer)
     if isinstance(said, TextColumn):
         return InputColumn(name=name, kind="text", levels=said.words, length=said.length, buckets=said.buckets)
     made = InputColumn(name=name, kind=said.kind, levels=said.words, other=said.other)  # type: ignore[arg-type]

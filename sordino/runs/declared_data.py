@@ -158,7 +158,7 @@ class DeclaredData:
         data, problem = self.data, self.problem
         source = data_sources.of(data.source)
         for name in source.needs:
-            if getattr(data, name) is None and not (name == "label" and problem.columns):
+            if getattr(data, name) is None and not (name == "label" and problem.columns is not None):
                 raise ConfigError(
                     f"data.source = {data.source!r} needs data.{name}",
                     why="this source has no default for it",
@@ -170,7 +170,7 @@ class DeclaredData:
         decided: dict[str, Any] = {"standardise": self.scaling, "schema": self.schema}
         values = {key: decided.get(key, getattr(data, key)) for key in (*source.needs, *source.loads)}
         given = {key: value for key, value in values.items() if value is not None}
-        given |= {"label": problem.columns} if problem.columns else {}
+        given |= {} if problem.columns is None else {"label": problem.columns}
         given |= {} if problem.outcome is None else {"outcome": problem.outcome}
         if isinstance(data.path, str) and user_code.is_lent(data.path):
             from sordino.data.table_files import in_memory
@@ -242,29 +242,36 @@ def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
     )
 
 
+READERS = ("text", "transformer")  # the built-in models that read words
+
+
 def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
     """Refuses a text model for a table without a text, another built-in model for a text, and a text model whose
     settings do not fit the schema.
     """
     model, texts = experiment.model, {name: one for name, one in columns.items() if isinstance(one, TextColumn)}
     name = str(model.get("name"))
-    if not columns or user_code.is_own(name) or (not texts and name != "text"):
+    if not columns or user_code.is_own(name) or not (texts or name in READERS):
         return
     if not texts:
         raise ConfigError(
-            "model = 'text' for a table without a text",
+            f"model = {name!r} for a table without a text",
             why="it reads words, as the schema declares them",
             fix="choose logistic or mlp, or declare a column of text",
             code="words-are-no-quantities",
         )
     starts = dict(zip(columns, accumulate((one.width for one in columns.values()), initial=0), strict=False))
-    tokens = max(one.tokens for one in texts.values())
+    language = experiment.task["name"] == "next_token"
+    tokens = None if language else max(one.tokens for one in texts.values())
     places = None if len(texts) == len(columns) else [[starts[one], texts[one].length] for one in texts]
-    wanted = f'model = {{name = "text", tokens = {tokens}{"" if places is None else f", texts = {places}"}}}'
-    if name != "text":
+    fitting = "transformer" if language or (name == "transformer" and len(columns) == 1) else "text"
+    told = {"name": f'"{fitting}"', "tokens": tokens, "texts": places}
+    wanted = f"model = {{{', '.join(f'{key} = {value}' for key, value in told.items() if value is not None)}}}"
+    if name != fitting:
         raise ConfigError(
             f"model = {name!r} for a column of text",
-            why="each word is stored as its index in the vocabulary, which no other built-in model can read",
+            why="each word is stored as its index in the vocabulary: text reads it beside other columns, transformer "
+            "alone and in its order, and no other built-in model",
             fix=f"set {wanted}; or write a model of your own that takes them apart",
             code="words-are-no-quantities",
         )
@@ -279,8 +286,10 @@ def check_words(experiment: Experiment, columns: Mapping[str, Column]) -> None:
     if model.get("tokens") != tokens:
         raise ConfigError(
             f"model.tokens = {model.get('tokens')!r}",
-            why=f"the schema declares texts whose words are numbers below {tokens}: with buckets one more than these, "
-            "with a list of words two more",
+            why="the task says how many tokens there are"
+            if language
+            else f"the schema declares texts whose words are numbers below {tokens}: with buckets or a tokenizer one "
+            "more than these, with a list of words two more",
             fix=f"set {wanted}",
             code="tokens-do-not-fit",
         )

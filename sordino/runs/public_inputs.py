@@ -8,7 +8,7 @@ from sordino import user_code
 from sordino.config import Data
 from sordino.config.session import LENT_PATH
 from sordino.data.dataset import CLASSES, COLOURS, DRAWN, STRATIFIED, Dataset, Stats
-from sordino.data.schema import TableSchema
+from sordino.data.schema import BYTES, TableSchema, TokenColumn
 from sordino.errors import UnsoundGuarantee
 from sordino.partition.schemes import Natural
 from sordino.runs.declared_data import INVENTED, LEARNED, DeclaredData
@@ -24,6 +24,8 @@ RESERVED = (
 )
 CHOSEN = (STRATIFIED, DRAWN, PARTITION, RESERVED)  # drawn from secret labels; places of rows are no secret
 SEVERAL = "an example is one row: a person with several rows (those of one {}) is not protected as a whole"
+ONE_TEXT = "an example is one row with the text in it: whoever wrote several is not protected as a whole"
+TOKENIZER = "the tokenizer of {} was trained on public text: its tokens show what it was trained on"
 SCALING = "inputs are scaled by the mean and deviation of all training data, whose release is not accounted for"
 TRUSTED = "{} is user code, trusted not to keep or send the data that it sees"
 
@@ -94,8 +96,10 @@ class Disclosures:
         trusted = tuple(TRUSTED.format(name) for name in code if name != LENT_PATH)
         taken = (said for said in (*self.learned_from_rows, *self.drawn_from_labels) if said not in void)
         unsaid = data.key not in (None, data.group) and self.source.rows_per_key == 1
-        several = (SEVERAL.format(data.key),) if unsaid else ()
-        return (*several, *taken, *trusted)
+        several = (SEVERAL.format(data.key),) if unsaid else (ONE_TEXT,) if self.source.problem.columns == () else ()
+        texts = {} if self.source.schema is None else self.source.schema.features
+        trained = (name for name, one in texts.items() if isinstance(one, TokenColumn) and one.tokenizer != BYTES)
+        return (*several, *taken, *map(TOKENIZER.format, trained), *trusted)
 
 
 # announcements of sites -----------------------------------------------------------------------------------------------

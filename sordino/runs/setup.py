@@ -68,7 +68,9 @@ class Whole(PlannedRun):
             augment=experiment.data.augment,
             keeps=self.architecture.is_own and not experiment.model.get("reset", False),
         )
-        return self.methods.problem.built(net, inputs, loss, public.called_classes)
+        made = self.methods.problem.built(net, inputs, loss, public.called_classes)
+        made.check_used()
+        return made
 
     @property
     def _loss(self) -> LossFunction | None:

@@ -127,7 +127,7 @@ def fits(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> Non
             + (", or resize the images" if len(shape) == 3 else ": logistic, mlp, or one of your own"),
             code="model-does-not-fit",
         ) from error
-    if not isinstance(out, torch.Tensor) or tuple(out.shape) != (2, classes):
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) not in ((2, classes), (2, *shape, classes)):
         raise _outputs(out, name, classes)
 
 

@@ -207,6 +207,20 @@ def check_tables(net: nn.Module) -> None:
             )
 
 
+def check_adapters(net: nn.Module) -> None:
+    """Refuses a frozen adapter of `peft` among those switched on, which would train in name only."""
+    for path, module in net.named_modules():
+        for kind in getattr(module, "adapter_layer_names", ()):
+            for name, p in getattr(module, kind).named_parameters():
+                if not p.requires_grad and name.partition(".")[0] in module.active_adapters:
+                    raise ConfigError(
+                        f"the adapter {path}.{kind}.{name} is frozen",
+                        why="it is switched on, so what it should learn would stay what it is",
+                        fix="give is_trainable=True to PeftModel.from_pretrained, or merge it: merge_and_unload()",
+                        code="frozen-adapter",
+                    )
+
+
 def overwritten(params: Params, before: Params) -> str:
     """The name of the first trained parameter that differs from its value `before`; "" where none does."""
     return next((name for name, value in before.items() if not _same(params[name], value)), "")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.errors import BELOW_ONE, ConfigError, DataError, Range, check_range
 from sordino.tasks.resnet import resnet18
+from sordino.tasks.transformer import transformer
 
 
 class Dropout(nn.Module):
@@ -319,4 +320,5 @@ NETS: dict[str, Callable[..., nn.Module]] = {
     "vgg16": vgg16,
     "resnet18": resnet18,
     "text": text,
+    "transformer": transformer,
 }

@@ -24,7 +24,7 @@ from sordino.fast.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain
-from sordino.tasks.hidden_state import check_tables, coupling, of_calls, several, statistics, still
+from sordino.tasks.hidden_state import check_adapters, check_tables, coupling, of_calls, several, statistics, still
 from sordino.tasks.nets import Dropout, keyed_dropout
 from sordino.tasks.written_out_backward import Chain
 from sordino.types import Params
@@ -67,6 +67,7 @@ class NetworkOnRows:
                 # same values, and the layer rules can read what came out
                 module.inplace = False  # type: ignore[assignment]
         check_tables(net)
+        check_adapters(net)
         self.mixes_examples, self.statistics = coupling(net), statistics(net)
         self._names = [name for name, p in net.named_parameters() if p.requires_grad]
         if not self._names:
@@ -249,6 +250,11 @@ class NetworkOnRows:
         x = keys.uniform(keys.root(1), torch.Size(shape).numel()).reshape(shape)
         return (255 * x).to(torch.uint8) if self._image else x.float()
 
+    @property
+    def _most(self) -> int:
+        """The largest value of an input in `_sample`."""
+        return 255 if self._image else 1
+
     def predict(self, params: Params, x: Tensor) -> Tensor:
         if self._chain is not None:
             return self._chain.logits(params, self._scaled(x, next(iter(params.values())).dtype))
@@ -281,9 +287,11 @@ class NetworkOnRows:
         for dropout in self._dropouts:
             dropout.keys = keys
 
-    def _pass(self) -> None:
-        self._net.train()
-        self._net(self._inputs(self._sample, dict(self._trained)))
+    def _pass(self, training: bool = True) -> Tensor:
+        self._net.train(training)
+        with torch.no_grad():
+            out: Tensor = self._net(self._inputs(self._sample, dict(self._trained)))
+        return out
 
     def _seeded(self, drawn: Tensor | None) -> AbstractContextManager[None]:
         """Context that seeds random draws inside the network with the keys of its examples."""

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sordino.data.label_kinds import LabelKind, Marks, Numbers
-from sordino.errors import ConfigError
+from sordino.data.label_kinds import LabelKind, Marks, NextTokens, Numbers
+from sordino.errors import ConfigError, Range, check_range
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from sordino.tasks.language import LanguageModel
     from sordino.tasks.losses import LossFunction
     from sordino.tasks.network import InputSettings
     from sordino.tasks.supervised import Classification, MultiLabel, Regression, Supervised
@@ -37,9 +38,9 @@ class Problem(ABC):
         return None
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the label columns if [task] names them; empty if data.label does."""
-        return ()
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the label columns, none where there is no label; None if data.label names the column."""
+        return None
 
     @abstractmethod
     def outputs(self, classes: int) -> int:
@@ -231,9 +232,37 @@ class Mark(Problem):
         return MultiLabel(net, inputs, loss or BinaryCrossEntropy())
 
 
+@dataclass(frozen=True)
+class NextToken(Problem):
+    """Language modelling: each token of a text, predicted from those before it."""
+
+    vocabulary: int = 256
+
+    needs_task_loss = "next tokens"
+    columns = ()
+
+    def __post_init__(self) -> None:
+        check_range("task.vocabulary", self.vocabulary, Range(least=2), "vocabulary-size")
+
+    @property
+    def outcome(self) -> LabelKind:
+        return NextTokens(self.vocabulary)
+
+    def outputs(self, classes: int) -> int:
+        return self.vocabulary
+
+    def built(
+        self, net: nn.Module, inputs: InputSettings, loss: LossFunction | None, classes: Sequence[str]
+    ) -> LanguageModel:
+        from sordino.tasks.language import LanguageModel, NextTokenLoss
+
+        return LanguageModel(net, inputs, loss or NextTokenLoss(), self.vocabulary)
+
+
 PROBLEMS: dict[str, type[Problem]] = {
     "classification": Classify,
     "regression": Regress,
     "counts": Count,
     "multi_label": Mark,
+    "next_token": NextToken,
 }

@@ -105,7 +105,7 @@ class Quadratic:
     def truth(self, y: Tensor) -> Tensor:
         return y
 
-    def constant(self, y: Tensor) -> None:
+    def constant(self, examples: Examples) -> None:
         return None
 
     def still(self, *asked: object, params: Params | None = None) -> AbstractContextManager[None]:

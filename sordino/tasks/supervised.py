@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import keys
+from sordino.errors import ConfigError, DataError
 from sordino.fast.factored import ClientRows, Part, Ready
 from sordino.fast.graphs import replayed
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
@@ -28,11 +29,19 @@ class Supervised(NetworkOnRows, ABC):
     feature_radius: float | None = None
     scores: tuple[str, ...]  # of all test examples together, that make sense of its answers
     always: tuple[str, ...] = ()  # those of them that are measured unasked
+    places = 0  # dimensions of an example, at each place of which there are outputs
 
     def __init__(self, net: nn.Module, inputs: InputSettings, loss: LossFunction) -> None:
         super().__init__(net, inputs, written_out=isinstance(loss, WrittenLoss))
         self._loss = loss
         self._tried: tuple[Losses, bool] | None = None  # the losses last tried, and whether the layer rules hold
+        if self._chain is None and (found := self._pass(training=False).dim() - 2) != self.places:
+            raise DataError(
+                f"the model {self.name!r} gives outputs {'at each place of an example' if found else 'for an example'}",
+                why="the next token is predicted at each place of a text; every other task, once for an example",
+                fix='set task.name = "next_token"' if found else "return [texts, length, vocabulary]",
+                code="model-outputs",
+            )
 
     @property
     @abstractmethod
@@ -48,8 +57,12 @@ class Supervised(NetworkOnRows, ABC):
         return y
 
     @abstractmethod
-    def constant(self, y: Tensor) -> float:
+    def constant(self, examples: Examples) -> float:
         """The main metric of the best constant prediction."""
+
+    def targets(self, x: Tensor, y: Tensor) -> Tensor:
+        """Targets of the loss: the labels, unless the inputs are themselves what is predicted."""
+        return y
 
     def all_outputs(self, params: Params, x: Tensor) -> Tensor:
         """Network outputs for any number of rows."""
@@ -74,7 +87,7 @@ class Supervised(NetworkOnRows, ABC):
         with self._seeded(keys), several():
             own = self._passed(params, True)
             logits = torch.func.functional_call(self._net, own, (self._inputs(x, params, keys),))
-        return self._loss(logits, y)
+        return self._loss(logits, self.targets(x, y))
 
     def ready(self, x: Tensor, y: Tensor, whole: bool = False) -> tuple[Ready, Tensor]:
         """Rows and labels prepared once for `gradient`, to be cut into batches later. `whole`: these are all rows of a
@@ -110,7 +123,7 @@ class Supervised(NetworkOnRows, ABC):
         for name, p in self._trained:
             p.data = params[name]
         with self._seeded(drawn):
-            value = self._loss(self._net(x.contiguous()), y).mean()
+            value = self._loss(self._net(x.contiguous()), self.targets(x, y)).mean()
         back = torch.autograd.grad(value, [p for _, p in self._trained])
         return {name: g for (name, _), g in zip(self._trained, back, strict=True)}
 
@@ -137,7 +150,7 @@ class Supervised(NetworkOnRows, ABC):
         self._train_mode(drawn)
         with self._seeded(drawn), several():
             logits = torch.func.functional_call(self._net, self._passed(leaves, True), (x,))
-            value = self._loss(logits, y).mean()
+            value = self._loss(logits, self.targets(x, y)).mean()
         back = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, back, strict=True))
 
@@ -183,12 +196,27 @@ class Supervised(NetworkOnRows, ABC):
         x, y = self._seen(batch.x, kind, keys), self._target(batch.y, kind)
         return Sides(chain.tape(params, x, y, keys if self._drops else None, self._slope), clip, order, kind)
 
+    def check_used(self) -> None:
+        """Refuses a trained parameter that no loss depends on, such as one of an adapter that is switched off."""
+        if self._chain is not None:
+            return
+        leaves = {name: p.detach().requires_grad_() for name, p in self._trained}
+        losses = self.losses(leaves | self._first, self._sample, self._any_labels(3), keys.bits(keys.root(1), 3))
+        slopes = torch.autograd.grad(losses.sum(), [*leaves.values()], allow_unused=True)
+        if idle := [name for name, slope in zip(leaves, slopes, strict=True) if slope is None]:
+            raise ConfigError(
+                f"no loss depends on the parameter {idle[0]}",
+                why="it would be sent and made noisy in every round, and learn nothing",
+                fix="use it in forward (an adapter must be switched on), or freeze it: requires_grad_(False)",
+                code="unused-parameter",
+            )
+
     @cached_property
     def remembers(self) -> str:
         params = {name: value.clone() for name, value in self._values.items()}
         y, draws = self._any_labels(3), keys.bits(keys.root(1), 3)
-        some, most = self._sample, 255 if self._sample.dtype == torch.uint8 else 1
-        rows = some, some // 2, most - some  # another pass over the same rows may change nothing
+        some = self._sample
+        rows = some, some // 2, self._most - some  # another pass over the same rows may change nothing
         return remembered(
             self._net, self._rest, [self._loss], params, *(partial(self.losses, params, x, y, draws) for x in rows)
         )
@@ -270,9 +298,9 @@ class Classification(Supervised):
     def answers(self, outputs: Tensor) -> Tensor:
         return outputs[:, : self.labels].double().softmax(1)
 
-    def constant(self, y: Tensor) -> float:
+    def constant(self, examples: Examples) -> float:
         """The share of the most frequent class, which is the accuracy of the best constant prediction."""
-        return int(torch.bincount(y).max()) / len(y)
+        return int(torch.bincount(examples.y).max()) / len(examples.y)
 
     def score(self, params: Params, examples: Examples) -> Mapping[str, Tensor]:
         every = self.all_outputs(params, examples.x)
@@ -305,9 +333,9 @@ class MultiLabel(Supervised):
         right = (outputs > 0) == self.truth(examples.y).bool()
         return {"label_accuracy": right.double().mean(1), "loss": self._loss(outputs, examples.y).double()}
 
-    def constant(self, y: Tensor) -> float:
+    def constant(self, examples: Examples) -> float:
         """The accuracy if each label is always predicted as its most frequent value."""
-        held = self.truth(y).double().mean(0)
+        held = self.truth(examples.y).double().mean(0)
         return float(torch.maximum(held, 1 - held).mean())
 
     def _any_labels(self, many: int) -> Tensor:
@@ -341,9 +369,10 @@ class Regression(Supervised):
         distance = (self.answers(outputs) - examples.y.double()).abs()
         return {"mean_absolute_error": distance, "loss": self._loss(outputs, examples.y).double()}
 
-    def constant(self, y: Tensor) -> float:
+    def constant(self, examples: Examples) -> float:
         """The mean absolute error of always predicting the mean."""
-        return float((y.double() - y.double().mean()).abs().mean())
+        y = examples.y.double()
+        return float((y - y.mean()).abs().mean())
 
     def _any_labels(self, many: int) -> Tensor:
         return torch.linspace(*self._range, many).round()

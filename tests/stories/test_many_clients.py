@@ -123,7 +123,7 @@ class Given:
     def score(self, params: Any, examples: Examples) -> dict[str, torch.Tensor]:
         return self.given
 
-    def constant(self, y: torch.Tensor) -> None:
+    def constant(self, examples: Examples) -> None:
         return None
 
 

@@ -1,0 +1,88 @@
+"""A language model under a promise for each text: trained, verified and used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sordino
+from sordino.errors import SordinoError
+from sordino.receipts.verify import examine
+
+LENGTH = 12
+TEXT = f'kind = "text", tokenizer = "bytes", length = {LENGTH}'
+CLASSES = 'kind = "label", classes = ["ill", "well"]'
+SMALL = {"name": "transformer", "width": 8, "layers": 1, "heads": 2}
+
+
+def notes(folder: Path, task: str = "next_token", text: str = TEXT, more: str = "") -> dict[str, Any]:
+    """An experiment on 120 short notes of two clinics."""
+    told = ["has a fever", "no fever"]
+    lines = [f"{told[row % 3 % 2]},c{row % 2},{'well' if row % 3 % 2 else 'ill'},{row}" for row in range(120)]
+    (folder / "notes.csv").write_text("\n".join(["note,clinic,outcome,age", *lines]) + "\n")
+    label = CLASSES if task == "classification" else 'kind = "ignored"'
+    (folder / "notes.toml").write_text(
+        f'[columns]\nnote = {{ {text} }}\nclinic = {{ kind = "group", names = ["c0", "c1"] }}\n'
+        f"outcome = {{ {label} }}\n" + (more or 'age = { kind = "ignored" }\n')
+    )
+    data = {"source": "tabular", "path": str(folder / "notes.csv"), "schema": str(folder / "notes.toml")}
+    data |= {"group": "clinic"} | ({"label": "outcome"} if task == "classification" else {})
+    return {
+        "data": data,
+        "task": {"name": task},
+        "model": SMALL if task == "next_token" else {**SMALL, "tokens": 257},
+        "algorithm": {"name": "gaussian_gdp", "lr": 2.0, "clip": 1.0},
+        "privacy": {"epsilon": 50.0, "delta": 1e-3},
+        "rounds": 4,
+    }
+
+
+def test_a_text_is_the_unit_of_the_promise(tmp_path: Path) -> None:
+    run = sordino.run(notes(tmp_path), out=tmp_path / "run")
+    rows = run.metrics
+    assert rows[-1].loss is not None
+    assert rows[0].loss is not None
+    assert rows[-1].loss < rows[0].loss
+    assert examine(run.folder).wrong == []
+    example = next(row for row in run.receipt.guarantees if row.unit == "example")
+    assert example.epsilon is not None
+    assert example.epsilon <= 50.0
+    assert any("an example is one row with the text in it" in said for said in run.receipt.assumptions)
+    found = sordino.predict(run.folder, [{"note": "no fever"}, {"note": "qzwx%$#@"}, {"note": "x"}])
+    usual, strange, nothing = [row["predicted"] for row in found.rows]
+    assert usual < strange  # the mean surprise of its letters
+    assert nothing == 0
+    scored = sordino.predict(run.folder, tmp_path / "notes.csv", score=True)
+    assert 0 < scored.described["loss"] < 6
+
+
+def test_a_class_is_predicted_from_a_text_in_its_order(tmp_path: Path) -> None:
+    made = notes(tmp_path, "classification")
+    open_run = {"algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 8}, "privacy": {}}
+    run = sordino.run({**made, **open_run}, out=tmp_path / "run")
+    assert run.accuracy == 1
+    found = sordino.predict(run.folder, [{"note": "no fever"}, {"note": "has a fever"}])
+    assert [row["predicted"] for row in found.rows] == ["well", "ill"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "code"),
+    [
+        ({"task": {"name": "next_token", "vocabulary": 300}}, {}, "schema-disagrees"),
+        ({}, {"text": 'kind = "text", buckets = 256, length = 12'}, "schema-disagrees"),
+        ({}, {"more": 'age = { kind = "number", range = [0, 120] }\n'}, "schema-disagrees"),
+        ({"model": {"name": "text", "tokens": 257}}, {}, "words-are-no-quantities"),
+        ({"model": {"name": "transformer", "tokens": 257}}, {}, "tokens-do-not-fit"),
+        ({"algorithm": {"name": "moon"}, "privacy": {}}, {}, "task-needs-task-loss"),
+        ({"data": {"label": "outcome"}}, {}, "task-does-not-fit"),
+        ({"data": {"schema": None}, "privacy": {}, "algorithm": {"name": "fedavg"}}, {}, "schema-disagrees"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: dict[str, str], code: str, tmp_path: Path) -> None:
+    made = notes(tmp_path, **said)
+    data = {key: value for key, value in {**made["data"], **changes.get("data", {})}.items() if value is not None}
+    with pytest.raises(SordinoError) as refused:
+        sordino.run({**made, **changes, "data": data}, out=tmp_path / "run")
+    assert refused.value.code == code
