@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from sordino import tree  # noqa: E402
 from sordino.algorithms import all_algorithms  # noqa: E402
 from sordino.engine import wire  # noqa: E402
-from sordino.engine.choose_executor import decide  # noqa: E402
+from sordino.engine.executor import decide  # noqa: E402
 from sordino.privacy.noise.sources import Counter  # noqa: E402
 from sordino.privacy.readers.open import Open  # noqa: E402
 from sordino.tasks.nets import NETS  # noqa: E402

@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.rounds import machine, markdown  # noqa: E402
 from sordino.privacy.uplink.channels import Channel  # noqa: E402
-from sordino.privacy.uplink.layout import Ints, Layout  # noqa: E402
+from sordino.privacy.uplink.fixed_point import Ints, Layout  # noqa: E402
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, SecureStage  # noqa: E402
 from sordino.secagg import lattice, paillier  # noqa: E402
 from sordino.secagg.secagg_client import Participant  # noqa: E402

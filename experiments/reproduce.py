@@ -29,7 +29,7 @@ from tables import RESULTS, ROWS, TUNING, Program, Row, Run, Table, keep, read
 from sordino import config
 from sordino.accounting.claims import STATUSES
 from sordino.device import CPU
-from sordino.engine.choose_executor import device_of
+from sordino.engine.executor import device_of
 from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError, SordinoError
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import torch
 
 from sordino import device, keys
 from sordino.config import Experiment, validate
-from sordino.engine.choose_executor import check_between_machines, device_of
+from sordino.engine.executor import check_between_machines, device_of
 from sordino.errors import ConfigError, OwnCodeError
 from sordino.privacy.uplink.sensing import cosines, matrix
 from sordino.runs import run

@@ -25,7 +25,7 @@ from sordino.accounting.accountants import best
 from sordino.accounting.events import Gaussian, Poisson, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.published import composed, prifedsync_mu, scaffold_epsilon
-from sordino.privacy.uplink.block_sum import runs
+from sordino.privacy.uplink.compression import runs
 from sordino.privacy.uplink.sensing import coherence, cosines, matrix
 
 HERE = Path(__file__).parent

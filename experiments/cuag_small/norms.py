@@ -18,7 +18,7 @@ from sordino import keys, tree
 from sordino.data import images
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.privacy.uplink.block_sum import sums
+from sordino.privacy.uplink.compression import sums
 from sordino.privacy.uplink.sensing import Sensing
 from sordino.tasks.nets import NETS
 from sordino.tasks.supervised import Classification

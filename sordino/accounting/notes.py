@@ -1,22 +1,24 @@
-"""Notes of ledger entries: public text about a release, with its experiment, its noise, its clients and its claims.
+"""Notes of ledger entries: public text about a release, with its experiment, its noise, its clients and its claims; and
+histories of releases, one for all clients that share it.
 
 Statements are computed from these texts alone. They are part of the hash chain, so editing the experiment or its source
 of noise later changes nothing about a finished round.
+
+A history is a node of a tree, and one more release leads to a child. Clients at the same node share one cell, which
+points to it. A release about everyone moves the cells on to the children; the clients need no update.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from sordino.accounting.claims import Claim
+import numpy as np
+
+from sordino.accounting.claims import Claim, is_real
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
-from sordino.accounting.policy import is_real
-
-if TYPE_CHECKING:
-    from sordino.accounting.histories import Histories
 
 Release: TypeAlias = tuple[Claim, ...]  # what one operation guarantees about one client
 Said: TypeAlias = Iterable[tuple[Sequence[int] | str, Sequence[Claim]]]  # who ('*' is every client), and which claims
@@ -79,7 +81,6 @@ def noised(texts: Iterable[str]) -> bool:
 
 def histories(texts: Iterable[str], population: int) -> Histories[Release]:
     """The releases about each client, in order, with equal histories kept once."""
-    from sordino.accounting.histories import Histories  # numpy: who only reads notes does without
 
     found: Histories[Release] = Histories(population)
     known: dict[str, Release] = {}
@@ -97,3 +98,93 @@ def histories(texts: Iterable[str], population: int) -> Histories[Release]:
 def read_notes(texts: Iterable[str], population: int) -> dict[int, list[Release]]:
     """The releases about each client. Of clients with equal histories only the first is in the result."""
     return histories(texts, population).distinct()
+
+
+R = TypeVar("R")  # what is known of one release
+
+NEVER = np.iinfo(np.int64).max
+INSIDE, OUTSIDE = 0, 1  # first cells: of the clients that "everyone" means, and of other clients that are named
+
+
+class Histories(Generic[R]):
+    """Releases about clients, in which equal histories are kept once."""
+
+    def __init__(self, population: int) -> None:
+        self._tree: list[tuple[int, R | None]] = [(0, None)]  # of each node: its parent, and the release since
+        self._children: dict[tuple[int, Hashable], int] = {}
+        self._node = [0, 0]  # of each cell
+        self._inside = [True, False]  # of each cell
+        self._cells = {(0, True): INSIDE, (0, False): OUTSIDE}
+        self._cell = np.full(population, INSIDE, np.int32)  # of each client
+        self._since = np.full(population, NEVER)  # when each client was first spoken of
+        self._spoken, self._all_spoken = 0, False
+
+    def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:
+        """Adds a release about these clients; a range means everyone. `words` identify the release: equal words, equal
+        releases.
+        """
+        (self._everyone if isinstance(clients, range) else self._some)(clients, release, words)
+
+    def _everyone(self, clients: Sequence[int], release: R, words: Hashable) -> None:
+        if not self._all_spoken:
+            new = np.arange(self._spoken, self._spoken + len(clients))
+            self._since[: len(clients)] = np.minimum(self._since[: len(clients)], new)
+            self._all_spoken = True
+        self._spoken += len(clients)
+        for cell, inside in enumerate(self._inside):
+            if inside:
+                self._node[cell] = self._child(self._node[cell], release, words)
+        self._cells = {(node, inside): i for i, (node, inside) in enumerate(zip(self._node, self._inside, strict=True))}
+
+    def _some(self, clients: Sequence[int], release: R, words: Hashable) -> None:
+        """Adds a release about single clients; a client that is named twice gets it twice."""
+        who, first, times = np.unique(np.asarray(clients, np.int64), return_index=True, return_counts=True)
+        self._reach(int(who[-1]) + 1)
+        self._since[who] = np.minimum(self._since[who], self._spoken + first)
+        self._spoken += len(clients)
+        while len(who):
+            cells, place = np.unique(self._cell[who], return_inverse=True)
+            moved = [self._next_cell(cell, release, words) for cell in cells.tolist()]
+            self._cell[who] = np.asarray(moved, np.int32)[place]
+            who, times = who[times > 1], times[times > 1] - 1
+
+    def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[R]]:
+        """Every distinct history (among these clients) by the first client that has it, in the order in which they
+        first appear.
+        """
+        node, since = np.asarray(self._node)[self._cell], self._since
+        if among is not None:
+            since = np.full_like(self._since, NEVER)
+            since[among] = self._since[among]
+        first = np.full(len(self._tree), NEVER)
+        np.minimum.at(first, node, since)
+        clients = np.flatnonzero((since == first[node]) & (since < NEVER))
+        return {k: self._path(int(node[k])) for k in clients[np.argsort(self._since[clients])].tolist()}
+
+    def _child(self, node: int, release: R, words: Hashable) -> int:
+        if (node, words) not in self._children:
+            self._children[node, words] = len(self._tree)
+            self._tree.append((node, release))
+        return self._children[node, words]
+
+    def _next_cell(self, cell: int, release: R, words: Hashable) -> int:
+        at = self._child(self._node[cell], release, words), self._inside[cell]
+        if at not in self._cells:
+            self._cells[at] = len(self._node)
+            self._node.append(at[0])
+            self._inside.append(at[1])
+        return self._cells[at]
+
+    def _reach(self, clients: int) -> None:
+        more = clients - len(self._cell)
+        if more > 0:
+            self._cell = np.pad(self._cell, (0, more), constant_values=OUTSIDE)
+            self._since = np.pad(self._since, (0, more), constant_values=NEVER)
+
+    def _path(self, node: int) -> list[R]:
+        path = []
+        while node:
+            node, release = self._tree[node]
+            assert release is not None
+            path.append(release)
+        return path[::-1]

@@ -26,7 +26,7 @@ from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.simulation import Simulation
 from sordino.sampling.kinds import Cohort

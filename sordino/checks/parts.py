@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from sordino import keys
-from sordino.checks import models, trainers
+from sordino import keys, tree
+from sordino.algorithms.fedavg import Server
+from sordino.algorithms.trainer import Trainer
+from sordino.checks import models
 from sordino.checks.trial import require
 from sordino.config import filled
 from sordino.data.label_kinds import LabelKind, Marks, Numbers
@@ -26,9 +28,12 @@ from sordino.data.row_source import RowSource, load
 from sordino.metrics.scores import OwnMetric, number_of
 from sordino.partition.row_numbers import checked
 from sordino.partition.schemes import Scheme
-from sordino.runs.callbacks import Callback
+from sordino.privacy.noise.sources import Counter
+from sordino.privacy.readers.handed import Handed
+from sordino.runs.play import Callback
 from sordino.sampling.kinds import Cohort, check_promises
 from sordino.tasks.losses import Loss, not_per_example
+from sordino.types import Examples, Grant, Params
 
 ROWS, CLASSES, PEOPLE, ROUNDS = 240, 4, 12, 8
 REPEATED = "draw from what it is given (rng, key or seed), and keep nothing between calls"
@@ -219,6 +224,41 @@ def listens(trial: PartTrial) -> None:
     callback.on_end({"rounds": 2, "guarantees": []})
 
 
+TRAINED_ROWS = 40
+NETWORK = "model.name"  # the setting that names its network
+
+
+def _changes(trial: PartTrial, *clients: int, process: Literal["fresh", "shared"] = "fresh") -> Iterator[Params]:
+    """The change of the network that each of these clients uploads, one after another."""
+    task = models.task_of(replace(trial, name=str(trial.options.get(NETWORK, "logistic")), options={}))
+    method, down = Trainer(trial.name, Handed(process)), Server(task.init(0), torch.tensor(1))
+    for k in clients:
+        labels = torch.arange(TRAINED_ROWS) % max(2, task.classes)
+        rows = Examples(models.rows_of(trial.inputs, k, TRAINED_ROWS), labels)
+        shard = method.read.open(rows, Grant(k, TRAINED_ROWS, TRAINED_ROWS, Counter(0)), task)
+        yield method.local(task, down, (), shard, keys.fold(keys.root(1), k))[0].delta
+
+
+def trains(trial: PartTrial) -> None:
+    for change in _changes(trial, 0):
+        require(tree.finite(change), "it returns numbers that are not finite", "lower the step size")
+        fix = "train in place, or return the values that were trained; look for parameters that are frozen or detached"
+        require(any(bool(part.any()) for part in change.values()), "the network that it returns has not changed", fix)
+
+
+def repeats(trial: PartTrial) -> None:
+    (one,), (other,) = (list(_changes(trial, 0)) for _ in range(2))
+    fix = "draw from Python's, NumPy's or torch's global generator, which are seeded; not from the clock or the system"
+    require(not tree.norm(tree.sub(one, other)), "the same rows and seeds give another network", fix)
+
+
+def forgets(trial: PartTrial) -> None:
+    (alone,) = _changes(trial, 1)  # first: what this process remembers, its forks remember, too
+    _, behind = _changes(trial, 0, 1, process="shared")
+    fix = "keep nothing between calls; where that cannot be helped, leave read.process at fresh"
+    require(not tree.norm(tree.sub(alone, behind)), "a client gets another network behind another client", fix)
+
+
 MODEL = PartKind(
     torch.nn.Module,
     "model.name",
@@ -275,9 +315,9 @@ KINDS = (
         FunctionType,
         "algorithm.of",
         {
-            "trains": ("it returns the network, changed and finite", trainers.trains),
-            "repeats": ("the same rows and seeds give the same network", trainers.repeats),
-            "forgets": ("nothing of one client reaches the next", trainers.forgets),
+            "trains": ("it returns the network, changed and finite", trains),
+            "repeats": ("the same rows and seeds give the same network", repeats),
+            "forgets": ("nothing of one client reaches the next", forgets),
         },
         lambda trial: trial.made,
         "it is a function",

@@ -17,7 +17,7 @@ from sordino.fast import products
 from sordino.keys import Key
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.readers.open import Open
-from sordino.privacy.readers.shared_pass import SharedPass
+from sordino.privacy.readers.padded_shard import SharedPass
 from sordino.tasks.nets import cnn_wide, mlp
 from sordino.tasks.supervised import Classification
 from sordino.types import Examples, Grant, Params, Shard, Task, Work

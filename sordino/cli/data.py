@@ -157,7 +157,7 @@ def plot(
 def _facts(population: Population) -> dict[str, Any]:
     import numpy as np
 
-    from sordino.runs.server_data import source_of
+    from sordino.runs.backend import source_of
 
     data, source = population.dataset, source_of(population.experiment)
     group = data.train.group

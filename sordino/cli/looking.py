@@ -19,7 +19,7 @@ from sordino.later import when_used
 
 if TYPE_CHECKING:
     from sordino.receipts.folder import RunFolder
-    from sordino.runs.watched import Seen, WatchStart
+    from sordino.runs.listing import Seen, WatchStart
 
 
 def list_(place: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"), as_json: Json = False) -> None:
@@ -99,7 +99,7 @@ def watch(
 ) -> None:
     """Follow a run of another process until it ends. Exit code: 0 finished, 130 stopped and resumable, 1 killed."""
     from sordino.receipts.folder import RunFolder
-    from sordino.runs.watched import WatchStart, beginning, look, rate
+    from sordino.runs.listing import WatchStart, beginning, look, rate
 
     folder = RunFolder(run)
     folder.check()
@@ -133,7 +133,7 @@ def watch(
 
 def line(seen: Seen, since: WatchStart) -> str:
     from sordino.cli.progress import left
-    from sordino.runs.watched import rate
+    from sordino.runs.listing import rate
 
     speed = rate(seen, since) if seen.state == "running" else 0.0
     said = [
@@ -162,7 +162,7 @@ def connected(seen: Seen) -> str:
 
 
 def _reached(seen: Seen) -> str:
-    from sordino.metrics.headlines import bytes_text
+    from sordino.metrics.rows import bytes_text
 
     return "  ".join(part for part in (seen.score.in_words, bytes_text(seen.bytes)) if part)
 

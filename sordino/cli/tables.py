@@ -18,10 +18,9 @@ from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import by_phase, epsilon_text, headline
 from sordino.cli.screen import note, titled
-from sordino.metrics.headlines import HEADLINES, bytes_text
 from sordino.metrics.measures import last_scored, scores, warnings
 from sordino.metrics.preparation_cost import Reached
-from sordino.metrics.rows import RoundRow
+from sordino.metrics.rows import HEADLINES, RoundRow, bytes_text
 from sordino.receipts.run_files import OfClient, OfPhase, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def summary(console: Console, metrics: Sequence[RoundRow], receipt: Receipt, bef
 
 def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
     """Table of the seconds that each kind of work in a run took."""
-    from sordino.engine.choose_executor import cores
+    from sordino.engine.executor import cores
     from sordino.runs.profile import reach
 
     table = Table("where the time went", "seconds", "a round", "share", box=None, pad_edge=False)

@@ -3,8 +3,7 @@
 Its tables and keys, the gates that it may name, and the errors for wrong settings."""
 
 from sordino.config.choices import CHOOSERS, build, filled, parameters
-from sordino.config.experiment import load, places, validate
-from sordino.config.paths import resolved_table
+from sordino.config.experiment import load, places, resolved_table, validate
 from sordino.config.settings import (
     Chaos,
     Data,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from sordino import user_code
 from sordino.accounting.claims import check_neighbours
-from sordino.config.wording import check_keys, nearest, wrong
+from sordino.config.reading import check_keys, nearest, wrong
 from sordino.errors import ConfigError
 
 T = TypeVar("T")

@@ -1,20 +1,25 @@
 """Load an experiment: the command line overrides the file, and the file the defaults; an unknown key is an error that
-names the nearest known one."""
+names the nearest known one.
+
+Relative paths are read from the folder where the run began, whoever reads it and from where. The run folder stores
+the way to that folder relative to itself: both can be moved together, and neither discloses where it lies.
+"""
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from sordino import user_code
 from sordino.config import data_sources
 from sordino.config.choices import CHOOSERS, parameters
-from sordino.config.reading import parsed, read
+from sordino.config.reading import parsed, read, unknown, wrong
 from sordino.config.settings import Engine, Experiment, Section, Table
-from sordino.config.wording import unknown, wrong
 from sordino.errors import ConfigError, Range, check_range
 
 
@@ -162,3 +167,51 @@ def places(key: str) -> list[str]:
 
 def _fields(place: str) -> Iterable[str]:
     return list(getattr(Experiment.model_fields[place].annotation, "model_fields", {}))
+
+
+PATHS = ("path", "file", "schema", "ledger", "cache")  # keys that name a file or a folder, in whatever table
+
+
+def start_of(folder: Path) -> str:
+    """The working directory, where a run begins, relative to the run's folder."""
+    return os.path.relpath(Path.cwd(), Path(os.path.realpath(folder.parent), folder.name))
+
+
+def resolved(experiment: Experiment, folder: Path, start: str) -> Experiment:
+    """The experiment of a run, with its paths as they are read from the present working directory. Its digest is the
+    same.
+    """
+    place = Path(os.path.realpath(Path(os.path.realpath(folder), start)))
+    if place == Path.cwd():
+        return experiment
+    changed: dict[str, Any] = {}
+    for name in ("data", "privacy", "engine"):
+        section = getattr(experiment, name)
+        paths = {key: getattr(section, key) for key in PATHS if getattr(section, key, None) is not None}
+        if name == "data" and section.download and not Path(place, str(section.path)).exists():
+            paths.pop("path", None)  # the name of a data set on the hub
+        if paths:
+            changed[name] = section.model_copy(update=_resolved(paths, place))
+    found = experiment.model_copy(update=changed)
+    found._start = place
+    return found
+
+
+def resolved_table(experiment: Experiment, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of an experiment, with its paths as they are read from the present working directory."""
+    return dict(table) if experiment._start is None else _resolved(table, experiment._start)
+
+
+def _resolved(table: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    return {
+        key: _path(value, place) if key in PATHS else _resolved(value, place) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+    }
+
+
+def _path(value: Any, place: Path) -> Any:
+    if isinstance(value, list | tuple):
+        return [_path(one, place) for one in value]
+    if not isinstance(value, str) or value in ("", "learned") or value.startswith("~") or user_code.is_lent(value):
+        return value
+    return os.path.normpath(place / value)

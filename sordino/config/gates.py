@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from sordino.config import Table, build
-from sordino.config.wording import check_keys
+from sordino.config.reading import check_keys
 from sordino.errors import ConfigError
 from sordino.privacy.noise.distributions import LAWS, LawName
 from sordino.privacy.readers.episodes import CellGradient
@@ -23,12 +23,11 @@ from sordino.privacy.readers.open import Open
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import OwnNorm, UpdateLevel, UserLevel
-from sordino.privacy.uplink.block_sum import BlockSum
 from sordino.privacy.uplink.clip_layers import ClipLayers
+from sordino.privacy.uplink.compression import BlockSum
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
-from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.layout import Layout
-from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.fixed_point import Layout, Quantise
+from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.robust import CoordinateMedian, Krum, NearestMixing, NormBound, TrimmedMean
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare
 from sordino.privacy.uplink.sensing import Sensing

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidatorFunctionWrapHandler, WrapValidator
 
 from sordino import user_code
-from sordino.accounting.policy import is_real
+from sordino.accounting.claims import is_real
 from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, Range
 
 Table = dict[str, Any]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sordino.data import image_cache as pixels
+from sordino.data import image_files as pixels
 from sordino.data.dataset import (
     CLASSES,
     COLOURS,
@@ -37,7 +37,7 @@ from sordino.data.dataset import (
     pixel_stats,
     stratified,
 )
-from sordino.data.decoding import JPEG, MODE, channels_last, opened
+from sordino.data.image_files import JPEG, MODE, channels_last, opened
 from sordino.data.reserve import area
 from sordino.errors import DataError
 

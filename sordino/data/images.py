@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sordino.data import image_cache as pixels
+from sordino.data import image_files as pixels
 from sordino.data.dataset import (
     CLASSES,
     COLOURS,
@@ -30,7 +30,7 @@ from sordino.data.dataset import (
     each_pixel_stats,
     pixel_stats,
 )
-from sordino.data.decoding import JPEG, MODE, channels_last, opened
+from sordino.data.image_files import JPEG, MODE, channels_last, opened
 from sordino.errors import DataError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "y")

@@ -15,8 +15,8 @@ from sordino.data import images
 from sordino.data.cells import texts, whole, without_gaps
 from sordino.data.columns import Owners, as_declared, remarks, unknown_values
 from sordino.data.dataset import Array
-from sordino.data.decoding import channels_last, opened
 from sordino.data.folders import SUFFIXES
+from sordino.data.image_files import channels_last, opened
 from sordino.data.label_kinds import LabelKind
 from sordino.data.reserve import area
 from sordino.data.schema import Column

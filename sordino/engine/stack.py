@@ -23,8 +23,7 @@ from sordino import tree
 from sordino.device import on_gpu
 from sordino.fast.factored import EVERY, ClientRows, Lazy, Span, dense
 from sordino.keys import Key, fold, integers, normal, root, signed, word
-from sordino.privacy.readers.padded_shard import PaddedShard
-from sordino.privacy.readers.shared_pass import SharedPass
+from sordino.privacy.readers.padded_shard import PaddedShard, SharedPass
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Task
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from sordino.accounting.facts import Fact
-from sordino.metrics.headlines import HEADLINES, Metric
-from sordino.metrics.rows import RoundRow
+from sordino.metrics.rows import HEADLINES, Metric, RoundRow
 
 Metrics = Sequence[RoundRow]
 Measure = Callable[[Metrics], float | None]

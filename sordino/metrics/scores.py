@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sordino import user_code
 from sordino.errors import ConfigError, OwnCodeError
-from sordino.metrics.headlines import SCORED
+from sordino.metrics.rows import SCORED
 from sordino.types import Examples, Params, Task
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def metrics_named(names: Sequence[str]) -> dict[str, MetricFunction]:
     return found
 
 
-def measured(metrics: Mapping[str, MetricFunction], task: Task, params: Params, test: Examples) -> dict[str, float]:
+def own_scores(metrics: Mapping[str, MetricFunction], task: Task, params: Params, test: Examples) -> dict[str, float]:
     """Values of a user's own metrics for a model."""
     if not metrics:
         return {}

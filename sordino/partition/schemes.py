@@ -29,8 +29,7 @@ from numpy.random import Generator
 
 from sordino.errors import PartitionError
 from sordino.partition import counts
-from sordino.partition.counts import check_clients, choice, require
-from sordino.partition.filling import can_be_even, fill
+from sordino.partition.counts import can_be_even, check_clients, choice, fill, require
 from sordino.partition.row_numbers import Array, RowNumbers, table
 
 HOLDERS: Mapping[str, Callable[[Array, int, int, Generator], Array]] = {

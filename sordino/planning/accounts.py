@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import keys, user_code
+from sordino.accounting.claims import Policy
 from sordino.accounting.events import Event, NonPrivate, Poisson, draws_afresh, from_json
 from sordino.accounting.notes import named, note, parsed
-from sordino.accounting.policy import Policy
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import RequestsClients
 from sordino.budget.plan import Plan, Price

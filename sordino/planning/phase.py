@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from sordino import keys, user_code
+from sordino.accounting.claims import Policy
 from sordino.accounting.facts import FORMAT
-from sordino.accounting.policy import Policy
 from sordino.accounting.pricing import Pricing
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.learning import adapting

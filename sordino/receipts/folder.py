@@ -17,7 +17,8 @@ from typing import TypeVar
 
 from sordino import config
 from sordino.accounting.facts import Fact, parsed
-from sordino.config import Experiment, paths
+from sordino.config import Experiment
+from sordino.config.experiment import resolved
 from sordino.errors import RunError, damaged
 from sordino.ledger.files import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
@@ -87,7 +88,7 @@ class RunFolder:
         the run began.
         """
         given = config.load(self.experiment_file, changes, settings)
-        return paths.resolved(given, self.path, self.environment.began) if self.environment_file.exists() else given
+        return resolved(given, self.path, self.environment.began) if self.environment_file.exists() else given
 
     @cached_property
     def environment(self) -> Environment:

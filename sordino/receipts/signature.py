@@ -1,10 +1,17 @@
-"""Signature of a receipt by a site: Ed25519 over the bytes of privacy.json, in privacy.sig beside it.
+"""Signature of a receipt by a site: Ed25519 over the bytes of privacy.json, in privacy.sig beside it; and the envelope
+that general tools check, DSSE around an in-toto statement (github.com/secure-systems-lab/dsse, in-
+toto.io/Statement/v1).
 
 A seal shows that receipt and ledger belong together; a signature, that they were not both made anew by someone else.
+
+The statement follows from the receipt alone, so whoever signs a receipt signs its envelope with it (`sign`),
+and anybody can put the envelope together later.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,9 +19,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from sordino.accounting.events import Json
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
-from sordino.receipts import envelope
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import write
 
@@ -44,7 +51,7 @@ def sign(folder: Path, path: Path) -> Path:
     signed = {
         "public_key": public,
         "signature": key.sign(receipt).hex(),
-        envelope.SIGNED: key.sign(envelope.signed_bytes(receipt)).hex(),
+        SIGNED: key.sign(signed_bytes(receipt)).hex(),
     }
     place = RunFolder(folder).signature_file
     atomic_write(place, json.dumps(signed).encode())
@@ -65,8 +72,8 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
             return ["the signature is by another key"]
         receipt = _receipt(folder)
         key.verify(bytes.fromhex(told["signature"]), receipt)
-        if envelope.SIGNED in told:
-            key.verify(bytes.fromhex(told[envelope.SIGNED]), envelope.signed_bytes(receipt))
+        if SIGNED in told:
+            key.verify(bytes.fromhex(told[SIGNED]), signed_bytes(receipt))
     except InvalidSignature:
         return ["the signature is not of this receipt"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -113,3 +120,42 @@ def _no_key(path: Path, why: str) -> ConfigError:
         fix="make a pair with `sordino identity new FILE`: FILE signs, and FILE.pub verifies",
         code="no-key",
     )
+
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+PREDICATE_TYPE = "urn:sordino:receipt:1"
+SIGNED = "envelope"  # the name in privacy.sig of the signature over the envelope
+
+
+def payload(receipt: bytes) -> bytes:
+    """The statement about a receipt, given the bytes of privacy.json."""
+    told, run = json.loads(receipt), RunFolder(Path())
+    digests = {run.receipt_file.name: hashlib.sha256(receipt).hexdigest()}
+    if model := told.get("files", {}).get(run.model_file.name):
+        digests[run.model_file.name] = model
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": told,
+    }
+    return json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+
+
+def signed_bytes(receipt: bytes) -> bytes:
+    """The bytes that a signature of the envelope covers: DSSE's pre-authentication encoding of the statement."""
+    said = payload(receipt)
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(said), said)
+
+
+def envelope(folder: Path) -> str:
+    """The envelope of a run's receipt, as JSON. `signatures` is empty where the receipt is not signed."""
+    mine = RunFolder(folder)
+    signatures: list[Json] = []
+    if mine.signature_file.is_file():
+        told = json.loads(mine.signature_file.read_text(encoding="utf-8"))
+        if SIGNED in told:  # a signature of before there were envelopes has none
+            sig = base64.b64encode(bytes.fromhex(told[SIGNED])).decode()
+            signatures = [{"keyid": told["public_key"], "sig": sig}]
+    said = base64.b64encode(payload(mine.receipt_file.read_bytes())).decode()
+    return json.dumps({"payloadType": PAYLOAD_TYPE, "payload": said, "signatures": signatures}, indent=2)

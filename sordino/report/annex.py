@@ -16,8 +16,8 @@ from sordino.accounting.words import headline
 from sordino.errors import BackendUnavailable
 from sordino.ledger.files import atomic_write
 from sordino.planning.agreement import FILE as AGREEMENT
-from sordino.receipts.evidence import COLUMNS, FORGED, Evidence
-from sordino.receipts.evidence import table as rows_of
+from sordino.receipts.documents import COLUMNS, FORGED, Evidence
+from sordino.receipts.documents import table as rows_of
 from sordino.report.frame import document, source
 from sordino.results.markup import Html, joined, listed, section, table, tag
 

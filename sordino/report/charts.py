@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from sordino.report.palette import look
+from sordino.report.frame import look
 from sordino.results.markup import Html, folded, joined, scrolled, tag
 
 LEFT, WIDE = 11, 86  # percent of the width: where the plotting area begins, and its width

@@ -14,7 +14,7 @@ from sordino.errors import ConfigError
 from sordino.later import when_used
 
 if TYPE_CHECKING:
-    from sordino.receipts.evidence import Evidence
+    from sordino.receipts.documents import Evidence
 
 
 def report(
@@ -105,7 +105,7 @@ def export(
             code="unknown-document-kind",
         )
     with when_used("torch"):
-        from sordino.receipts.evidence import gather
+        from sordino.receipts.documents import gather
 
     found = gather(folder, key, with_code, anyway and as_ is not Document.dsse)  # which has no top to say it on
     typer.echo(str(_written(found, as_, folder, target)))
@@ -114,7 +114,7 @@ def export(
 def _written(found: Evidence, as_: Document, folder: Path, target: Path) -> Path:
     from sordino.ledger.files import atomic_write
     from sordino.receipts.documents import card, record
-    from sordino.receipts.envelope import envelope
+    from sordino.receipts.signature import envelope
     from sordino.report.annex import as_pdf, page
 
     if target.suffix == ".pdf":

@@ -18,9 +18,9 @@ from sordino.accounting.facts import Epsilon, Fact, Number
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
-from sordino.metrics.headlines import HEADLINES, MEASURED, Metric
 from sordino.metrics.measures import Metrics, Point, curve, headline
 from sordino.metrics.preparation_cost import flops_until
+from sordino.metrics.rows import HEADLINES, MEASURED, Metric
 from sordino.report.charts import Axis, Line, Lines, ScatterPoint, Spot, lines, number, points
 from sordino.report.frame import promises, self_contained, top
 from sordino.report.run_charts import COMPUTED, ROUND, SENT, score_axis, written

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from sordino.errors import ConfigError
-from sordino.metrics.headlines import HEADLINES, Headline
+from sordino.metrics.rows import HEADLINES, Headline
 from sordino.report import run_charts
 from sordino.report.charts import Line, Lines
 from sordino.report.comparison_page import ComparisonFacts, charts, gather
-from sordino.report.palette import LIGHT, SERIES, dashes
+from sordino.report.frame import LIGHT, SERIES, dashes
 from sordino.report.run_facts import RunFacts
 
 if TYPE_CHECKING:

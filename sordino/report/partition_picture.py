@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sordino.partition.row_numbers import Array
-from sordino.report.palette import DARK, LIGHT
+from sordino.report.frame import DARK, LIGHT
 from sordino.results.markup import Html, joined, tag
 
 LARGEST = 9  # the radius that the largest bubble needs

@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from sordino.metrics.headlines import HEADLINES, Headline, bytes_text, scaled
 from sordino.metrics.measures import headline, last_scored, scores
-from sordino.metrics.rows import RoundRow
+from sordino.metrics.rows import HEADLINES, Headline, RoundRow, bytes_text, scaled
 from sordino.report.charts import Axis, Line, Lines, Spot, Write, number, percent
 from sordino.report.run_facts import RunFacts
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from sordino.accounting.words import epsilon_text
 from sordino.errors import LedgerError
 from sordino.ledger.files import atomic_write
-from sordino.metrics.headlines import bytes_text
 from sordino.metrics.measures import last_scored, last_ten, scores
+from sordino.metrics.rows import bytes_text
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import bind_page
 from sordino.receipts.run_files import Between, Group, OfClient
-from sordino.report import findings, preparation_section, run_charts
+from sordino.report import run_charts, sections
 from sordino.report.charts import Axis, bars, heat, lines, number, percent
 from sordino.report.frame import promises, self_contained, top
 from sordino.report.run_facts import EVALUATOR, EVALUATORS, RunFacts, gather
@@ -62,10 +62,10 @@ def page(facts: RunFacts) -> str:
         section("Privacy guarantees, by unit and adversary", promises(facts.guarantees)),
         _listed("Phase by phase", facts.by_phase),
         _listed("What this rests on", facts.assumptions),
-        Html("") if facts.audit is None else findings.audited(facts.audit),
-        Html("") if facts.attackers is None else findings.attacked(facts.attackers),
+        Html("") if facts.audit is None else sections.audited(facts.audit),
+        Html("") if facts.attackers is None else sections.attacked(facts.attackers),
         section("Learning", tag("div", *_learning(facts), class_="grid")),
-        Html("") if facts.prepared is None else preparation_section.section(facts.prepared),
+        Html("") if facts.prepared is None else sections.preparation(facts.prepared),
         section("Privacy spent", tag("div", *_spent(facts), class_="grid")),
         _partition(facts),
         section("Do it again", *_again(facts)),

@@ -18,7 +18,7 @@ from sordino.accounting.words import epsilon_text
 from sordino.ledger.files import atomic_write
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import LeftInRun
-from sordino.results.pictures import Pixels, png
+from sordino.results.markup import Pixels, png
 
 Verdict = Literal["broken", "reached", "stopped", "no power", "not tried"]
 SIDE = 64  # of an image in a picture, about

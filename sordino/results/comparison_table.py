@@ -17,7 +17,6 @@ from sordino.accounting.events import Json
 from sordino.accounting.facts import Fact
 from sordino.accounting.statement import Guarantee
 from sordino.config import Experiment
-from sordino.metrics.headlines import HEADLINES, Metric, bytes_text
 from sordino.metrics.measures import (
     Measure,
     Metrics,
@@ -34,6 +33,7 @@ from sordino.metrics.measures import (
     worst_tenth,
 )
 from sordino.metrics.preparation_cost import before
+from sordino.metrics.rows import HEADLINES, Metric, bytes_text
 from sordino.results import markup
 from sordino.results.preparation_facts import label_of
 from sordino.results.sweeps import Notes

@@ -22,7 +22,7 @@ from sordino import config, user_code
 from sordino.config import build
 from sordino.data import missing_extra
 from sordino.errors import ConfigError, DataError
-from sordino.metrics.accuracy import Evaluator
+from sordino.metrics.evaluation import Evaluator
 from sordino.metrics.rows import Scores
 from sordino.metrics.scores import scored
 from sordino.privacy.noise.sources import Counter

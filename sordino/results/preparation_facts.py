@@ -19,7 +19,7 @@ from sordino.accounting.facts import Fact
 from sordino.algorithms.optional import PublicTensors
 from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
 from sordino.config import Experiment
-from sordino.data.candidates import Candidates
+from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
 from sordino.metrics.preparation_cost import Cost, Plain, Sent, charged, messages
@@ -27,8 +27,8 @@ from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import some_of
-from sordino.results.pictures import Pixels, strip
-from sordino.runs.server_data import ServerData, source_of
+from sordino.results.markup import Pixels, strip
+from sordino.runs.backend import ServerData, source_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
 from sordino.types import HANDED, Formula

@@ -59,7 +59,7 @@ def of_algorithm(name: str) -> Json:
 
         return _entry("algorithm", name, own_algorithm(name))
     if name not in listed:
-        from sordino.config.wording import nearest
+        from sordino.config.reading import nearest
 
         raise ConfigError(
             f"there is no algorithm {name!r}",
@@ -86,7 +86,7 @@ def _choices() -> dict[str, Choices]:
     from sordino.budget.schedules import SCHEDULES
     from sordino.config import gates
     from sordino.partition.schemes import SCHEMES
-    from sordino.runs.server_data import CandidateSettings
+    from sordino.runs.backend import CandidateSettings
     from sordino.sampling.by_budget import COHORTS
     from sordino.tasks.nets import NETS
     from sordino.tasks.problems import PROBLEMS

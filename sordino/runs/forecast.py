@@ -23,19 +23,18 @@ from sordino.accounting.statement import Guarantee
 from sordino.algorithms.optional import PublicTensors
 from sordino.config import Experiment
 from sordino.engine import wire
-from sordino.engine.choose_executor import cores
+from sordino.engine.executor import cores
 from sordino.engine.server import FederatedServer
 from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import MEMORY
-from sordino.planning.alternatives import alternatives, untouched, wider_cohort
+from sordino.planning.calculator import alternatives, untouched, wider_cohort
 from sordino.planning.noise_level import Enough
 from sordino.planning.planner import Planner, PlanRow
 from sordino.receipts.private import throwaway
-from sordino.runs.clients import forks_of
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup
-from sordino.runs.simulation import Simulation, settle, simulated
+from sordino.runs.simulation import Simulation, forks_of, settle, simulated
 from sordino.tree import Tree
 from sordino.types import Terms
 

@@ -1,10 +1,13 @@
-"""List the runs in a folder, from their files alone: no data is loaded, nothing is recomputed."""
+"""List and watch runs from outside, from their files and locks alone: no data is loaded, no ledger is opened, nothing
+is recomputed.
+"""
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,8 +17,10 @@ from sordino.accounting.facts import delta_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.errors import RunError, SordinoError
 from sordino.metrics.measures import last_scored
-from sordino.receipts.folder import RunFolder, no_folder
+from sordino.metrics.rows import RoundRow, Scores
+from sordino.receipts.folder import RunFolder, no_folder, rows_of
 from sordino.receipts.run_files import Receipt
+from sordino.transport.run_events import RunEvent
 
 
 class Listed(NamedTuple):
@@ -126,3 +131,136 @@ def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
     if row.nominal_epsilon is not None:
         return text + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
     return text + standing(row.status, simulated)
+
+
+class SiteNow(NamedTuple):
+    """State of a site after the events so far."""
+
+    connected: bool = False
+    since: str = ""  # UTC; nothing: it has not come yet
+    takes_part: bool = False
+    asked: int = 0  # the last round that it was asked for
+    answered: int = 0  # and the last one that it answered
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        if not self.since:
+            return self.why or "not there yet"
+        return "connected" if self.connected else "not connected" + (f": {self.why}" if self.why else "")
+
+
+class Seen(NamedTuple):
+    state: str  # running, finished, budget spent, stopped or killed
+    round: int
+    rounds: int
+    score: Scores  # of the last evaluated round
+    bytes: int
+    at: float  # when the last row was written
+    promise: str  # once there is a receipt
+    sites: Mapping[str, SiteNow] = {}  # by name, in a run between sites; of a site's own folder one without a name
+
+
+class WatchStart(NamedTuple):
+    """Time and round from which rounds per second are counted: the start of the run, or of watching it where the run
+    was resumed.
+    """
+
+    at: float
+    round: int
+
+
+def events(run: RunFolder) -> list[RunEvent]:
+    """Events between sites that this user may read."""
+    whole = RunFolder(run.private).events_file
+    return rows_of(whole, RunEvent) if whole.exists() else public_events(run)
+
+
+def public_events(run: RunFolder) -> list[RunEvent]:
+    """Events that the guarantees cover."""
+    return rows_of(run.events_file, RunEvent)
+
+
+def look(run: RunFolder) -> Seen:
+    """State, round and score of a run, from what it has written."""
+    alive = run.in_use  # asked before anything is read: who ends after this is seen to have ended at the next look
+    planned, rows, file = run.experiment.rounds, run.metrics(), run.metrics_file
+    happened = events(run)
+    receipt = run.receipt(sealed=not alive) if run.receipt_file.exists() else None
+    if receipt is not None and receipt.rounds < len(rows):
+        receipt = None  # of an earlier stop; the run has gone on since
+    last = last_scored(rows)
+    return Seen(
+        state(run, alive, rows, happened, receipt),
+        len(rows) if run.environment.clients is None or not rows else rows[-1].round,  # a site may miss some
+        planned,
+        Scores() if last is None else last.judged,
+        sum(row.bytes for row in rows),
+        file.stat().st_mtime if file.exists() else 0.0,
+        promised(receipt) if receipt is not None and not alive else "",
+        sites(happened, alive),
+    )
+
+
+def state(
+    run: RunFolder, alive: bool, rows: Sequence[RoundRow], events: Sequence[RunEvent], receipt: Receipt | None
+) -> str:
+    """One word: running, finished, budget spent, stopped or killed."""
+    if alive:
+        return "running"
+    if run.environment.clients is not None:  # a site: how many rounds it is asked for is not its decision
+        said = next((event.event for event in reversed(events) if event.event in ("over", "stopped", "started")), "")
+        return {"over": "finished", "stopped": "stopped"}.get(said, "killed")
+    if receipt is None:
+        return "killed"
+    if len(rows) >= run.experiment.rounds:
+        return "finished"
+    return "budget spent" if _says_spent(run.notes()) else "stopped"
+
+
+def sites(events: Sequence[RunEvent], alive: bool) -> dict[str, SiteNow]:
+    """State of each site since the last start. Sites known from before it count as gone until they come back; of a run
+    that is not `alive` none is connected.
+    """
+    found: dict[str, SiteNow] = {}
+    for event in events:
+        before = found.get(event.site, SiteNow())
+        match event.event:
+            case "started":
+                known = {site: found.get(site, SiteNow()) for site in event.sites or ("",)}
+                found = {site: was._replace(connected=False, since="", why="") for site, was in known.items()}
+            case "connected" | "cut off":
+                there = event.event == "connected"
+                found[event.site] = before._replace(connected=there, since=event.at, why=event.why)
+            case "accepted":
+                found[event.site] = before._replace(takes_part=True)
+            case "refused":
+                found[event.site] = before._replace(why=event.why)
+            case "answered":
+                found[event.site] = before._replace(answered=event.round or 0)
+            case "asked":
+                for site in event.sites:
+                    found[site] = found.get(site, SiteNow())._replace(asked=event.round or 0)
+    return found if alive else {site: now._replace(connected=False) for site, now in found.items()}
+
+
+def beginning(run: RunFolder) -> WatchStart | None:
+    """Start of a run that was never resumed, else None: every start touches the lock, so here the lock is as old as the
+    run.
+    """
+    started = run.environment.started
+    try:
+        begun, touched = datetime.datetime.fromisoformat(started), run.lock_file.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return WatchStart(begun.timestamp(), 0) if abs(touched - begun.timestamp()) < 10 else None
+
+
+def rate(seen: Seen, since: WatchStart) -> float:
+    """Rounds per second, 0 while unknown."""
+    passed = seen.at - since.at
+    return max(0.0, (seen.round - since.round) / passed) if passed > 0 else 0.0
+
+
+def _says_spent(notes: Sequence[str]) -> bool:
+    return bool(notes) and notes[-1].startswith("stopped before round")

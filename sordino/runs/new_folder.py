@@ -15,7 +15,8 @@ import torch
 
 from sordino.accounting.events import Json
 from sordino.accounting.facts import FORMAT
-from sordino.config import Experiment, paths
+from sordino.config import Experiment
+from sordino.config.experiment import start_of
 from sordino.errors import RunError, unwritten
 from sordino.ledger.files import atomic_write, sync
 from sordino.planning.agreement import Agreement
@@ -46,7 +47,7 @@ def found(
         young.mkdir(parents=True)
         mine = RunFolder(young)
         atomic_write(mine.experiment_file, experiment.toml().encode())
-        environment = environment.beside(began=paths.start_of(folder))
+        environment = environment.beside(began=start_of(folder))
         atomic_write(mine.environment_file, json.dumps(environment.to_json(), indent=2).encode())
         if story is not None:
             atomic_write(mine.candidates_file, json.dumps(story, indent=2).encode())

@@ -1,23 +1,29 @@
-"""Play a run from its first round to its receipt, in a folder that was created for it: rounds, metrics, checkpoints.
-Only the server's side is used, so simulations and runs between real sites are played alike."""
+"""Play a run from its first round to its receipt, in a folder that was created for it: rounds, metrics, checkpoints,
+callbacks. Only the server's side is used, so simulations and runs between real sites are played alike.
+
+Callbacks are your own code, called after each round with what the guarantees cover. No examples, uploads or models
+are passed; with real noise not even test results, which lie in the private folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sordino import tree, user_code
+from sordino.accounting.claims import Policy
+from sordino.accounting.events import Json
 from sordino.algorithms.optional import ChecksServer
-from sordino.config import Network, session
+from sordino.config import Network, filled, session
 from sordino.engine import checkpoint
 from sordino.engine.server import FederatedServer
-from sordino.errors import BudgetExhausted, unwritten
+from sordino.errors import BudgetExhausted, ConfigError, unwritten
 from sordino.fast.processor import keep_freed_memory
 from sordino.ledger.files import append_line
 from sordino.metrics.rows import RoundCost, RoundRow
@@ -26,10 +32,10 @@ from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.round import Outcome
-from sordino.runs import bundle, callbacks
+from sordino.runs import bundle
 from sordino.runs.backend import Backend, Begun
-from sordino.runs.preparation import prepare
-from sordino.runs.reused_preparation import adopt
+from sordino.runs.metric_files import shown
+from sordino.runs.preparation import adopt, prepare
 from sordino.runs.rounds import PlayedPhase, RunInPlay
 from sordino.runs.setup import Setup
 from sordino.runs.stop_signals import patience
@@ -111,7 +117,7 @@ def play(
         for prior in setup.preparation:
             notes += ChecksServer.of(prior.algorithm).warnings(backend.home)
         warned = (*backend.remarks, *notes)
-        evaluate, told = backend.evaluation(), callbacks.named(experiment.callbacks)
+        evaluate, told = backend.evaluation(), named(experiment.callbacks)
         if begun is None:
             with (federation := run.federation(backend)).ledger:
                 return _ended(backend, folder, federation, None, notes, interrupted=True)
@@ -130,7 +136,7 @@ def play(
                 before = server
                 _note_costs(backend, folder, phase, outcome)
                 for callback in told:
-                    callback.on_round(callbacks.visible(row, setup.policy))
+                    callback.on_round(visible(row, setup.policy))
                 if watch is not None:
                     watch(Progress(t, experiment.rounds, row, folder, setup, phase.federation, warned))
             interrupted = not phase.over
@@ -198,3 +204,45 @@ def _on_disk(folder: Path) -> Iterator[None]:
             yield
     except OSError as error:
         raise unwritten(f"cannot write in {folder}", error, "check the folder, then resume") from error
+
+
+class Callback:
+    """Base of a callback: write a subclass with `on_round`, `on_end` or both. An exception in it ends the run; what was
+    released stays.
+    """
+
+    def on_round(self, row: Json) -> None:
+        """Called after each round with its row of metrics.jsonl, without lists that hold one value for each client."""
+
+    def on_end(self, receipt: Json) -> None:
+        """Called at the end of the run with the receipt, as it stands in privacy.json."""
+
+
+def named(tables: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
+    """The callbacks that an experiment names, each `module:Class` or a table with a name and its arguments."""
+    found: list[Callback] = []
+    for given in tables:
+        table = {"name": given} if isinstance(given, str) else dict(given)
+        name = str(table.pop("name", ""))
+        if not user_code.is_own(name):
+            raise ConfigError(
+                f"callbacks names {name!r}", why="a callback is a class of your own", fix="give module:Class",
+                code="unknown-callback",
+            )  # fmt: skip
+        made = user_code.load(name, "callbacks")
+        if isinstance(made, Callback):
+            found.append(made)
+        else:
+            found.append(filled(user_code.of_kind(name, "callbacks", Callback), table, f"[callbacks] {name}"))
+    return found
+
+
+def visible(row: RoundRow, policy: Policy) -> Json:
+    """The row that a callback gets: never a list with one value for each client."""
+    return shown(row, policy.hidden) if policy.real else _summed(row.to_json())
+
+
+def _summed(told: Json) -> Json:
+    if isinstance(spread := told.get("clients"), Mapping):
+        told = {**told, "clients": {name: value for name, value in spread.items() if name != "each"}}
+    return told

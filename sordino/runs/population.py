@@ -23,9 +23,9 @@ from sordino.partition.row_numbers import Array, RowNumbers, checked
 from sordino.partition.schemes import SCHEMES, Natural
 from sordino.planning.agreement import PublicNumbers
 from sordino.planning.prices import check_everybody_has_data
+from sordino.runs.backend import ServerRows, source_of
 from sordino.runs.declared_data import DeclaredData, check_words
 from sordino.runs.public_inputs import Disclosures
-from sordino.runs.server_data import ServerRows, source_of
 from sordino.sampling.kinds import alike
 
 LISTED = 8  # names in a sentence

@@ -2,27 +2,43 @@
 
 Files in the run folder: preparation/NAME/checkpoints, and beside it the server's findings, a table in each file;
 preparation.jsonl with one object per round; and handed.safetensors, which every client has been given before the first
-round of the training."""
+round of the training.
+
+The preparation of another run can be reused (`--prepared`), to try training in many ways. Its releases are not made
+again: their ledger entries are copied with their charges, and the receipt of the new run accounts for both
+preparation and training. Runs that share a preparation but not a ledger do not account for each other's training, as
+always.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from sordino import tree
+from sordino.accounting.events import Json
+from sordino.accounting.notes import under
 from sordino.algorithms.optional import PublicTensors, first_state
 from sordino.algorithms.phases import Phase
 from sordino.engine import checkpoint, wire
 from sordino.engine.server import FederatedServer
+from sordino.errors import RunError
+from sordino.ledger.books import Op
 from sordino.ledger.files import atomic_write
+from sordino.ledger.ledger import Entry, State
 from sordino.metrics.rows import RoundRow
 from sordino.receipts.folder import RunFolder
+from sordino.receipts.receipt import opened
 from sordino.runs import metric_files as metrics
 from sordino.runs.backend import Backend, Begun
 from sordino.runs.rounds import RunInPlay, stands
+from sordino.runs.setup import Setup
+from sordino.runs.simulation import simulated
 from sordino.tree import Tree
 from sordino.types import HANDED, Params
+from sordino.version import __version__
 
 Watch = Callable[[Backend, FederatedServer, RoundRow], None]
 
@@ -102,3 +118,119 @@ def _hand(backend: Backend, folder: Path, handed: Params, begun: Begun | None) -
     with metrics.opened(RunFolder(folder).preparation_file, written, real, hidden=False) as rows:
         rows.write(row)
         rows.sync()
+
+
+DEPENDS = ("seed", "data", "partition", "model", "candidates", "chaos")  # tables that every preparation looks at
+
+
+def check_source(setup: Setup, source: Path) -> None:
+    """Refuse a preparation that is not finished, or that differs from the one this experiment would make."""
+    its = RunFolder(source)
+    its.check()
+    other = simulated(its.experiment).setup
+    if not setup.preparation or not other.preparation:
+        raise RunError(
+            f"there is no preparation to take from {source}",
+            why="its algorithm has no preparation" if setup.preparation else "this experiment has no preparation",
+            fix="leave --prepared out",
+            code="nothing-prepared",
+        )
+    here, there = _depends(setup, __version__), _depends(other, its.environment.sordino)
+    differs = [name for name in here | there if here.get(name) != there.get(name)]
+    if differs:
+        raise RunError(
+            f"the preparation of {source} does not fit this experiment",
+            why=f"these differ: {', '.join(differs)}",
+            fix="change them back, or leave --prepared out and prepare again",
+            code="prepared-otherwise",
+        )
+    if _priced(setup) and (setup.experiment.privacy.ledger or other.experiment.privacy.ledger):
+        raise RunError(
+            f"{source} paid for its preparation from a ledger that several runs share",
+            why="there, the same release would be charged a second time",
+            fix="leave --prepared out, or let each run have its own ledger",
+            code="prepared-on-shared-ledger",
+        )
+    for phase, (loaded, entries) in _released(other, source).items():
+        done = loaded is not None and all(entry.state is State.PUBLISHED for entry in entries)
+        if not done or loaded.step != len(entries) or not _phase(other, phase).over(loaded.trees["server"]):
+            raise RunError(
+                f"the preparation of {source} is not finished",
+                why=f"its phase {phase} is not over",
+                fix=f"`sordino resume {source}` finishes it",
+                code="still-preparing",
+            )
+
+
+def _depends(setup: Setup, version: str) -> Json:
+    """Everything that decides a preparation, by the names used in messages. The text of user code and the content of
+    images are not compared.
+    """
+    experiment = setup.experiment
+    tables = experiment.model_dump(mode="json", include={*DEPENDS})
+    priced = (
+        experiment.privacy.model_dump(mode="json", exclude={"ledger"}) if _priced(setup) else experiment.privacy.noise
+    )
+    return {f"[{name}]": tables[name] for name in DEPENDS} | {
+        "how the preparation is done": [repr(mine.algorithm) for mine in setup.preparation],
+        "the outputs of the model": tree.size(setup.task.init(0)),
+        "[privacy]": priced,
+        "what a budget leaves for it": [(repr(mine.plan.pricing), mine.plan.portion) for mine in setup.preparation],
+        "engine.precision": setup.engine.precision,
+        "the version of sordino": version,
+    }
+
+
+def _priced(setup: Setup) -> bool:
+    """True where the preparation spends a budget."""
+    return any(mine.plan.offer is not None for mine in setup.preparation)
+
+
+def _phase(setup: Setup, name: str) -> Setup:
+    return next(mine for mine in setup.preparation if mine.phase == name)
+
+
+def _released(setup: Setup, source: Path) -> dict[str, tuple[Any, list[Entry]]]:
+    """Last checkpoint and ledger entries of each phase."""
+    _, federation = opened(source)
+    with federation.ledger:
+        entries = federation.entries()
+    return {
+        mine.phase: (
+            checkpoint.load(RunFolder(source).of_phase(mine.phase).checkpoints, mine.state),
+            [entry for entry in entries if Op.of(entry.op).phase == mine.phase],
+        )
+        for mine in setup.preparation
+    }
+
+
+def adopt(backend: Backend, folder: Path, run: str, ledger: Path, source: Path) -> None:
+    """Copy each phase into a new run folder: first ledger entries, then metric rows, then the checkpoint that ends the
+    phase. After a crash it is done again.
+    """
+    setup = backend.setup
+    ours, theirs = RunFolder(folder), RunFolder(source)
+    places = {mine.phase: ours.of_phase(mine.phase).checkpoints for mine in setup.preparation}
+    if all(checkpoint.latest(place) is not None for place in places.values()):
+        return
+    check_source(setup, source)  # again: a resumed adoption may come long after the first look
+    rows = theirs.preparation_file.read_bytes()
+    if theirs.candidates_file.exists():
+        atomic_write(ours.candidates_file, theirs.candidates_file.read_bytes())
+    for phase, (loaded, entries) in _released(setup, source).items():
+        if checkpoint.latest(places[phase]) is not None:
+            continue
+        with (federation := backend.at(_phase(setup, phase).stage).federation(ledger, run)).ledger as book:
+            for entry in entries:
+                op = federation.op(Op.of(entry.op).round)
+                said = under(entry.note, federation.config)
+                granted = book.reserve(op, entry.charges, bytes.fromhex(entry.plan), said)
+                assert granted == entry.charges.keys(), "the same budget pays for the same release"
+                assert entry.digest is not None
+                book.drawn(op)
+                book.stored(op, bytes.fromhex(entry.digest))
+                book.published(op)
+            head = book.head()
+        atomic_write(ours.preparation_file, rows[: loaded.meta["metrics_bytes"]])
+        server = {"server": loaded.trees["server"]}  # what clients kept is for phases to come, and there is none
+        checkpoint.save(places[phase], loaded.step, server, {**loaded.meta, "ledger_head": head})

@@ -29,9 +29,8 @@ from sordino import config, tree
 from sordino.accounting.events import Json
 from sordino.device import CPU, here, on
 from sordino.engine import wire
-from sordino.engine.choose_executor import device_of
 from sordino.engine.commands import Command, End, Keep, Restore, Round, Score, decode_command, encode_command
-from sordino.engine.executor import Answers, Executor, Scores
+from sordino.engine.executor import Answers, Executor, Scores, device_of
 from sordino.errors import RunError
 from sordino.fast.processor import keep_freed_memory
 from sordino.privacy.uplink import Summed

@@ -16,8 +16,8 @@ from sordino.algorithms.optional import Home, OtherReads, OwnLoss
 from sordino.algorithms.phases import Phase
 from sordino.config import Engine, filled
 from sordino.device import CPU
-from sordino.engine.choose_executor import cores, decide, device_of, processes_of
 from sordino.engine.client_states import States, shape_of
+from sordino.engine.executor import cores, decide, device_of, processes_of
 from sordino.engine.server import FederatedServer
 from sordino.engine.wire import Header
 from sordino.errors import ConfigError

@@ -13,29 +13,30 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sordino import user_code
 from sordino.algorithms.optional import PerClientMessages
 from sordino.config import Experiment, Network, Privacy
 from sordino.data.schema import Column
-from sordino.device import here
+from sordino.device import CPU, here
 from sordino.engine import wire
 from sordino.engine.client_states import States
-from sordino.engine.executor import Executor
-from sordino.engine.shards import Shards
+from sordino.engine.executor import Executor, cores
+from sordino.engine.forks import Forks
+from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
-from sordino.metrics.accuracy import Evaluator
-from sordino.metrics.evaluation import Evaluation, check, check_models, check_scores
+from sordino.metrics.evaluation import Evaluation, Evaluator, check, check_models, check_scores
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
+from sordino.privacy.noise.sources import for_run
 from sordino.receipts.private import secret_of
-from sordino.runs.backend import Backend, Begun
-from sordino.runs.clients import clients_of, forks_of, threads_of
+from sordino.runs.backend import Backend, Begun, ServerData
 from sordino.runs.population import Population
-from sordino.runs.server_data import ServerData
 from sordino.runs.setup import Setup, Whole
+from sordino.tasks.threads import Threads
 from sordino.transport.message import Letterhead
 from sordino.transport.pipes import Pipes
 from sordino.transport.sites import Patience, Sites
-from sordino.types import Examples, Params
+from sordino.types import Examples, NoiseSource, Params
 
 ROOM = 1 << 26  # bytes of uploads in one message: what a process holds before it answers
 MANY = 1000  # clients in one message
@@ -175,3 +176,75 @@ def in_processes(setup: Setup, folder: Path, place: Path, run: str) -> Sites:
         # with a simulated slow network each message carries one client, since each client has a network of its own
         1 if network != Network() else max(1, min(MANY, ROOM // max(1, upload))),
     )
+
+
+PER_CORE = 4  # more of them only wait for each other
+
+
+def clients_of(
+    setup: Setup,
+    run: str,
+    trained: Mapping[int, Examples],
+    tested: Mapping[int, Examples],
+    states: States,
+    secret: bytes | None = None,
+    handed: Params | None = None,
+    shelf: Path | None = None,
+) -> Site:
+    """The site of these clients. `secret`: where noise is real, the source of what a client randomises once in a run;
+    `handed`: tensors that every client was given before the first round; `shelf`: the folder in which they keep their
+    states.
+    """
+    noise = setup.experiment.privacy.noise
+
+    def once(client: int) -> NoiseSource:
+        return for_run(noise, setup.key, secret, client)
+
+    if setup.algorithm.read.redraw is not None:
+        trained = PreparedShards(trained, setup.algorithm.read, once)
+    return Site(
+        setup.algorithm,
+        setup.task,
+        trained,
+        setup.header(run),
+        states,
+        tested,
+        handed,
+        setup.public.sizes if setup.experiment.privacy.public_sizes else None,
+        setup.phase_key,
+        noise,
+        setup.sharing,
+        shelf,
+        threads_of(setup),
+    )
+
+
+def threads_of(setup: Setup) -> Threads:
+    """Threads of this process that train clients, each with a task of its own."""
+    return Threads(setup.task, threads(setup), setup.whole.built_task)
+
+
+def forks_of(setup: Setup) -> Forks | None:
+    """Forked helpers, or None: not with real noise, because the work of a helper that dies is done again and real noise
+    must not be drawn twice; not with a user's own code, which may keep state that a fork loses; and not where they do
+    not pay.
+    """
+    people, real = len(setup.public.sizes), setup.policy.real
+    of_a_round = people if setup.policy.hidden else math.ceil(setup.cohort.expected(people))
+    many = min(threads(setup), of_a_round)  # who has no client has nothing to do
+    return Forks(many) if many > 1 and not real and not owned(setup) else None
+
+
+def threads(setup: Setup) -> int:
+    """Number of threads that train clients in one process. A user's own code may keep state beside its arguments, so
+    one thread alone calls it, unless more are asked for.
+    """
+    if not setup.engine.one_process or setup.engine.device != CPU:
+        return 1
+    alone = setup.experiment.engine.workers == "auto" and owned(setup)
+    return 1 if alone else min(int(setup.engine.workers), PER_CORE * cores())
+
+
+def owned(setup: Setup) -> bool:
+    """True where the experiment names a user's own code."""
+    return any(user_code.named(setup.experiment.model_dump()))

@@ -24,8 +24,8 @@ from sordino import user_code
 from sordino.config import Experiment
 from sordino.device import here, on
 from sordino.engine import checkpoint
-from sordino.engine.choose_executor import device_of
 from sordino.engine.commands import Refused
+from sordino.engine.executor import device_of
 from sordino.engine.forks import ENDING
 from sordino.errors import SordinoError
 from sordino.fast.processor import keep_freed_memory

@@ -15,6 +15,6 @@ PARTS = {
     "secure_sums": {
         "encrypted": "sordino.secagg.encrypted",
         "masked": "sordino.secagg.masked",
-        "masked round": "sordino.secagg.masked_round:MaskedRound",
+        "masked round": "sordino.secagg.masked:MaskedRound",
     },
 }

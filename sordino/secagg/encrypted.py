@@ -17,7 +17,7 @@ import numpy as np
 
 from sordino.errors import EmptyRound, IntegrityError, KeyMismatch, SecureError, ServerHoldsKey, UnsoundGuarantee
 from sordino.privacy.uplink.channels import EncryptedChannel, EncryptedPeers, Opened, Stopwatch, Uploads
-from sordino.privacy.uplink.layout import Ints, Layout
+from sordino.privacy.uplink.fixed_point import Ints, Layout
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.secagg import extras, lattice, paillier
 from sordino.secagg.sealed import Public, Sealed, Secret

@@ -32,7 +32,7 @@ from sordino.errors import (
     NoSecretKey,
     ServerHoldsKey,
 )
-from sordino.privacy.uplink.layout import Ints, Layout, no_sum
+from sordino.privacy.uplink.fixed_point import Ints, Layout, no_sum
 from sordino.secagg import rings
 from sordino.secagg.extras import Foreign
 from sordino.secagg.rings import SLOTS, Ring

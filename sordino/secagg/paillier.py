@@ -23,10 +23,20 @@ from functools import cached_property, partial
 from typing import Final
 
 from sordino.errors import MalformedCiphertext, SecureError, WeakKey
-from sordino.privacy.uplink.layout import Ints, Layout
+from sordino.privacy.uplink.fixed_point import Ints, Layout
+from sordino.secagg.big_integers import (
+    FixedBase,
+    chinese,
+    integers,
+    is_prime,
+    pack,
+    powers,
+    random_prime,
+    short_exponents,
+    slots,
+    unpack,
+)
 from sordino.secagg.extras import gmpy2 as gmp
-from sordino.secagg.packing import integers, pack, slots, unpack
-from sordino.secagg.residues import FixedBase, chinese, is_prime, powers, random_prime, short_exponents
 from sordino.secagg.sealed import Sealed, SealedHeader, joined
 
 SCHEME: Final = "paillier"

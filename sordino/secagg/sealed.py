@@ -15,7 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from sordino.errors import ConfigError, KeyMismatch, LayoutMismatch, MalformedCiphertext, RoundMismatch
 from sordino.privacy.uplink.channels import PublicKey
-from sordino.privacy.uplink.layout import Ints, Layout
+from sordino.privacy.uplink.fixed_point import Ints, Layout
 
 MAGIC: Final = b"SRDE"
 VERSION: Final = 1

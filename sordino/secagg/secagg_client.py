@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from sordino.errors import LayoutMismatch
-from sordino.secagg import masks, shamir
+from sordino.secagg import masks
 from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
@@ -52,11 +52,11 @@ class Participant:
         assert 0 <= who < SERVER
         self._session, self._who = session, who
         self._channel, self._mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-        self._seed = os.urandom(shamir.SECRET_BYTES)
+        self._seed = os.urandom(masks.SECRET_BYTES)
         self._due: MessageKind | None = MessageKind.ADVERT
         self._roster: dict[int, Advert] = {}
         self._context = b""
-        self._held: dict[int, shamir.Row] = {}  # shares of (seed, mask key) of each peer that shared
+        self._held: dict[int, masks.Row] = {}  # shares of (seed, mask key) of each peer that shared
 
     def advertise(self) -> bytes:
         self._take(MessageKind.ADVERT)
@@ -78,7 +78,7 @@ class Participant:
         self._session.check(len(records))
         self._session.check_enough(len(records))
         self._context = hashlib.sha256(roster).digest()
-        rows = shamir.share(
+        rows = masks.share(
             [self._seed, self._mask.private_bytes_raw()], [point(who) for who in self._roster], self._session.threshold
         )
         given = dict(zip(self._roster, rows, strict=True))
@@ -103,7 +103,7 @@ class Participant:
         self._session.check_enough(len(peers) + 1)
         for sender, sealed in records:
             row = masks.unseal(self._lock(sender, self._who), sealed, sender)
-            self._held[sender] = (row[: shamir.SHARE_BYTES], row[shamir.SHARE_BYTES :])
+            self._held[sender] = (row[: masks.SHARE_BYTES], row[masks.SHARE_BYTES :])
         total = self._guarded(words)
         masks.blend(total, self._seed)
         for peer in peers:

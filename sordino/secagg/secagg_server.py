@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sordino.errors import IntegrityError, WireError
 from sordino.privacy.uplink.channels import TakeStep
-from sordino.secagg import masks, shamir
+from sordino.secagg import masks
 from sordino.secagg.session import SERVER, Advert, MessageKind, Record, Session, abort, point
 
 IGNORE: Final = "ignore it; without a message that counts, the client has dropped out"
@@ -35,7 +35,7 @@ class Aggregator:
         self._inboxes: dict[int, list[Record]] = defaultdict(list)
         self._total = masks.zeros(session.size + 1, session.width)
         self._request: list[tuple[int, bool]] = []
-        self._answers: dict[int, shamir.Row] = {}
+        self._answers: dict[int, masks.Row] = {}
         self.sent: dict[int, int] = defaultdict(int)  # bytes of each client
 
     def play(self, take: TakeStep) -> None:
@@ -118,7 +118,7 @@ class Aggregator:
         helpers = self._close(MessageKind.ANSWER, None)
         rows = [(point(who), self._answers[who]) for who in helpers]
         for (who, survived), secret in zip(
-            self._request, shamir.reconstruct(rows, self._session.threshold), strict=True
+            self._request, masks.reconstruct(rows, self._session.threshold), strict=True
         ):
             if survived:
                 masks.blend(self._total, secret, np.subtract)

@@ -20,8 +20,7 @@ from sordino.errors import (
     SecAggAborted,
     check_range,
 )
-from sordino.secagg.masks import KEY_BYTES, SEAL_BYTES
-from sordino.secagg.shamir import SHARE_BYTES
+from sordino.secagg.masks import KEY_BYTES, SEAL_BYTES, SHARE_BYTES
 
 MAGIC: Final = b"SRDA"
 VERSION: Final = 1

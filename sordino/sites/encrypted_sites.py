@@ -19,7 +19,7 @@ from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import words_of
 from sordino.errors import SecureError, SordinoError, UnsoundGuarantee
 from sordino.privacy.uplink.channels import Opened, Stopwatch, SumAtSites
-from sordino.privacy.uplink.layout import Ints
+from sordino.privacy.uplink.fixed_point import Ints
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.setup import Whole
 from sordino.sites.remote_sites import RemoteSites

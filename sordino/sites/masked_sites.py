@@ -20,7 +20,7 @@ from sordino.engine.executor import Answers
 from sordino.engine.secure_sum import check_one_broadcast, words_of
 from sordino.errors import SordinoError, WireError
 from sordino.privacy.uplink.channels import Messages, Opened, Step, SumAtSites
-from sordino.privacy.uplink.layout import Ints
+from sordino.privacy.uplink.fixed_point import Ints
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.sites.remote_sites import RemoteSites
 from sordino.transport.run_events import RunEvent

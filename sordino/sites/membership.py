@@ -35,9 +35,9 @@ from sordino.receipts.private import secret_of
 from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.runs import bundle
-from sordino.runs.clients import clients_of
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.setup import Setup, Whole
+from sordino.runs.simulation import clients_of
 from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse, SignedHead
 from sordino.transport.desk import Desk, Operation, Porter

@@ -16,9 +16,9 @@ from sordino.config import Experiment
 from sordino.data.dataset import Split
 from sordino.data.schema import TableSchema
 from sordino.errors import DataError
+from sordino.runs.backend import ServerRows
 from sordino.runs.population import Population
 from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
-from sordino.runs.server_data import ServerRows
 from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
 from sordino.types import Examples
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from sordino.accounting.words import described, merged, subject
 from sordino.cli.tables import guarantees
 from sordino.engine import wire
-from sordino.metrics.headlines import bytes_text
+from sordino.metrics.rows import bytes_text
 from sordino.runs.setup import Setup
 from sordino.sites.identity import fingerprint
 from sordino.sites.join import Proposed

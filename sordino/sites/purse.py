@@ -21,7 +21,7 @@ from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Place, State, of_run
 from sordino.metrics.evaluation import check_shared
 from sordino.planning.accounts import OpenRound
-from sordino.runs.server_data import ServerData
+from sordino.runs.backend import ServerData
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.witness import Witness, needed
 from sordino.transport.desk import Operation

@@ -13,18 +13,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
 from sordino.engine import checkpoint, wire
-from sordino.engine.choose_executor import check_between_machines
+from sordino.engine.executor import check_between_machines
 from sordino.errors import ConfigError, RunError, UnsoundGuarantee
 from sordino.ledger.ledger import Ledger
 from sordino.planning.methods import Methods
 from sordino.receipts import private
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Environment
+from sordino.runs.backend import ServerRows
 from sordino.runs.declared_data import DeclaredData
 from sordino.runs.new_folder import environment_of, found
 from sordino.runs.play import Ended, Progress, play
 from sordino.runs.public_inputs import check_announced
-from sordino.runs.server_data import ServerRows
 from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle
 from sordino.runs.stop_signals import patience

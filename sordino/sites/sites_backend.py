@@ -20,13 +20,11 @@ from sordino.engine.commands import Begin, Command, Hand
 from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
 from sordino.ledger.files import atomic_write
-from sordino.metrics.accuracy import Evaluator
-from sordino.metrics.evaluation import Evaluation, Score, check, check_models, check_scores
+from sordino.metrics.evaluation import Evaluation, Evaluator, Score, check, check_models, check_scores
 from sordino.metrics.rows import Scores
 from sordino.metrics.scores import metrics_named
 from sordino.receipts.folder import RunFolder
-from sordino.runs.backend import Backend, Begun
-from sordino.runs.server_data import ServerData, ServerRows
+from sordino.runs.backend import Backend, Begun, ServerData, ServerRows
 from sordino.runs.setup import Whole
 from sordino.sites.agreement_file import SitesAgreement
 from sordino.sites.remote_sites import Kept, RemoteSites

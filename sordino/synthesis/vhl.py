@@ -4,14 +4,20 @@ All clients hold the same images of pure noise, drawn by an untrained generator.
 the features of real images are pulled towards those of noise images of the same class number.
 
 Deviations: noise images are scaled like the data, not by 0.5 and 0.25. The server sends the seed of the set.
+
+Noise images. `stylegan` has the architecture of StyleGAN2 (Karras et al., CVPR 2020) with random weights. A class is
+a mean latent and, per layer, a mean of the injected noise; its images scatter around both. `random_conv` is a small
+stand-in without styles. Neither has seen any data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from math import ceil, log2, sqrt
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -20,7 +26,7 @@ from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.optional import FitsData, Home, Known, OwnLoss, PublicTensors
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.synthesis.generators.noise_images import Source, noise_examples
+from sordino.synthesis.generators import nets
 from sordino.tasks.contrast import supervised_contrast
 from sordino.types import Examples, Params, Shard, Task
 
@@ -85,3 +91,160 @@ class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True,
             total = total + self.pull * supervised_contrast(both, torch.cat([own.y, noise.y]), self.temperature)
             total = total + self.among_noise * supervised_contrast(z[n:], noise.y, self.temperature)
         return total
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+waiting = logging.getLogger("sordino.waiting")  # shown by the command line
+
+Source = Literal["stylegan", "random_conv"]
+AT_ONCE = 100
+LEAK = 2**0.5  # keeps the variance through a leaky ReLU
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Size of a latent, scatter of class means, and scatter of the images of a class."""
+
+    size: int
+    between: float
+    within: float
+
+
+FEW, MANY = Latents(64, 0.3, 0.3), Latents(256, 0.5, 0.2)  # as published for 10 and for 100 classes
+
+
+def noise_examples(
+    classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int
+) -> Examples:
+    """Noise images with labels, the same for all clients and so made once in a process."""
+    return _made(classes, per_class, side, channels, key, source, width, torch.get_default_device())
+
+
+@lru_cache(maxsize=2)
+def _made(
+    classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int, device: torch.device
+) -> Examples:
+    return Examples(*noise_set(classes, per_class, side, channels, key, source, width=width))
+
+
+def noise_set(
+    classes: int,
+    per_class: int,
+    side: int,
+    channels: int,
+    key: keys.Key,
+    source: Source = "stylegan",
+    *,
+    width: int = 512,
+) -> tuple[Tensor, Tensor]:
+    """Noise images, uint8 [n, h, w, c], and labels, class by class. `width`: number of feature maps (`random_conv` has
+    64); time grows with its square.
+    """
+    from sordino.synthesis.generators.nets import pixels
+
+    latents = FEW if classes <= 50 else MANY
+    made = []
+    with torch.no_grad():
+        draw = SOURCES[source](classes, latents, side, channels, keys.fold(key, source), width)
+        means = latents.between * nets.normal(keys.generator(keys.fold(key, "means")), classes, latents.size)
+        for c in range(classes):
+            waiting.info("draws images of noise, once for all clients: class %d of %d", c + 1, classes)
+            draws = keys.generator(keys.fold(key, "class", c))
+            for start in range(0, per_class, AT_ONCE):
+                count = min(AT_ONCE, per_class - start)
+                scatter = nets.normal(draws, count, latents.size)
+                x = draw(c, means[c] + latents.within * scatter, draws)
+                made.append(pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")))
+    return torch.cat(made), torch.arange(classes).repeat_interleave(per_class)
+
+
+Draw: TypeAlias = "Callable[[int, Tensor, torch.Generator], Tensor]"
+
+
+def _doublings(side: int) -> int:
+    """Number of doublings from 4x4 to at least the side."""
+    return max(0, ceil(log2(side / 4)))
+
+
+def _weights(key: keys.Key, place: str, *shape: int) -> Tensor:
+    """Weights scaled so that outputs have the variance of inputs."""
+    fan = torch.Size(shape[1:]).numel()
+    return nets.normal(keys.generator(keys.fold(key, place)), *shape) / sqrt(fan)
+
+
+def _doubled(x: Tensor) -> Tensor:
+    doubled: Tensor = torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+    return doubled
+
+
+def _leaky(x: Tensor) -> Tensor:
+    return torch.nn.functional.leaky_relu(x, 0.2) * LEAK
+
+
+def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int) -> Draw:
+    """A StyleGAN2: styles scale the input of every convolution and are divided out of its output; images are summed
+    over the resolutions.
+    """
+    doublings = _doublings(side)
+    layers = 1 + 2 * doublings
+    mapping = _weights(key, "mapping", latents.size, latents.size)
+    constant = nets.normal(keys.generator(keys.fold(key, "constant")), 1, width, 4, 4)
+    styles = [_weights(key, f"style{i}", width, latents.size) for i in range(layers)]
+    filters = [_weights(key, f"filter{i}", width, width, 3, 3) for i in range(layers)]
+    shades = [_weights(key, f"shade{i}", width, latents.size) for i in range(doublings + 1)]
+    colours = [_weights(key, f"colour{i}", channels, width, 1, 1) for i in range(doublings + 1)]
+    levels = spread_rows(classes, layers, keys.fold(key, "levels"))
+
+    def draw(c: int, z: Tensor, draws: torch.Generator) -> Tensor:
+        w = _leaky((z * torch.rsqrt(z.square().mean(1, True) + 1e-8)) @ mapping.T)
+        x, image = constant.expand(len(z), -1, -1, -1), torch.zeros(())
+        for i in range(layers):
+            x = _doubled(x) if i % 2 else x
+            style = 1 + w @ styles[i].T
+            x = torch.nn.functional.conv2d(x * style[:, :, None, None], filters[i], padding=1)
+            power = style.square() @ filters[i].square().sum((2, 3)).T
+            x = x * torch.rsqrt(power + 1e-8)[:, :, None, None]
+            noise = nets.normal(draws, *x.shape)
+            x = _leaky(x + float(levels[c, i]) + 0.1 / layers * noise)
+            if i % 2 == 0:
+                shade = 1 + w @ shades[i // 2].T
+                coloured = torch.nn.functional.conv2d(x * shade[:, :, None, None], colours[i // 2])
+                image = (_doubled(image) if i else image) + coloured
+        return image / image.new_tensor(doublings + 1.0).sqrt() / 2
+
+    return draw
+
+
+def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
+    """Unit rows by class with nearly uncorrelated columns: 500 gradient steps on the mean of squared products."""
+    rows = nets.normal(keys.generator(key), classes, layers).requires_grad_()
+    others = 1 - torch.eye(layers)
+    optimiser = torch.optim.SGD([rows], lr=0.5, momentum=0.9)
+    with torch.enable_grad():
+        for _ in range(500):
+            unit = torch.nn.functional.normalize(rows)
+            loss = ((unit.T @ unit).square() * others).mean() / max(1, classes - 1)
+            (rows.grad,) = torch.autograd.grad(loss, [rows])
+            optimiser.step()
+    return torch.nn.functional.normalize(rows).detach()
+
+
+def _random_conv(classes: int, latents: Latents, side: int, channels: int, key: keys.Key, width: int) -> Draw:
+    width, doublings = min(width, 64), _doublings(side)
+    first = _weights(key, "first", width * 16, latents.size)
+    filters = [_weights(key, f"filter{i}", width, width, 3, 3) for i in range(doublings)]
+    last = _weights(key, "last", channels, width, 3, 3)
+
+    def draw(c: int, z: Tensor, draws: torch.Generator) -> Tensor:
+        x = _leaky((torch.nn.functional.normalize(z) * sqrt(latents.size)) @ first.T).view(len(z), width, 4, 4)
+        for weight in filters:
+            x = _leaky(torch.nn.functional.conv2d(_doubled(x), weight, padding=1))
+        return torch.tanh(torch.nn.functional.conv2d(x, last, padding=1))
+
+    return draw
+
+
+SOURCES: dict[str, Callable[..., Draw]] = {"stylegan": _stylegan, "random_conv": _random_conv}

@@ -19,8 +19,7 @@ from sordino.accounting.accountants import EpsilonBound
 from sordino.accounting.claims import Claim, Subject
 from sordino.accounting.currency import ZCDP, Amount
 from sordino.accounting.events import Event, Gaussian, NonPrivate, leaves
-from sordino.accounting.histories import Histories
-from sordino.accounting.notes import Release, note, read_notes
+from sordino.accounting.notes import Histories, Release, note, read_notes
 from sordino.accounting.statement import Guarantee, statement
 from sordino.errors import LedgerError
 from sordino.ledger.books import Caps

@@ -21,8 +21,7 @@ from sordino.config import Experiment
 from sordino.engine import wire
 from sordino.engine.server import FederatedServer
 from sordino.privacy.uplink.as_published import EACH_ROUND, NOT_STEPS, ONE_OF_B, OWN_NORM, PER_LAYER
-from sordino.privacy.uplink.block_sum import runs
-from sordino.privacy.uplink.rates import rates
+from sordino.privacy.uplink.compression import rates, runs
 from sordino.receipts.verify import verify
 from sordino.round import Outcome, one_round
 from sordino.runs.run import resume, start

@@ -17,7 +17,7 @@ from sordino.algorithms.optional import FollowsPhase, OptionalSide, PerClientMes
 from sordino.algorithms.phases import Phase
 from sordino.config import Experiment
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.block_sum import BlockSum
+from sordino.privacy.uplink.compression import BlockSum
 from sordino.runs.play import Progress
 from sordino.runs.run import resume, start
 from sordino.synthesis.slaug.prepare import Ask, Train

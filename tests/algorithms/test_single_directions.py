@@ -11,10 +11,9 @@ import torch
 from sordino import tree
 from sordino.accounting.events import Repeat, Response, from_json
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.noise.privunit import parameters
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.privunit import OneDirection, parameters
 from sordino.privacy.uplink.stages import Clip
 from sordino.runs.run import start
 from tests.algorithms.lc_fl_runs import EVERYONE, POISSON, grant, made, rows_of

@@ -15,7 +15,7 @@ from sordino.sampling.kinds import Cohort, alike
 from sordino.data.row_source import RowSource, SourceRows
 from sordino.metrics.scores import OwnMetric
 from sordino.partition import Scheme
-from sordino.runs.callbacks import Callback
+from sordino.runs.play import Callback
 from sordino.tasks.losses import Loss
 """
 SCHEME = "class Mine(Scheme):\n    reads_labels = False\n    def assign(self, labels, group, rng):\n        "

@@ -18,7 +18,7 @@ import pytest
 
 import sordino
 from sordino import config
-from sordino.cli.ending import ended as ended_by
+from sordino.cli.program import ended as ended_by
 from sordino.cli.progress import progress
 from sordino.config import experiment
 from sordino.errors import ConfigError

@@ -24,9 +24,8 @@ from sordino.metrics.rows import Scores
 from sordino.receipts import folder
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.verify import verify
-from sordino.runs.listing import promise
+from sordino.runs.listing import Seen, SiteNow, WatchStart, beginning, look, promise, rate
 from sordino.runs.run import start
-from sordino.runs.watched import Seen, SiteNow, WatchStart, beginning, look, rate
 from tests.laws import warm
 
 SMALL = ("rounds=3", "partition=iid", "partition.clients=3", "evaluation.final=1")

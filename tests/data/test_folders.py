@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from sordino.data import SOURCES, decoding, digits, folders, images, quadratic
+from sordino.data import SOURCES, digits, folders, image_files, images, quadratic
 from sordino.data.dataset import Dataset
 from sordino.errors import DataError
 from tests.data.real_data import real
@@ -290,17 +290,17 @@ def test_impossible_settings_are_refused(few: Path, cache: Path, settings: dict[
 
 def test_so_large_a_claim_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(np.zeros((20, 30, 1), np.uint8))
-    monkeypatch.setattr(decoding, "LARGEST", 600)
-    with decoding.opened(data, "here") as (image, mode):
+    monkeypatch.setattr(image_files, "LARGEST", 600)
+    with image_files.opened(data, "here") as (image, mode):
         assert (image.size, mode) == ((30, 20), "L")
-    monkeypatch.setattr(decoding, "LARGEST", 599)
-    with pytest.raises(DataError) as refusal, decoding.opened(data, "here"):
+    monkeypatch.setattr(image_files, "LARGEST", 599)
+    with pytest.raises(DataError) as refusal, image_files.opened(data, "here"):
         pass
     assert refusal.value.code == "image-too-large"
 
 
 def test_without_the_extra_it_is_named(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("folders", "decoding"):
+    for module in ("folders", "image_files"):
         monkeypatch.delitem(sys.modules, f"sordino.data.{module}")
     monkeypatch.setitem(sys.modules, "PIL", None)
     error = refused(lambda: SOURCES["folder"](path=few))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sordino.data import image_cache as pixels
+from sordino.data import image_files as pixels
 from sordino.data import images
 from tests.data.files import PICTURE, encode, put, refused
 

@@ -10,7 +10,7 @@ import torch
 
 from sordino import config
 from sordino.cli import bench
-from sordino.engine import choose_executor
+from sordino.engine import executor
 from sordino.fast import products
 from sordino.runs.run import resume, start
 from sordino.runs.simulation import simulated
@@ -34,7 +34,7 @@ def made(**engine: Any) -> config.Experiment:
 def test_auto_follows_the_processor_and_is_written_down(
     units: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_executor, "bf16_instructions", lambda: units)
+    monkeypatch.setattr(executor, "bf16_instructions", lambda: units)
     start(made(), tmp_path / "run")
     engine = config.load(tmp_path / "run" / "experiment.toml").engine
     assert (engine.executor, engine.precision) == ("stack", "bf16" if units else "fp32")
@@ -44,20 +44,20 @@ def test_auto_follows_the_processor_and_is_written_down(
 
 def test_what_was_asked_for_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for units in (True, False):
-        monkeypatch.setattr(choose_executor, "bf16_instructions", lambda units=units: units)
+        monkeypatch.setattr(executor, "bf16_instructions", lambda units=units: units)
         for noisy in (True, False):
-            assert choose_executor.decide("loop", "fp32", noisy) == ("loop", "fp32")
-            assert choose_executor.decide("processes", "bf16", noisy) == ("processes", "bf16")
-    assert choose_executor.decide("auto", "fp32", noisy=True)[0] == "pooled"  # at the same weights until the first step
+            assert executor.decide("loop", "fp32", noisy) == ("loop", "fp32")
+            assert executor.decide("processes", "bf16", noisy) == ("processes", "bf16")
+    assert executor.decide("auto", "fp32", noisy=True)[0] == "pooled"  # at the same weights until the first step
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_its_own_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_executor, "bf16_instructions", lambda: True)
+    monkeypatch.setattr(executor, "bf16_instructions", lambda: True)
     whole = finished(made(), tmp_path / "whole")
     with killed_at("published", 0):
         start(made(), tmp_path / "run")
-    monkeypatch.setattr(choose_executor, "bf16_instructions", lambda: False)
+    monkeypatch.setattr(executor, "bf16_instructions", lambda: False)
     resume(tmp_path / "run")
     assert differences(whole, trace(tmp_path / "run")) == []
     # control: started there, it would have been another run

@@ -198,7 +198,7 @@ PRIVACY = [
     ),
     one(
         "block sums as short as what they sum",
-        "privacy/uplink/block_sum.py",
+        "privacy/uplink/compression.py",
         "min(bound.l2 * math.sqrt(longest), bound.l1)",
         "min(bound.l2, bound.l1)",
         "tests/privacy/uplink/test_compression.py::test_noise_behind_it_is_sized_for_what_is_sent",

@@ -13,7 +13,7 @@ ENCRYPTED = "tests/sites/test_encrypted_sums.py"
 SUMS = [
     one(
         "shares whose polynomial is zero between its ends",
-        "secagg/shamir.py",
+        "secagg/masks.py",
         "*(secrets.randbelow(PRIME) for _ in range(threshold - 1))",
         "*(secrets.randbelow(PRIME) if i == 0 else 0 for i in range(threshold - 1))",
         f"{SHAMIR}::test_every_coefficient_of_every_secret_is_drawn_anew",
@@ -48,7 +48,7 @@ SUMS = [
     ),
     one(
         "masked words leave before the shelf knows it",
-        "secagg/masked_round.py",
+        "secagg/masked.py",
         '        if command.step == "inbox":\n            keep(found[1])\n',
         "",
         f"{MASKED}::test_a_round_whose_words_have_left_is_not_begun_again",
@@ -62,7 +62,7 @@ SUMS = [
     ),
     one(
         "two answers to one step of a masked sum",
-        "secagg/masked_round.py",
+        "secagg/masked.py",
         "if before[0] != asked.digest:",
         "if False:",
         f"{MASKED}::test_a_letter_that_comes_again_gets_the_same_bytes",

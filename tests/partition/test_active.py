@@ -22,7 +22,7 @@ from sordino import config, tree
 from sordino.data.dataset import Split
 from sordino.errors import PartitionError
 from sordino.partition import schemes, table
-from sordino.partition.filling import can_be_even, fill
+from sordino.partition.counts import can_be_even, fill
 from sordino.partition.row_numbers import RowNumbers
 from sordino.partition.schemes import IID, Active, Classes, match_test
 from sordino.runs.population import Population

@@ -31,8 +31,7 @@ from sordino.budget.plan import Budget
 from sordino.cli import data as data_verbs
 from sordino.config import gates
 from sordino.planning import calculator
-from sordino.privacy.noise.discrete import discrete_gaussian
-from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise
+from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, discrete_gaussian
 from sordino.privacy.noise.sources import Counter, System
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.convex_stable import ConvexStable
@@ -43,9 +42,8 @@ from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import OwnNorm, UserLevel
 from sordino.privacy.uplink.clip_layers import ClipLayers
-from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.layout import Layout
-from sordino.privacy.uplink.one_direction import OneDirection
+from sordino.privacy.uplink.fixed_point import Layout, Quantise
+from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import Clip, Noise, Weigh
 from sordino.runs.simulation import simulated

@@ -16,8 +16,7 @@ from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare
 from sordino.privacy.uplink.stages import Clip
 from sordino.runs.simulation import simulated

@@ -17,7 +17,7 @@ import yaml
 from cryptography.exceptions import InvalidSignature
 
 import sordino
-from sordino.receipts.evidence import gather
+from sordino.receipts.documents import gather
 from sordino.receipts.signature import generate, public_key, sign
 from sordino.report import annex
 from sordino.report.annex import page

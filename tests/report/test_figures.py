@@ -18,7 +18,7 @@ from sordino.cli.program import app
 from sordino.errors import SordinoError
 from sordino.report import figures
 from sordino.report.comparison_page import ComparisonFacts
-from sordino.report.palette import LIGHT
+from sordino.report.frame import LIGHT
 from sordino.report.run_facts import gather
 
 pytestmark = pytest.mark.slow  # they import matplotlib

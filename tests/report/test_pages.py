@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import sordino
-from sordino.report import palette
+from sordino.report import frame
 from sordino.report.comparison_page import MethodFacts
 from sordino.report.comparison_page import gather as page_of
 from sordino.report.comparison_page import write as write_comparison
@@ -180,13 +180,13 @@ def nearest(colours: list[str], eye: str) -> float:
     return min(float(np.linalg.norm(lab(a, eye) - lab(b, eye))) for a, b in itertools.combinations(colours, 2))
 
 
-@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("theme", [frame.LIGHT, frame.DARK], ids=["light", "dark"])
 def test_colours_are_seen_and_told_apart(theme: dict[str, str]) -> None:
     assert contrast(theme["ink"], theme["paper"]) >= 7
     assert all(contrast(theme[name], theme["card"]) >= 4.5 for name in ("ink", "soft", "good", "mild", "warn", "c0"))
-    assert all(contrast(theme[name], theme["card"]) >= 3 for name in palette.SERIES)
+    assert all(contrast(theme[name], theme["card"]) >= 3 for name in frame.SERIES)
     # CIE 1976 distance; 2.3 is just noticeable, side by side
-    assert min(nearest([theme[name] for name in palette.SERIES], eye) for eye in BLIND) > 14
+    assert min(nearest([theme[name] for name in frame.SERIES], eye) for eye in BLIND) > 14
 
 
 def test_the_colour_check_sees_a_red_and_a_green_of_one_lightness() -> None:
@@ -208,7 +208,7 @@ def test_a_browser_draws_a_run(facts: RunFacts, tmp_path: Path, theme: str) -> N
         "Test accuracy", "Each client at the end, from worst to best", "Test accuracy over bytes sent", "Test accuracy over device compute", "Traffic",
         "Epsilon that holds, over rounds", "What the published formula gives", "Spent of what each client granted", "Labels of each client",
     ]  # fmt: skip
-    assert raw["ground"] == rgb(getattr(palette, theme.upper())["paper"])
+    assert raw["ground"] == rgb(getattr(frame, theme.upper())["paper"])
     assert raw["reading"].startswith("round 4: global model")  # by keyboard
     assert raw["tables"]["Test accuracy"][-1][1] == f"{facts.metrics[-1].accuracy:.1%}"
     (line,) = facts.epsilon
@@ -232,7 +232,7 @@ def test_a_browser_draws_a_comparison(compared: Comparison, tmp_path: Path, them
         "Test accuracy over rounds", "Test accuracy over bytes sent", "Test accuracy over device compute", "Worst 10% of clients",
         "Accuracy and epsilon per example",
     ]  # fmt: skip
-    assert raw["ground"] == rgb(getattr(palette, theme.upper())["paper"])
+    assert raw["ground"] == rgb(getattr(frame, theme.upper())["paper"])
     assert raw["reading"].startswith("round 2: open ")
     (result,) = (rows for caption, rows in raw["tables"].items() if caption.startswith("target"))
     assert result == shaped(compared.table)
@@ -299,7 +299,7 @@ def check_pictures(images: Path) -> None:
         assert (images / name).stat().st_size < 300_000
         shot = Image.open(images / name).convert("RGB")
         assert shot.width >= 1000
-        paper = getattr(palette, theme)["paper"]
+        paper = getattr(frame, theme)["paper"]
         ground = tuple(int(paper[i : i + 2], 16) for i in (1, 3, 5))
         # few colours are kept, so the ground may be a shade off
         assert max(abs(a - b) for a, b in zip(shot.getpixel((2, 2)), ground, strict=True)) <= 3

@@ -29,11 +29,11 @@ from sordino.metrics.preparation_cost import Plain, Target, before, charged, flo
 from sordino.metrics.rows import Played
 from sordino.receipts.folder import RunFolder
 from sordino.report.run_facts import gather
-from sordino.results.pictures import FRAME, strip
+from sordino.results.markup import FRAME, strip
 from sordino.results.preparation_facts import Preparation
 from sordino.results.preparation_facts import gather as prepared
 from sordino.runs.simulation import Simulation, simulated
-from sordino.synthesis.public_images.manifest import PROXY
+from sordino.synthesis.public_images.store import PROXY
 from sordino.synthesis.slaug.messages import Sizes
 from tests.helpers.command_line import Said
 from tests.report.prepared import LEAST, run

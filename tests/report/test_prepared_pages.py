@@ -19,7 +19,7 @@ from sordino.results import comparison
 from sordino.results.comparison import Comparison, Method, table
 from sordino.results.comparison_table import as_latex, cell, lines, snippet, text
 from sordino.runs.simulation import Simulation
-from sordino.synthesis.public_images.manifest import PROXY
+from sordino.synthesis.public_images.store import PROXY
 from tests.helpers.browser import look
 from tests.report.prepared import run
 

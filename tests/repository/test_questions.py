@@ -124,7 +124,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is this noise real?": (
         of_noise,
         # a receipt's noise is the experiment's, and a generator's noise is what it draws images from
-        {"accounting/policy.py", "receipts/verify.py", "synthesis/generators/shape.py"},
+        {"accounting/claims.py", "receipts/verify.py", "synthesis/generators/shape.py"},
     ),
     "is the cohort hidden?": (
         of_a_cohort,
@@ -145,7 +145,6 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "planning/methods.py",
             "planning/prices.py",
             "engine/server.py",
-            "engine/inbox.py",
             "engine/secure_sum.py",
             "sites/secure_sums.py",
             "audits/canaries.py",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sordino import config
-from sordino.engine.choose_executor import device_of
+from sordino.engine.executor import device_of
 from sordino.errors import ConfigError, SordinoError
 from sordino.planning.methods import Methods
 from sordino.runs import rank_team, run

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sordino import config
-from sordino.runs import clients
+from sordino.runs import simulation
 from sordino.runs.simulation import simulated
 
 
@@ -16,16 +16,16 @@ def test_no_more_help_than_a_round_has_clients_and_the_machine_cores(
     people: int, cores: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand forks for twenty clients would only take the machine's memory."""
-    monkeypatch.setattr(clients, "cores", lambda: cores)
+    monkeypatch.setattr(simulation, "cores", lambda: cores)
     made = config.load(None, [f"partition.clients={people}", "engine.workers=1000", "algorithm=fedavg"])
-    found = clients.forks_of(simulated(made).setup)
+    found = simulation.forks_of(simulated(made).setup)
     assert found is not None
     assert found._many == many
 
 
 def helped(**tables: Any) -> bool:
     tables = {"privacy": {}, "algorithm": {"name": "fedavg"}, "engine": {"workers": 3}} | tables
-    return clients.forks_of(simulated(config.validate(tables)).setup) is not None
+    return simulation.forks_of(simulated(config.validate(tables)).setup) is not None
 
 
 def test_runs_that_are_helped() -> None:

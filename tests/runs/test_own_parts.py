@@ -19,7 +19,7 @@ from sordino.config import session
 from sordino.data.row_source import RowSource, SourceRows
 from sordino.errors import ConfigError, LedgerError, OwnCodeError, PartitionError, SordinoError, UnsoundGuarantee
 from sordino.partition import Scheme
-from sordino.runs.callbacks import Callback
+from sordino.runs.play import Callback
 from sordino.runs.population import Population
 from sordino.runs.simulation import simulated
 from sordino.sampling.kinds import Cohort, PoissonSample, alike, check_promises

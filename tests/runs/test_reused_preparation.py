@@ -21,7 +21,7 @@ from sordino.planning.accounts import Accounts
 from sordino.receipts.receipt import opened
 from sordino.receipts.verify import verify
 from sordino.report.run_facts import gather
-from sordino.runs import reused_preparation
+from sordino.runs import preparation
 from sordino.runs.run import resume, start
 from sordino.synthesis.public_images.procedural import Procedural
 from tests.helpers.command_line import Said
@@ -126,7 +126,7 @@ def test_a_kill_between_two_phases_is_made_good(made: Path, tmp_path: Path, monk
         return real(directory, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reused_preparation.checkpoint, "save", dies)
+        patch.setattr(preparation.checkpoint, "save", dies)
         run(tmp_path / "taken", made, **other)
     assert not (tmp_path / "taken" / "model.safetensors").exists()
     resume(tmp_path / "taken")

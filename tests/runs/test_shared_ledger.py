@@ -15,7 +15,7 @@ from sordino.config import Experiment
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import Ledger
 from sordino.receipts import private
-from sordino.runs import shared_ledger
+from sordino.runs import run
 from sordino.runs.run import checked, resume, start
 from sordino.runs.simulation import Simulation
 from tests.budget.charged import experiment
@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_no_key_in_part(shared: Path, call: str, monkeypatch:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shared_ledger.os, call, full)
+        patch.setattr(run.os, call, full)
         assert code(lambda: start(joining(shared), shared.parent / "run")) == "ledger-disk-full"
     assert not Path(f"{shared}.key").exists()
     start(joining(shared), shared.parent / "run")
@@ -104,7 +104,7 @@ def test_a_kill_while_a_ledger_is_founded_leaves_one_that_goes_on(
 
 def _dies(shared: Path, at: str) -> None:
     place = {"draft": "fsync", "founded": "rename"}[at]
-    setattr(shared_ledger.os, place, lambda *_: os._exit(9))
+    setattr(run.os, place, lambda *_: os._exit(9))
     start(joining(shared), shared.parent / "dead")
 
 
@@ -143,19 +143,19 @@ def _run(shared: Path, number: int, barrier: Any) -> None:
 
 
 def _run_with_its_own_key(shared: Path, number: int, barrier: Any) -> None:
-    like = shared_ledger.Population.like
-    shared_ledger.Population.like = lambda known, made, key: like(known, made)  # type: ignore[method-assign]
+    like = run.Population.like
+    run.Population.like = lambda known, made, key: like(known, made)  # type: ignore[method-assign]
     _run(shared, number, barrier)
 
 
 def _at_once(barrier: Any) -> None:
-    held = shared_ledger._held
+    held = run._held
 
     def together(draft: Path) -> Any:
         barrier.wait(60)
         return held(draft)
 
-    shared_ledger._held = together
+    run._held = together
 
 
 @pytest.mark.one_fast

@@ -10,7 +10,7 @@ import pytest
 from sordino.errors import (
     SordinoError,
 )
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout
 from sordino.secagg.lattice import (
     LatticeSecret,
     generate,

@@ -18,7 +18,7 @@ from sordino.errors import (
     NoSecretKey,
     ServerHoldsKey,
 )
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout
 from sordino.secagg import rings
 from sordino.secagg.lattice import (
     CKKS_ERROR,

@@ -20,7 +20,7 @@ from sordino.errors import (
     RoundMismatch,
     WeakKey,
 )
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout
 from sordino.secagg import rings
 from sordino.secagg.lattice import (
     read_public,

@@ -22,8 +22,8 @@ from sordino.errors import (
     RoundMismatch,
     SecureError,
 )
-from sordino.privacy.uplink.layout import Layout
-from sordino.secagg.packing import integers, pack, slots, unpack
+from sordino.privacy.uplink.fixed_point import Layout
+from sordino.secagg.big_integers import integers, pack, slots, unpack
 from sordino.secagg.sealed import Sealed, SealedHeader, joined
 from sordino.secagg.sealed import unpack as read
 

@@ -21,8 +21,8 @@ from sordino.errors import (
     RoundMismatch,
     SecureError,
 )
-from sordino.privacy.uplink.layout import Layout
-from sordino.secagg import paillier, residues
+from sordino.privacy.uplink.fixed_point import Layout
+from sordino.secagg import big_integers, paillier
 from sordino.secagg.paillier import PaillierPublic, PaillierSecret, read_public
 from sordino.secagg.sealed import Sealed, unpack
 from tests.secagg.paillier_keys import real, tiny
@@ -94,7 +94,7 @@ def test_blindings_are_residues_that_open_as_zero(name: str) -> None:
     secret = tiny()
     blinds = blinding(secret, name)(40)
     assert secret.unseal(blinds) == [0] * 40
-    symbols = {residues.gmp().jacobi(blind, secret.public.n) for blind in blinds}
+    symbols = {big_integers.gmp().jacobi(blind, secret.public.n) for blind in blinds}
     assert symbols == ({1} if "djn" in name else {1, -1})
 
 
@@ -107,7 +107,7 @@ def test_powers_of_h_itself_would_not_do() -> None:
 
 def test_short_exponents_are_random_and_half_as_long() -> None:
     """Chi-square of the bytes with 255 degrees of freedom lies in [150, 400] but for 1e-8."""
-    exponents = residues.short_exponents(3072, 200)
+    exponents = big_integers.short_exponents(3072, 200)
     assert exponents.shape == (192, 200)
     counts = np.bincount(exponents.reshape(-1), minlength=256)
     mean = exponents.size / 256
@@ -117,7 +117,7 @@ def test_short_exponents_are_random_and_half_as_long() -> None:
 
 def test_the_short_way_is_the_same_power_with_and_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = tiny()
-    fixed = residues.short_exponents(512, 4)
+    fixed = big_integers.short_exponents(512, 4)
     monkeypatch.setattr(paillier, "short_exponents", lambda bits, count: fixed)
     alphas = [int.from_bytes(bytes(column), "little") for column in fixed.T]
     hs, square = int(secret.public.hs), int(secret.public.square)

@@ -17,8 +17,8 @@ from sordino.errors import (
     WeakKey,
 )
 from sordino.secagg import paillier
+from sordino.secagg.big_integers import FixedBase, chinese, is_prime, powers
 from sordino.secagg.paillier import generate, read_public, read_secret
-from sordino.secagg.residues import FixedBase, chinese, is_prime, powers
 from tests.secagg.paillier_keys import real, tiny
 
 pytest.importorskip("gmpy2")

@@ -28,9 +28,9 @@ from sordino.errors import (
     SordinoError,
 )
 from sordino.privacy.uplink.channels import Opened
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout
 from sordino.privacy.uplink.secure_stages import Aggregated
-from sordino.secagg import masks, shamir
+from sordino.secagg import masks
 from sordino.secagg.masked import Masks
 from sordino.secagg.secagg_client import Participant
 from sordino.secagg.secagg_server import Aggregator
@@ -262,7 +262,7 @@ def test_altered_shares_are_noticed(absent: set[int], code: str) -> None:
             # at the points 1 to 4 the first share counts fourfold: the secret is 32 too large, which is another seed,
             # and another key once its three low bits are cleared as X25519 has it
             *rest, (peer, survived, part) = records
-            shifted = (int.from_bytes(part, "little") + 8) % shamir.PRIME
+            shifted = (int.from_bytes(part, "little") + 8) % masks.PRIME
             answer = SIX.pack(MessageKind.ANSWER, 0, [*rest, (peer, survived, shifted.to_bytes(66, "little"))])
         play.server.receive(answer)
     refused(code, IntegrityError, play.server.open)

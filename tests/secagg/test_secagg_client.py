@@ -16,7 +16,7 @@ from sordino.errors import (
     ConfigError,
     SecAggAborted,
 )
-from sordino.secagg import masks, shamir
+from sordino.secagg import masks
 from sordino.secagg.secagg_client import Participant
 from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import SERVER, MessageKind, Session, point
@@ -50,7 +50,7 @@ def test_a_masked_upload_is_uniform() -> None:
             (point(who), tuple(part for *_, part in LONG.unpack(data, MessageKind.ANSWER)[1]))
             for who, data in play.answers.items()
         ]
-        seed = shamir.reconstruct(rows, LONG.threshold)[2]
+        seed = masks.reconstruct(rows, LONG.threshold)[2]
         assert seed == play.clients[2]._seed
         masks.blend(upload, seed, np.subtract)
         stripped.append(top_byte(upload[:-1]))
@@ -121,7 +121,7 @@ def opened(play: Play, victim: int) -> np.ndarray:
         rows = [
             (point(who), tuple(part for peer, _, part in answer if peer == victim)) for who, answer in answers.items()
         ]
-        secrets += shamir.reconstruct(rows, play.session.threshold)
+        secrets += masks.reconstruct(rows, play.session.threshold)
     seed, key = secrets
     return lifted(play, victim, seed, X25519PrivateKey.from_private_bytes(key))
 
@@ -182,7 +182,7 @@ def test_a_key_that_served_two_rounds_would_open_an_upload(kind: type[Participan
             (point(who), tuple(part for *_, part in play.session.unpack(data, MessageKind.ANSWER)[1]))
             for who, data in play.answers.items()
         ]
-        known.append(shamir.reconstruct(rows, 4)[3])
+        known.append(masks.reconstruct(rows, 4)[3])
     key, seed = known
     assert (lifted(play, 3, seed, X25519PrivateKey.from_private_bytes(key)) == vectors[3]).all() == opens
 

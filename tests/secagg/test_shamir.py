@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 
 from sordino.errors import IntegrityError, SecAggAborted
-from sordino.secagg import shamir
-from sordino.secagg.shamir import PRIME, SHARE_BYTES, Row
+from sordino.secagg import masks
+from sordino.secagg.masks import PRIME, SHARE_BYTES, Row
 
 HIDDEN = [bytes(32), b"\xff" * 32, b"\x01" + bytes(31), os.urandom(32)]
 
@@ -42,22 +42,22 @@ def newton(rows: list[tuple[int, Row]]) -> list[int]:
 def test_every_choice_of_enough_rows_restores_every_secret(count: int) -> None:
     points = Random(count).sample(range(1, 1 << 32), count)
     for threshold in range(1, count + 1):
-        rows = list(zip(points, shamir.share(HIDDEN, points, threshold), strict=True))
+        rows = list(zip(points, masks.share(HIDDEN, points, threshold), strict=True))
         for chosen in combinations(rows, threshold):
-            assert shamir.reconstruct(chosen, threshold) == HIDDEN
+            assert masks.reconstruct(chosen, threshold) == HIDDEN
             assert newton(list(chosen)) == [int.from_bytes(secret, "little") for secret in HIDDEN]
-        assert shamir.reconstruct(rows[::-1], threshold) == HIDDEN
+        assert masks.reconstruct(rows[::-1], threshold) == HIDDEN
 
 
 def test_fifty_clients() -> None:
     points, many = list(range(1, 51)), [os.urandom(32) for _ in range(20)]
-    rows = list(zip(points, shamir.share(many, points, 34), strict=True))
-    assert shamir.reconstruct(Random(1).sample(rows, 34), 34) == many
+    rows = list(zip(points, masks.share(many, points, 34), strict=True))
+    assert masks.reconstruct(Random(1).sample(rows, 34), 34) == many
 
 
 def restored_by_one_fewer() -> int:
     points = [1, 2, 3, 4, 5]
-    rows = list(zip(points, shamir.share(HIDDEN, points, 4), strict=True))
+    rows = list(zip(points, masks.share(HIDDEN, points, 4), strict=True))
     return sum(
         value == int.from_bytes(secret, "little") for value, secret in zip(newton(rows[:3]), HIDDEN, strict=True)
     )
@@ -78,7 +78,7 @@ def coefficients(pairs: list[tuple[int, int]]) -> list[int]:
 
 def coefficients_of_each_secret() -> set[int]:
     points = [1, 2, 3, 4, 5]
-    rows = shamir.share(HIDDEN, points, 5)
+    rows = masks.share(HIDDEN, points, 5)
     return {
         coefficient
         for i in range(len(HIDDEN))
@@ -107,7 +107,7 @@ def test_one_row_fewer_restores_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 def uniform(secret: bytes) -> float:
     """p-value of the top byte of the 521 bits, of the shares of one point, 2 of 2 needed."""
-    held = shamir.share([secret] * 4096, [1, 2], 2)[0]
+    held = masks.share([secret] * 4096, [1, 2], 2)[0]
     tops = [int.from_bytes(part, "little") >> 513 for part in held]
     return float(stats.chisquare([tops.count(byte) for byte in range(256)]).pvalue)
 
@@ -124,7 +124,7 @@ def test_a_share_is_uniform_whatever_the_secret(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_two_sharings_of_one_secret_differ() -> None:
-    one, other = (shamir.share(HIDDEN, [1, 2, 3], 2) for _ in range(2))
+    one, other = (masks.share(HIDDEN, [1, 2, 3], 2) for _ in range(2))
     assert all(a != b for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
 
 
@@ -140,26 +140,26 @@ def spoiled(rows: list[tuple[int, Row]]) -> dict[str, list[tuple[int, Row]]]:
 
 @pytest.mark.parametrize("code", ["share-repeated", "share-missing", "share-unequal", "share-malformed"])
 def test_unusable_shares_are_refused(code: str) -> None:
-    rows = list(zip([1, 2, 3], shamir.share(HIDDEN, [1, 2, 3], 2), strict=True))
+    rows = list(zip([1, 2, 3], masks.share(HIDDEN, [1, 2, 3], 2), strict=True))
     with pytest.raises(SecAggAborted) as refusal:
-        shamir.reconstruct(spoiled(rows)[code], 2)
+        masks.reconstruct(spoiled(rows)[code], 2)
     assert refusal.value.code == code
     short = [(1, (*rows[0][1][:-1], rows[0][1][-1][1:])), rows[1]]
     with pytest.raises(SecAggAborted, match="66 bytes"):
-        shamir.reconstruct(short, 2)
+        masks.reconstruct(short, 2)
 
 
 def test_shares_of_different_secrets_are_noticed() -> None:
     # false alarm: 2^-265
-    one, other = (shamir.share(HIDDEN, [1, 2, 3], 3) for _ in range(2))
+    one, other = (masks.share(HIDDEN, [1, 2, 3], 3) for _ in range(2))
     with pytest.raises(IntegrityError) as refusal:
-        shamir.reconstruct([(1, other[0]), (2, one[1]), (3, one[2])], 3)
+        masks.reconstruct([(1, other[0]), (2, one[1]), (3, one[2])], 3)
     assert refusal.value.code == "share-altered"
 
 
 def test_a_share_that_is_altered_on_purpose_shifts_the_secret() -> None:
     # the limit that the module states: sharing is linear, and at the points 1, 2, 3 the first share counts threefold
-    (row, *rest), hidden = shamir.share([bytes(32)], [1, 2, 3], 3), 1
+    (row, *rest), hidden = masks.share([bytes(32)], [1, 2, 3], 3), 1
     altered = (int.from_bytes(row[0], "little") + hidden) % PRIME
     rows = [(1, (altered.to_bytes(SHARE_BYTES, "little"),)), *zip([2, 3], rest, strict=True)]
-    assert shamir.reconstruct(rows, 3) == [(3).to_bytes(32, "little")]
+    assert masks.reconstruct(rows, 3) == [(3).to_bytes(32, "little")]

@@ -22,7 +22,7 @@ from sordino.config import Experiment
 from sordino.engine.commands import Begin, Command, Encrypt, End, Hand, OpenSum, Publish, Refused, Round, read_answer
 from sordino.engine.secure_sum import flat
 from sordino.errors import RunError, SordinoError
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout
 from sordino.receipts.folder import RunFolder
 from sordino.runs.run import start
 from sordino.runs.setup import Whole

@@ -16,7 +16,7 @@ from sordino.errors import RunError
 from sordino.ledger.files import append_line
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.signature import generate
-from sordino.runs.watched import events, public_events, sites
+from sordino.runs.listing import events, public_events, sites
 from sordino.sites import commands as deploying
 from sordino.sites import event_log
 from sordino.sites.client_line import Standing

@@ -22,7 +22,7 @@ from sordino.ledger.ledger import State
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.secagg import masked_round, masks
+from sordino.secagg import masked, masks
 from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import Advert
 from sordino.sites import masked_sites
@@ -176,7 +176,7 @@ def test_another_broadcast_for_some_sites_opens_nothing(
     """The twin takes one digest for all that is received in a round."""
     if broken:
         alike = SimpleNamespace(sha256=lambda message: hashlib.sha256(b"a model"))
-        monkeypatch.setattr(masked_round, "hashlib", alike)
+        monkeypatch.setattr(masked, "hashlib", alike)
         monkeypatch.setattr(masked_sites, "hashlib", alike)
     words, play = written_down(monkeypatch), playing(ONE_ROUND())
     play.meets = other_broadcast(play, *FIVE[:2])
@@ -221,15 +221,15 @@ def test_no_site_speaks_for_the_clients_of_another(
     site does.
     """
     play = playing(made("weigh", "secagg", rounds=1))
-    begins = masked_round.MaskedRound.first
+    begins = masked.MaskedRound.first
 
-    def falsely(self: masked_round.MaskedRound, asked: Any) -> Any:
+    def falsely(self: masked.MaskedRound, asked: Any) -> Any:
         answer, bodies = begins(self, asked)
         if answer.clients == [0]:
             return Answered([number]), [bodies[0][:6] + (4).to_bytes(4, "little") + bodies[0][10:]]
         return answer, bodies
 
-    monkeypatch.setattr(masked_round.MaskedRound, "first", falsely)
+    monkeypatch.setattr(masked.MaskedRound, "first", falsely)
     assert play.play()[0]["answered"] == 4
     assert any(
         f"client {named} of site-0 drops out: a message of another client" in note for note in play.between.notes
@@ -252,14 +252,14 @@ def test_who_sends_what_does_not_count_has_dropped_out(
     """Every kind of bad message at every step: the others go on, and the sum is theirs."""
     plan = [(step, bad) for step in STEPS for bad in BAD]
     play = playing(made("weigh", "secagg", rounds=len(plan)))
-    words, opened, gives = written_down(monkeypatch), watched_sums(monkeypatch), masked_round.MaskedRound._gives
+    words, opened, gives = written_down(monkeypatch), watched_sums(monkeypatch), masked.MaskedRound._gives
 
-    def badly(self: masked_round.MaskedRound, step: str, asked: Any, found: Any) -> Any:
+    def badly(self: masked.MaskedRound, step: str, asked: Any, found: Any) -> Any:
         answer, bodies = gives(self, step, asked, found)
         due, bad = plan[self.place[1]]
         return answer, [bad(bodies[0])] if answer.clients == [2] and step == due else bodies
 
-    monkeypatch.setattr(masked_round.MaskedRound, "_gives", badly)
+    monkeypatch.setattr(masked.MaskedRound, "_gives", badly)
     assert [row["answered"] for row in play.play()] == [5 if step == "request" else 4 for step, _ in plan]
     for (t, who), total in opened.items():
         assert np.array_equal(total, sum(words[t, k] for k in who))

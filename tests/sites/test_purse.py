@@ -16,7 +16,7 @@ from sordino.engine.commands import Answered, Command, Hand, Keep, Refused, Rest
 from sordino.engine.site import Site
 from sordino.ledger.ledger import Entry, Ledger, State
 from sordino.privacy.noise.sources import Counter
-from sordino.privacy.uplink.rates import LayerByLayer
+from sordino.privacy.uplink.compression import LayerByLayer
 from sordino.receipts.folder import RunFolder
 from sordino.transport.run_events import RunEvent
 from sordino.types import Bound, Grant, Terms

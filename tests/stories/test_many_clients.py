@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from sordino import config, keys
 from sordino.data.dataset import Dataset, Split
 from sordino.engine.server import FederatedServer
-from sordino.metrics.accuracy import LISTED, Evaluator
+from sordino.metrics.evaluation import LISTED, Evaluator
 from sordino.metrics.rows import Scores
 from sordino.partition import counts
 from sordino.partition.row_numbers import RowNumbers

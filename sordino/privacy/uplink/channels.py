@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sordino.errors import SecureError
-from sordino.privacy.uplink.layout import Ints, Layout
+from sordino.privacy.uplink.fixed_point import Ints, Layout
 
 if TYPE_CHECKING:
     from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted

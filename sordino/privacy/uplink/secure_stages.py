@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sordino import branches
 from sordino.accounting.events import Event, NonPrivate, Nothing
 from sordino.errors import SEVERAL, ConfigError, UnsoundGuarantee, WeakKey, check_range
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout
 from sordino.privacy.uplink.stages import Noise, Stage
 from sordino.tree import Tree
 from sordino.types import Bound, Grant

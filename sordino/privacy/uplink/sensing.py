@@ -20,7 +20,7 @@ import torch
 
 from sordino import keys
 from sordino.errors import COUNT, check_range
-from sordino.privacy.uplink.rates import LayerByLayer
+from sordino.privacy.uplink.compression import LayerByLayer
 from sordino.types import Bound
 
 if TYPE_CHECKING:

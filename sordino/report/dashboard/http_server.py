@@ -24,8 +24,8 @@ from sordino.errors import ConfigError
 from sordino.receipts import private
 from sordino.report import frame
 from sordino.report.dashboard import page, prometheus
+from sordino.report.dashboard.page import AGAIN, Cursor, Listener, cursor
 from sordino.report.dashboard.run_state import EVERY, Watched
-from sordino.report.dashboard.stream import AGAIN, Cursor, Listener, cursor
 from sordino.transport.tls import Certificates
 
 TOKEN = 16  # bytes

@@ -1,25 +1,30 @@
 """The dashboard's page: a run as it stands, complete without any script. The changing parts have names, by which the
-event stream replaces them."""
+event stream replaces them: every event of a run is sent once and in order; after a break the browser reports the last
+event that it has, and gets the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from sordino.accounting.claims import standing
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import described, merged, subject
 from sordino.metrics.evaluation import measured_by
-from sordino.metrics.headlines import bytes_text
 from sordino.metrics.measures import last_scored
-from sordino.metrics.rows import RoundRow
+from sordino.metrics.rows import RoundRow, bytes_text
 from sordino.receipts.run_files import OfClient, Spending
 from sordino.report import frame, run_charts
 from sordino.report.charts import lines
 from sordino.report.dashboard.run_state import Now, Watched
 from sordino.report.frame import promises
 from sordino.results.markup import Html, cards, folded, joined, note, scrolled, tag
-from sordino.runs.watched import SiteNow
+from sordino.runs.listing import SiteNow
 from sordino.transport.run_events import OF_ROUNDS, RunEvent
 
 TOLD = 100  # events on a new page: the newest
@@ -246,3 +251,61 @@ def _section(name: str, title: str, *inside: str) -> Html:
 
 def _region(name: str, region: str, parts: Mapping[str, Html], **attributes: str) -> Html:
     return tag(name, parts[region], id=region, **attributes)
+
+
+AGAIN = 2000  # ms until a browser connects again
+
+
+class Cursor(NamedTuple):
+    """Position of a reader: how many events it has seen, and a digest of the last one."""
+
+    events: int = 0
+    digest: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.events}.{self.digest:08x}"
+
+    @classmethod
+    def read(cls, text: str) -> Cursor:
+        """The cursor that a text holds; the beginning where it holds none."""
+        found = re.fullmatch(r"([0-9]{1,9})\.([0-9a-f]{8})", text)
+        return cls() if found is None else cls(int(found[1]), int(found[2], 16))
+
+
+def cursor(now: Now, events: int | None = None) -> Cursor:
+    """The cursor after so many events; by default after all of them."""
+    events = len(now.events) if events is None else events
+    last = now.events[:events][-1:]
+    return Cursor(events, zlib.crc32(json.dumps(last[0].to_json()).encode()) if last else 0)
+
+
+class Listener:
+    """One reader of the stream, and what it has been sent."""
+
+    def __init__(self, at: Cursor) -> None:
+        self.at = at
+        self._regions: dict[str, str] = {}
+        self._seen: Now | None = None
+
+    def more(self, run: Watched, now: Now) -> Iterator[str]:
+        """The messages that this reader lacks. Where the events that it has are not those of the run, it starts from
+        the beginning.
+        """
+        if now is self._seen:
+            return
+        self._seen = now
+        if cursor(now, self.at.events) != self.at or self.at.events > len(now.events):
+            self.at = Cursor()
+            yield message("anew", None, self.at)
+        for i in range(self.at.events, len(now.events)):
+            self.at = cursor(now, i + 1)
+            yield message("event", of_event(now.events[i]), self.at)
+        parts: dict[str, str] = {**regions(run, now)}
+        if changed := {name: part for name, part in parts.items() if part != self._regions.get(name)}:
+            self._regions = parts
+            yield message("state", changed, self.at)
+
+
+def message(name: str, content: object, at: Cursor) -> str:
+    """One message of the stream. JSON has no line breaks, so no content can end a message."""
+    return f"id: {at}\nevent: {name}\ndata: {json.dumps(content)}\n\n"

@@ -22,8 +22,8 @@ from sordino.planning.agreement import Agreement
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import spending
 from sordino.receipts.run_files import Spending
+from sordino.runs.listing import SiteNow, events, public_events, sites, state
 from sordino.runs.setup import Whole
-from sordino.runs.watched import SiteNow, events, public_events, sites, state
 from sordino.transport.run_events import RunEvent
 
 EVERY = 0.5  # seconds between two looks at the files, and ten times what a look takes

@@ -15,7 +15,7 @@ import torch
 
 from sordino import keys
 from sordino.errors import DataError
-from sordino.synthesis.generators import streams
+from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.shape import GeneratorShape, GeneratorState, Trained
 
 if TYPE_CHECKING:
@@ -96,7 +96,6 @@ def _refuse_missing(shape: GeneratorShape, labels: Tensor) -> None:
 def _train(
     shape: GeneratorShape, images: Tensor, labels: Tensor, settings: AcganSettings, key: keys.Key, score: Score | None
 ) -> Trained:
-    from sordino.synthesis.generators import nets
 
     x = (images.float() / 127.5 - 1).movedim(-1, 1).contiguous(memory_format=torch.channels_last)
     source = keys.generator(keys.fold(key, "draws"))
@@ -115,8 +114,8 @@ def _train(
         for at in torch.split(order, batch):
             if len(at) < batch:  # the norms of a small rest would be a lottery; who falls in it changes by epoch
                 break
-            wanted = streams.integers(source, shape.classes, batch)
-            fakes = maker(streams.normal(source, batch, shape.noise), wanted)
+            wanted = nets.integers(source, shape.classes, batch)
+            fakes = maker(nets.normal(source, batch, shape.noise), wanted)
             s, q = judge(fakes)
             made = generator_loss(s, q, wanted)
             s_real, q_real = judge(x[at])

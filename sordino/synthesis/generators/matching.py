@@ -18,7 +18,7 @@ import torch
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
-from sordino.synthesis.generators import streams
+from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.shape import GeneratorShape, Trained
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ def train(
             fix="let more clients take part, or let a prototype be made of fewer images",
             code="no-prototypes",
         )
-    from sordino.synthesis.generators import nets
 
     maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")))
     weights = list(maker.parameters())
@@ -119,7 +118,7 @@ def train(
     scale, window, before, log = settings.diversity, [], float("inf"), []
     for step in range(1, settings.steps + 1):
         y = visited(classes, half, keys.fold(key, "labels", step))
-        r1, r2 = (streams.normal(source, half, shape.noise) for _ in range(2))
+        r1, r2 = (nets.normal(source, half, shape.noise) for _ in range(2))
         x = maker(torch.cat([r1, r2]), y.repeat(2))
         matched = discrepancy((x + 1) / 2, y.repeat(2), prototypes)
         spread = diversity(x[:half], x[half:], r1, r2, settings.sign)

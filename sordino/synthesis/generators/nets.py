@@ -8,15 +8,15 @@ from a state: no random number is drawn without a key.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino import keys
+from sordino.device import CPU, here
 from sordino.errors import NonFiniteModel
-from sordino.synthesis.generators import streams
 from sordino.synthesis.generators.shape import GeneratorShape, GeneratorState
 
 DRAWN_AT_ONCE = 256
@@ -147,7 +147,7 @@ def fresh_state(net: nn.Module, key: keys.Key) -> GeneratorState:
             place = f"{path}.{name}"
             if name == "weight":
                 mean, std = float(isinstance(module, nn.BatchNorm2d)), 1.0 if isinstance(module, nn.Embedding) else 0.02
-                z = streams.normal(keys.generator(keys.fold(key, place)), *value.shape)
+                z = normal(keys.generator(keys.fold(key, place)), *value.shape)
                 state[place] = mean + std * z
             else:
                 state[place] = torch.ones(value.shape) if name == "running_var" else torch.zeros(value.shape)
@@ -215,7 +215,7 @@ class Halved(nn.Module):
     source: torch.Generator
 
     def forward(self, x: Tensor) -> Tensor:
-        drawn = streams.words(self.source, -(-x.numel() // 8)).to(x.device)
+        drawn = words(self.source, -(-x.numel() // 8)).to(x.device)
         kept = drawn.view(torch.int8)[: x.numel()].as_strided(x.shape, x.stride()) >= 0
         return x * kept.to(x.dtype).mul_(2)
 
@@ -249,3 +249,24 @@ class Discriminator(nn.Module):
 def discriminator(shape: GeneratorShape) -> Discriminator:
     with torch.device("meta"):
         return Discriminator(shape)
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def normal(source: torch.Generator, *shape: int) -> Tensor:
+    return here(torch.randn(*shape, generator=source, device=CPU))
+
+
+def uniform(source: torch.Generator, *shape: int) -> Tensor:
+    return here(torch.rand(*shape, generator=source, device=CPU))
+
+
+def integers(source: torch.Generator, below: int, *shape: int) -> Tensor:
+    return here(torch.randint(below, shape, generator=source, device=CPU))
+
+
+def words(source: torch.Generator, count: int) -> Tensor:
+    """Integers of 64 random bits."""
+    return here(torch.empty(count, dtype=torch.int64, device=CPU).random_(-(2**63), None, generator=source))

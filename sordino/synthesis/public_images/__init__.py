@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sordino.data.candidates import CandidateSource
+from sordino.data.dataset import CandidateSource
 from sordino.synthesis.public_images.biggan import BigGan
 from sordino.synthesis.public_images.diffusion import Diffusers
 from sordino.synthesis.public_images.embedded import PublicSplit, SklearnDigits

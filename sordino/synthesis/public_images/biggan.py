@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 from sordino import keys
-from sordino.data.candidates import Candidates, Wanted
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, Candidates, Wanted
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, check_range
 from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.extras import Device, device, identity, model_folder
-from sordino.synthesis.public_images.manifest import gathered, spoken
 from sordino.synthesis.public_images.pixels import to_bytes
+from sordino.synthesis.public_images.store import gathered, spoken
 
 BOUND = 2.0  # of the truncated normal distribution of noise, in deviations
 

@@ -13,13 +13,12 @@ import numpy as np
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.data.candidates import Candidates, Wanted
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, Candidates, Wanted
 from sordino.errors import COUNT, ConfigError, Range, check_range
 from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.extras import Device, device, extra, identity, model_folder
-from sordino.synthesis.public_images.manifest import gathered
 from sordino.synthesis.public_images.prompts import chosen, writers
+from sordino.synthesis.public_images.store import gathered
 
 STEPS = {False: 50, True: 25}
 

@@ -10,8 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from sordino import keys
-from sordino.data.candidates import Wanted
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, Wanted
 from sordino.errors import DataError
 from sordino.synthesis.public_images import pixels, store
 

@@ -14,11 +14,10 @@ import numpy as np
 
 from sordino import keys
 from sordino.data import digits
-from sordino.data.candidates import Candidates, Wanted
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, Candidates, Wanted
 from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError, check_range
 from sordino.synthesis.public_images import pixels
-from sordino.synthesis.public_images.manifest import PROXY, PUBLIC, gathered, spoken
+from sordino.synthesis.public_images.store import PROXY, PUBLIC, gathered, spoken
 
 POOL = 0.1
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -9,12 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from sordino import keys
-from sordino.data.candidates import Candidates, Wanted
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, Candidates, Wanted
 from sordino.errors import DataError
 from sordino.synthesis.public_images import pixels
 from sordino.synthesis.public_images.extras import extra
-from sordino.synthesis.public_images.manifest import gathered
+from sordino.synthesis.public_images.store import gathered
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 

@@ -18,12 +18,11 @@ import torch
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.data.candidates import Candidates, Wanted, need
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, Candidates, Wanted, need
 from sordino.errors import BELOW_ONE, check_range
 from sordino.synthesis.public_images.embedded import digit, proxies, shows
-from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.public_images.prompts import chosen, writers
+from sordino.synthesis.public_images.store import PROXY
 
 AT_ONCE = 4 << 20  # numbers in the largest array
 

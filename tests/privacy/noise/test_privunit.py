@@ -16,8 +16,8 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from sordino.errors import ConfigError
-from sordino.privacy.noise.privunit import STEP, Cap, cap_at, parameters, privunit
 from sordino.privacy.noise.sources import Counter, System
+from sordino.privacy.uplink.privunit import STEP, Cap, cap_at, parameters, privunit
 
 D, DRAWS = 20, 400_000
 

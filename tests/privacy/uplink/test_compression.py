@@ -22,8 +22,7 @@ from sordino.engine.commands import Round
 from sordino.errors import ConfigError, WireError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.block_sum import BlockSum, runs, spread, sums
-from sordino.privacy.uplink.rates import rate, rates
+from sordino.privacy.uplink.compression import BlockSum, rate, rates, runs, spread, sums
 from sordino.privacy.uplink.sensing import (
     Matrix,
     Sensing,

@@ -18,7 +18,7 @@ from sordino.report.dashboard import page as pages
 from sordino.report.dashboard.http_server import Dashboard
 from sordino.report.dashboard.page import page
 from sordino.report.dashboard.run_state import Watched
-from sordino.runs.watched import events
+from sordino.runs.listing import events
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import RunEvent
 from tests.helpers.browser import opened

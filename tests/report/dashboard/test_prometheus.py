@@ -18,7 +18,7 @@ from sordino.receipts.receipt import spending
 from sordino.report.dashboard.http_server import METRICS, Dashboard, new_token
 from sordino.report.dashboard.prometheus import MEANINGS, metrics
 from sordino.report.dashboard.run_state import Now, Watched
-from sordino.runs.watched import events, sites
+from sordino.runs.listing import events, sites
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import RunEvent
 from tests.report.dashboard.test_page import HOSTILE, as_if_others_were_drawn

@@ -11,9 +11,8 @@ import pytest
 
 from sordino.metrics.rows import RoundRow
 from sordino.report.dashboard import run_state as watching
-from sordino.report.dashboard.page import of_event
+from sordino.report.dashboard.page import Cursor, Listener, cursor, of_event
 from sordino.report.dashboard.run_state import Now, Watched
-from sordino.report.dashboard.stream import Cursor, Listener, cursor
 from sordino.sites.event_log import EventLog
 from sordino.transport.run_events import RunEvent
 

@@ -13,7 +13,7 @@ from sordino.engine import wire
 from sordino.errors import (
     EmptyClient,
 )
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout
 from sordino.privacy.uplink.secure_stages import (
     Aggregated,
     Encrypted,

@@ -18,8 +18,7 @@ from sordino.planning.accounts import OpenRound
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace
-from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.rules import RAW, ROSTER
 from sordino.privacy.uplink.secure_stages import (
     COUNTED,

@@ -32,8 +32,7 @@ from sordino.ledger.ledger import State
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.channels import Opened
-from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.layout import Layout
+from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.secure_stages import (
     Aggregated,
     Encrypted,

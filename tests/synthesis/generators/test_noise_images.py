@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys
-from sordino.synthesis.generators import noise_images
-from sordino.synthesis.generators.noise_images import Source, noise_set, spread_rows
+from sordino.synthesis import vhl
+from sordino.synthesis.vhl import Source, noise_set, spread_rows
 
 KEY = keys.root(14)
 
@@ -53,10 +53,10 @@ def test_a_function_of_the_key(source: Source) -> None:
 
 @pytest.mark.slow
 def test_classes_differ_by_what_is_injected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise_images, "FEW", noise_images.Latents(64, 0.0, 0.3))  # equal means of the latents
+    monkeypatch.setattr(vhl, "FEW", vhl.Latents(64, 0.0, 0.3))  # equal means of the latents
     assert accuracy(*noise_set(4, 100, 16, 1, KEY, width=32)) > 0.42
     # without either, chance is 1/4: 5.5 standard errors of 200 coins
-    monkeypatch.setattr(noise_images, "spread_rows", lambda classes, layers, key: torch.zeros(classes, layers))
+    monkeypatch.setattr(vhl, "spread_rows", lambda classes, layers, key: torch.zeros(classes, layers))
     assert accuracy(*noise_set(4, 100, 16, 1, KEY, width=32)) < 0.42
 
 

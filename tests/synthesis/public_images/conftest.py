@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sordino import keys
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 
 
 @pytest.fixture

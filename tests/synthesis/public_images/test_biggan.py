@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from scipy import stats
 from torch import nn
 
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import SOURCES, biggan_network, extras
 from sordino.synthesis.public_images.biggan import noise

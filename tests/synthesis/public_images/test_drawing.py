@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sordino.data.candidates import Wanted
-from sordino.data.dataset import Array
+from sordino.data.dataset import Array, Wanted
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import store
 from sordino.synthesis.public_images.drawing import REDRAWN, Drawn, draw_all
-from sordino.synthesis.public_images.manifest import gathered
+from sordino.synthesis.public_images.store import gathered
 
 TEXTS = (tuple(f"cat {n}" for n in range(6)), tuple(f"dog {n}" for n in range(6)))
 DEPENDS = {"backend": "painter", "model": "m@1", "steps": 50, "guidance": 7.5, "size": 32}

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from sordino import config
-from sordino.data.candidates import Candidates, Wanted, cache_folder
+from sordino.data.dataset import Candidates, Wanted, cache_folder
 from sordino.errors import SordinoError
-from sordino.runs.server_data import ServerData
+from sordino.runs.backend import ServerData
 from sordino.runs.simulation import simulated
 from sordino.synthesis.public_images import SOURCES
-from sordino.synthesis.public_images.manifest import gathered
+from sordino.synthesis.public_images.store import gathered
 from tests.helpers.command_line import Said
 from tests.helpers.slaug_runs import FILE
 from tests.synthesis.public_images.chatting import Server, chat, serving

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import PROMPTS, SOURCES
 from sordino.synthesis.public_images.prompts import local

@@ -16,14 +16,13 @@ from sklearn.svm import SVC
 
 from sordino import config
 from sordino.data import digits
-from sordino.data.candidates import Candidates, CandidateSource, Wanted
-from sordino.data.dataset import Array, Split
+from sordino.data.dataset import Array, Candidates, CandidateSource, Split, Wanted
 from sordino.errors import BackendUnavailable, ConfigError, DataError
 from sordino.synthesis.public_images import SOURCES
 from sordino.synthesis.public_images.embedded import digit
-from sordino.synthesis.public_images.manifest import PROXY
 from sordino.synthesis.public_images.pixels import fit, shifted, to_bytes, to_float
 from sordino.synthesis.public_images.procedural import DIGITS, FIGURES, GROUND, look, of_class
+from sordino.synthesis.public_images.store import PROXY
 
 NUMBERS = tuple("0123456789")
 FIRST = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -30,7 +30,7 @@ from sordino.receipts.run_files import OfPhase, Promised
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
-from sordino.synthesis.slaug.served import Served
+from sordino.synthesis.slaug.slaug_fl import Served
 from sordino.synthesis.slaug.training import Calibrated, Moving
 from sordino.types import Grant, Received
 from tests.helpers import slaug_runs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sordino import config
-from sordino.data.candidates import DISCLOSED
+from sordino.data.dataset import DISCLOSED
 from sordino.synthesis.public_images.prompts.chat import OpenAIChat
 from sordino.synthesis.public_images.prompts.local import Transformers
 from sordino.synthesis.public_images.prompts.texts import File, LabelOnly, Prompts, PromptSource, Template

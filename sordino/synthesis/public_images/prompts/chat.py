@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import (
     COUNT,
     NOT_NEGATIVE,

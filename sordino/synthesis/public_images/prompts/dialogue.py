@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import DataError
-from sordino.synthesis.public_images.manifest import spoken
 from sordino.synthesis.public_images.prompts.texts import Prompts, Template, unique
+from sordino.synthesis.public_images.store import spoken
 
 Message: TypeAlias = dict[str, str]
 SHORTEST, LONGEST = 3, 600  # characters of a description of a picture

@@ -8,7 +8,7 @@ from typing import Any
 
 from sordino import keys
 from sordino.accounting.events import Json
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import COUNT, POSITIVE, ConfigError, check_range
 from sordino.synthesis.public_images.extras import Device, device, extra, identity, model_folder
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from sordino import keys
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import store
-from sordino.synthesis.public_images.manifest import spoken
+from sordino.synthesis.public_images.store import spoken
 
 SYNONYMS = {
     "airplane": ("airplane", "airliner", "passenger plane", "propeller plane"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sordino import config
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import SordinoError
 from sordino.synthesis.public_images import PROMPTS, SOURCES, PromptSource
 from tests.synthesis.public_images.chatting import Server, cats, chat, serving

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.data.candidates import Wanted
+from sordino.data.dataset import Wanted
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.public_images import PROMPTS
 from sordino.synthesis.public_images.prompts import chosen

@@ -1,4 +1,5 @@
-"""PrivUnit: a direction under pure local privacy (Bhowmick, Duchi, Freudiger, Kapoor and Rogers, arXiv:1812.00984).
+"""PrivUnit: local privacy for a whole update by its direction alone (Bhowmick, Duchi, Freudiger, Kapoor and Rogers,
+arXiv:1812.00984).
 
 For a unit vector v the answer is V / m, where V is uniform on the cap {<V, v> >= gamma} of the sphere with probability
 p, else uniform on the rest of the sphere, and m = E<V, v>. So its mean is v, and its length is always 1/m, which
@@ -9,18 +10,28 @@ cap being the cap's part of the sphere, and the quotient of the two is e^epsilon
 Here V is computed in float64 and released in steps of STEP / sqrt(d), so that the low bits do not reveal v; rounding
 errors change a step with a probability of about FLOAT_ERROR per coordinate, to be added to delta. The noise is drawn
 from 64-bit words and not by `Source.gaussian`, whose own grid would remain visible through a rotation.
+
+As a noise stage: epsilon = 1/multiplier for everything a client holds, against everybody: the length of an update is
+never sent, and an update of length 0 has a random direction. The expected answer is the clip radius times the
+direction of the update.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
+from sordino import tree
+from sordino.accounting import events
+from sordino.accounting.pricing import NoisePricing, Pure
 from sordino.errors import SEVERAL, Range, check_range
-from sordino.types import NoiseSource
+from sordino.privacy.uplink.stages import Noise
+from sordino.tree import Tree
+from sordino.types import Bound, NoiseSource
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,3 +132,39 @@ def _uniform(count: int, source: NoiseSource) -> Tensor:
 def _normal(shape: torch.Size, source: NoiseSource) -> Tensor:
     drawn: Tensor = torch.special.ndtri(_uniform(shape.numel(), source))
     return drawn.view(shape)
+
+
+@dataclass(frozen=True)
+class PureDirection:
+    """The price of one random direction: in composition any pure mechanism costs at most as much as a binary randomised
+    response of the same epsilon (Kairouz, Oh and Viswanath, ICML 2015).
+    """
+
+    order: ClassVar[int] = 2
+    spread: ClassVar[float] = 1.0
+    pricing: ClassVar[NoisePricing] = Pure()
+
+    def event(self, multiplier: float) -> events.Event:
+        return events.Response(1 / multiplier, 2)
+
+
+@dataclass(frozen=True)
+class OneDirection(Noise):
+    """Random directions that lean towards those of the updates, all of one length. A clip must come before it."""
+
+    mechanism: PureDirection = PureDirection()  # type: ignore[assignment]
+
+    def std(self, bound: Bound, multiplier: float, coordinates: int) -> float:
+        self.sensitivity(bound)
+        return bound.l2 * parameters(coordinates, 1 / multiplier).length / math.sqrt(coordinates)
+
+    def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
+        self.sensitivity(bound)
+        flat = tree.flat(x).double()
+        cap = parameters(len(flat), 1 / multiplier)
+        answer = privunit(flat, cap, source.child("direction")).reshape(-1)
+        return tree.unflat(bound.l2 * answer, tree.map(lambda leaf: leaf.double(), x))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return (f"floating-point arithmetic adds at most {FLOAT_ERROR:g} to delta for each coordinate of an upload",)
