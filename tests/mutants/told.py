@@ -68,8 +68,8 @@ TOLD = [
     one(
         "a patient with several rows is said to be protected",
         "runs/public_inputs.py",
-        "if unsaid else ()",
-        "if False else ()",
+        "(SEVERAL.format(data.key),) if unsaid else",
+        "(SEVERAL.format(data.key),) if False else",
         "tests/runs/test_people.py::"
         "test_where_a_key_repeats_everybody_is_told_whom_it_does_not_protect_and_the_owner_how_often",
     ),
