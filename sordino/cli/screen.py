@@ -19,7 +19,7 @@ from rich.text import Text
 
 from sordino.errors import RunError
 
-MANY = 1000  # rows of a table with lines: drawing more takes long
+MANY = 200  # rows of a table with lines: drawing more takes long
 MARKS = re.compile(r"[\[\\:]")  # styles, escapes and emoji
 LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 

@@ -169,7 +169,7 @@ class RunFolder:
         if sealed:
             from sordino.receipts.seal import check_sealed  # which knows the files that are named here
 
-            check_sealed(self.path)
+            check_sealed(self)
         return found
 
     # whether it is one, and whose -------------------------------------------------------------------------------------

@@ -88,9 +88,9 @@ def digest(receipt: Json) -> bytes:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
 
 
-def check_sealed(folder: Path) -> None:
+def check_sealed(run: RunFolder) -> None:
     """Refuse a receipt that its ledger, where that exists, has not sealed."""
-    ledger = RunFolder(folder).ledger
+    folder, ledger = run.path, run.ledger
     if not ledger.exists():
         return
     with storage.refusals(), closing(storage.read_database(ledger)) as copy:

@@ -91,3 +91,19 @@ def test_a_verb_that_is_built_alone_is_the_one_of_the_whole_command() -> None:
 
 def test_a_word_that_is_no_verb_is_looked_for_among_all() -> None:
     assert all(only(word) is app for word in ("", "nonsense", "--help", "--version"))
+
+
+def test_a_listing_parses_the_experiment_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the receipt is compared with the ledger, whose place the experiment names."""
+    from sordino.config import reading
+    from sordino.runs.listing import listed
+    from sordino.runs.run import start
+    from tests.laws.cases import BY_NAME
+
+    for name in ("a", "b"):
+        start(BY_NAME["fedavg"].experiment(), tmp_path / name)
+    seen: list[str] = []
+    loads = reading.tomllib.loads
+    monkeypatch.setattr(reading.tomllib, "loads", lambda text: (seen.append(text), loads(text))[1])
+    assert [one.state for one in listed(tmp_path)] == ["finished", "finished"]
+    assert len(seen) == 2
