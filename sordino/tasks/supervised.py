@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -201,9 +202,10 @@ class Supervised(NetworkOnRows, ABC):
         if self._chain is not None:
             return
         leaves = {name: p.detach().requires_grad_() for name, p in self._trained}
-        losses = self.losses(leaves | self._first, self._sample, self._any_labels(3), keys.bits(keys.root(1), 3))
-        slopes = torch.autograd.grad(losses.sum(), [*leaves.values()], allow_unused=True)
-        if idle := [name for name, slope in zip(leaves, slopes, strict=True) if slope is None]:
+        draws = keys.bits(keys.root(1), 3)
+        total = self.losses(leaves | self._first, self._sample, self._any_labels(3), draws).sum()
+        slopes = torch.autograd.grad(total, [*leaves.values()], allow_unused=True) if total.requires_grad else ()
+        if idle := [name for name, slope in zip_longest(leaves, slopes) if slope is None]:
             raise ConfigError(
                 f"no loss depends on the parameter {idle[0]}",
                 why="it would be sent and made noisy in every round, and learn nothing",

@@ -190,8 +190,20 @@ class Adapter(nn.Module):
         return self.out(torch.tanh(z))  # type: ignore[no-any-return]
 
 
+class Constant(nn.Module):
+    """An output that no parameter enters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :2]
+
+
 def test_an_adapter_that_would_learn_nothing_is_refused_before_training() -> None:
     plain = {"name": "classification"}
     model(Adapter(on=True, trained=True), plain).check_used()
     assert refused(model(Adapter(on=False, trained=True), plain).check_used) == "unused-parameter"
+    assert refused(model(Constant(), plain).check_used) == "unused-parameter"
     assert refused(lambda: model(Adapter(on=True, trained=False), plain)) == "frozen-adapter"
