@@ -11,6 +11,8 @@ MEMORY = "tests/tasks/test_hidden_state.py"
 OWN_CODE = "tests/runs/test_own_code.py"
 ELSEWHERE = "tests/privacy/test_faults_elsewhere.py"
 SECRETS = "tests/laws/test_secret_rows.py"
+LANGUAGE = "tests/tasks/test_language.py"
+TOKENS = "tests/data/test_tokens.py"
 
 SECRET_ROWS = [
     # what rows decide before any noise
@@ -225,5 +227,63 @@ SECRET_ROWS = [
         "    if not _NAME.fullmatch(path):",
         "    if False:",
         "tests/test_user_code.py::test_no_module_is_loaded_that_an_experiment_does_not_seem_to_name",
+    ),
+    # texts
+    one(
+        "a text's loss is divided by the tokens of its batch",
+        "tasks/language.py",
+        "there.sum(1).clamp_min(1)",
+        "there.sum().clamp_min(1)",
+        f"{LANGUAGE}::test_no_neighbour_moves_a_loss",
+    ),
+    one(
+        "padding is predicted like a token",
+        "tasks/language.py",
+        "after > 0",
+        "after >= 0",
+        f"{LANGUAGE}::test_padding_moves_neither_loss_nor_gradient",
+        f"{LANGUAGE}::test_the_loss_is_the_mean_surprise_at_the_tokens_after_the_first",
+    ),
+    one(
+        "attention looks ahead, at padding",
+        "tasks/transformer.py",
+        ".triu(1)",
+        ".triu(length)",
+        f"{LANGUAGE}::test_padding_moves_neither_loss_nor_gradient",
+    ),
+    one(
+        "a tokenizer cuts texts as its file says",
+        "data/schema.py",
+        "    made.no_truncation()\n",
+        "",
+        f"{TOKENS}::test_a_tokenizer_file_numbers_each_text_by_itself",
+    ),
+    one(
+        "a tokenizer is learned from the rows",
+        "data/schema.py",
+        'if tokenizer is not None and tokenizer != BYTES and not str(tokenizer).endswith(".json"):',
+        "if tokenizer is True:",
+        f'{TOKENS}::test_a_text_that_is_declared_wrongly_is_refused[tokenizer = "bpe", length = 4-is learned from rows reveals the words]',
+    ),
+    one(
+        "the rules of layers are tried on texts without a loss",
+        "tasks/language.py",
+        "return (1 + drawn * self._vocabulary).floor()",
+        "return (0 * drawn).floor()",
+        f"{LANGUAGE}::test_the_rules_are_tried_on_texts_that_have_a_loss",
+    ),
+    one(
+        "a frozen parameter counts in the norm of its layer",
+        "privacy/readers/per_example_gradients.py",
+        "        return False  # a rule counts the norm of every parameter of a layer",
+        "        pass",
+        "tests/privacy/readers/test_layer_kinds.py::test_a_layer_that_is_trained_in_part_has_no_rule",
+    ),
+    one(
+        "an adapter that is switched off is trained",
+        "tasks/supervised.py",
+        "if slope is None]:",
+        "if False]:",
+        f"{LANGUAGE}::test_an_adapter_that_would_learn_nothing_is_refused_before_training",
     ),
 ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import UnsoundGuarantee
-from sordino.privacy.readers.per_example_gradients import fast_sum
+from sordino.privacy.readers.per_example_gradients import covered, fast_sum
 from sordino.privacy.readers.private_reader import check_apart
 from sordino.types import Examples, Params
 from tests.privacy.readers.test_per_example_gradients import CLASSES, close, one_by_one, rows, task_of, weights
@@ -191,6 +191,13 @@ def test_no_gradient_of_one_example_is_formed(make: Callable[[], nn.Module], sha
         assert close(fast, one_by_one(task, params, batch, draws, 0.05, order), 1e-9)
     assert task._recorder.supported
     assert task._rules_hold(task.losses, params)
+
+
+def test_a_layer_that_is_trained_in_part_has_no_rule() -> None:
+    layer = nn.Linear(WIDTH, 3)
+    assert covered(layer)
+    layer.bias.requires_grad_(False)
+    assert not covered(layer)
 
 
 def together(task: Any, params: Params, batch: Examples, draws: Tensor, clip: float, order: int) -> Params:
