@@ -138,7 +138,7 @@ def audit_trained(
 ) -> TrainedAudit:
     """Attacks the training of an experiment, or of the run in a folder: the whole run is played again with canaries.
 
-    `canaries`: examples or clients whose membership is guessed (400); `seed`: of the coins that put canaries in or
+    `canaries`: examples or clients whose membership is guessed (1,000); `seed`: of the coins that put canaries in or
     leave them out.
     """
     from sordino.branches import part

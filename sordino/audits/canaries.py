@@ -35,7 +35,7 @@ from sordino.types import Subject, Terms
 
 ROOM = 40_000_000  # numbers in all directions together
 REPLAYS = 20  # of one audit, at most
-SHARE = 2  # one of so many rows, or clients, may be a canary
+SHARE = 0.8  # of the rows of a client, or of all clients, that may be canaries
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,9 @@ class CanaryExamples(Canaries):
     def owners(self) -> list[int]:
         # the same in every phase
         sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // self._model)
-        room = {k: min(size // SHARE, self._model) for k, size in enumerate(sizes) if size >= SHARE}
+        if not self.each:  # all directions are in one sum: only so many are orthogonal
+            wanted = min(wanted, self._model)
+        room = {k: min(int(SHARE * size), self._model) for k, size in enumerate(sizes) if size > 1}
         found: list[int] = []
         while room and len(found) < wanted:  # one more at every client that has room
             here = list(room)[: wanted - len(found)]
@@ -266,12 +268,13 @@ class CanaryRowsOfSums(CanaryExamples):
     def worth(self, terms: Terms) -> float:
         reader = self.gates.read
         assert isinstance(reader, ClassSums)
-        return (reader.clip / (reader.sensitivity * reader.used(terms.multiplier))) ** 2
+        moved = (2 if self.turns else 1) * reader.clip
+        return (moved / (reader.sensitivity * reader.used(terms.multiplier))) ** 2
 
 
 @dataclass(frozen=True)
 class CanaryClients(Canaries):
-    """Canary clients, which send only a direction: every second client."""
+    """Canary clients, which send only a direction."""
 
     def unfit(self) -> str:
         uplink = self.gates.uplink
@@ -290,7 +293,10 @@ class CanaryClients(Canaries):
     def owners(self) -> list[int]:
         people = len(self.simulation.setup.public.sizes)
         order = keys.permutation(keys.fold(self.key, "clients"), people).tolist()
-        return sorted(order[: min(self.wanted, people // SHARE, ROOM // max(1, self.numbers))])
+        room = (
+            ROOM // max(1, self.numbers) if self.each else self.numbers
+        )  # as many directions of one sum are orthogonal
+        return sorted(order[: min(self.wanted, int(SHARE * people), room)])
 
     @property
     def numbers(self) -> int:

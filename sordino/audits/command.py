@@ -61,7 +61,7 @@ def audit(
         bool,
         typer.Option("--trained", help="Attack the trained run: replay all of it, with canaries and broken twins."),
     ] = False,
-    canaries: Annotated[int | None, typer.Option(help="With --trained: number of canaries. [default: 400]")] = None,
+    canaries: Annotated[int | None, typer.Option(help="With --trained: number of canaries. [default: 1000]")] = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:

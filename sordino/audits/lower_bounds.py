@@ -4,11 +4,17 @@ Many runs (Jagielski et al., NeurIPS 2020; Nasr et al., USENIX Security 2023): t
 independently of these outputs, Clopper-Pearson limits for both error rates, at level `alpha` together. A claim below
 the bound is wrong, except with probability `alpha`.
 
-Many guesses in one run, where coins decide beforehand which canaries are in it: Steinke, Nasr and Jagielski (NeurIPS
-2023), Theorem 5.2, for any (epsilon, delta); and Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and Algorithm
-3, for a whole privacy curve, which is sharper. Both need fair and independent coins and a number of guesses that was
-fixed beforehand; neither needs independent guesses. That is why both are weak: a mechanism may lose little nearly
-always and everything at times.
+Many canaries in one run, where coins decide beforehand which are in it. The sharpest bound uses how far each score lies
+from its centre, not only on which side of a threshold: sums of signals along canaries are Gaussian (Agrawal et al.,
+arXiv 2606.12733), who knows all but the coins and the noise knows both centres, and so the scores show the deviation of
+the noise itself (`distance`). For any noise, wrong guesses of independent canaries are counted: each is wrong with at
+least half the overlap of the two neighbours (`epsilon_by_errors`; of guesses of all canaries the order statistics of
+Xiang et al., arXiv 2509.08704, count no others).
+
+Coins alone suffice for Steinke, Nasr and Jagielski (NeurIPS 2023), Theorem 5.2, for any (epsilon, delta); and for
+Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and Algorithm 3, for a whole privacy curve, which is sharper.
+Both need fair and independent coins and a number of guesses that was fixed beforehand; neither needs independent
+guesses. That is why both are weak: a mechanism may lose little nearly always and everything at times.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ from sordino.accounting.gaussian_dp import bisect
 ALPHA = 1e-6
 GRID = 200  # thresholds that are tried before one is chosen
 MOST = 50.0  # of an epsilon, or a mu, that is sought
+FARTHEST = 1e3  # distance in deviations of noise that is told from none
 TIGHT = 1e-4
 
 
@@ -98,6 +105,30 @@ def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA
     return Found(delta, epsilon_lost(believed, threshold, delta, alpha))
 
 
+# one run: independent canaries ----------------------------------------------------------------------------------------
+
+
+def distance(off: Tensor, alpha: float) -> float:
+    """Lower confidence limit for the distance between two neighbours in deviations of Gaussian noise, mu if nothing is
+    sampled. `off`: deviation of each score from its centre, in units in which the centres lie at 0 and 1.
+    """
+    from scipy.special import gammaincinv
+
+    squares = float(off.square().sum())
+    least = 2 * float(gammaincinv(len(off) / 2, alpha))  # quantile of the chi-square law
+    return min(FARTHEST, math.sqrt(least / squares)) if squares else FARTHEST
+
+
+def epsilon_by_errors(wrong: int, many: int, delta: float, alpha: float) -> float:
+    """Lower bound on epsilon at this delta from `wrong` guesses of `many` independent canaries, of whatever noise. If
+    (epsilon, delta) holds, both error rates add up to at least 2 (1 - delta) / (1 + e^epsilon).
+    """
+    return math.log(max(1.0, (1 - delta) / upper(wrong, many, alpha) - 1))
+
+
+# one run: any canaries ------------------------------------------------------------------------------------------------
+
+
 class Guesses(NamedTuple):
     canaries: int
     tried: int  # of the canaries; the others are not guessed
@@ -128,18 +159,18 @@ class GaussianTradeOff:
 
 def chance(found: Guesses, epsilon: float, delta: float) -> float:
     """Largest probability of at least this many right guesses if (epsilon, delta) holds."""
-    from scipy.stats import binom
+    from scipy.special import bdtrc
 
     if not found.right:
         return 1.0
-    honest = binom(found.tried, 1 / (1 + math.exp(-epsilon)))
-    usual = float(honest.sf(found.right - 1))
+    honest = 1 / (1 + math.exp(-epsilon))
+    usual = float(bdtrc(found.right - 1, found.tried, honest))
     if not delta:
         return usual
     import numpy as np
 
     fewer = np.arange(1, found.right + 1)
-    more = float(((honest.sf(found.right - fewer - 1) - usual) / fewer).max())
+    more = float(((bdtrc(found.right - fewer - 1, found.tried, honest) - usual) / fewer).max())
     return min(1.0, usual + 2 * found.canaries * delta * more)
 
 
@@ -169,6 +200,8 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
         right += i / (many - i) * (wrong - before)
         if right + wrong > 1:
             return True
+        if wrong == before:  # nothing will grow in later steps
+            return False
     return False
 
 

@@ -15,7 +15,8 @@ TrainedVerdict = Literal[
     "holds", "VIOLATED", "no power", "proves nothing", "not attacked", "nothing to audit: infinity is claimed"
 ]
 NEEDS = {
-    "at_least": "that the noise of each canary's direction is independent of the others'",
+    "at_least": "that the noise of each canary's direction is independent of the others', and Gaussian where the "
+    "guarantee is of Gaussian noise",
     "at_least_by_coins": "fair and independent coins, nothing else",
 }
 ANEW = "audit the run again: `sordino audit RUN --trained` writes the file anew"
@@ -68,7 +69,8 @@ class AuditedPromise(Subject):
             return who, self.adversary, claimed, "", "", ""
         if played.at_delta != self.delta:
             claimed += f"\n{played.claimed_there:.3g} at {played.at_delta:g}"
-        at_least = f"{played.at_least:.3g} at {played.at_delta:g}"
+        share = f" ({played.at_least / played.claimed_there:.0%})" if played.claimed_there else ""
+        at_least = f"{played.at_least:.3g} at {played.at_delta:g}{share}"
         by_coins = f"{played.at_least_by_coins:.3g} at {self.delta:g}"
         return who, self.adversary, claimed, at_least, by_coins, f"{played.right} of {played.canaries}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from sordino import config, keys, tree
 from sordino.accounting.claims import Subject
-from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, directions
+from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums, directions
 from sordino.audits.canary_rounds import CanaryRounds
 from sordino.audits.noise_sources import Quiet
 from sordino.audits.planted import PlantedReader, PlantedSums
@@ -19,11 +20,12 @@ from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.runs.simulation import Simulation, settle, simulated
 from sordino.tasks.quadratic import Quadratic
-from sordino.types import Examples, Grant, Params, Work
+from sordino.types import Examples, Grant, Neighbours, Params, Terms, Work
 
 TINY = ("rounds=2", "data.train=64", "partition={scheme='iid',clients=4}")
 EVERY, HALF = "cohort={name='poisson',rate=1.0}", "cohort={name='poisson',rate=0.5}"
 STEP = ("algorithm.local_steps=1", "algorithm.batch_size=full")
+MANY = ("data.train=1400", "partition={scheme='iid',clients=900}")
 KEY = keys.root(3)
 
 
@@ -129,12 +131,39 @@ def test_who_is_drawn_in_secret_counts_by_the_rate() -> None:
         assert bool((told[~played.coins].abs() < 0.02).all())
 
 
+def test_canaries_of_one_sum_are_as_many_as_there_are_orthogonal_directions() -> None:
+    """More would disturb one another, and their scores would not be independent."""
+    found: list[Canaries] = [
+        CanaryClients(run("algorithm=dp_prox", *STEP, EVERY, *MANY), IN_A_SUM, 5000, KEY),
+        CanaryExamples(run("algorithm=gaussian_gdp", "data.train=1400"), IN_A_SUM.beside(unit="example"), 5000, KEY),
+    ]
+    for canaries in found:
+        assert not canaries.each
+        assert len(canaries.owners) == canaries.numbers
+        towards = canaries.towards[:50]
+        assert torch.allclose(towards @ towards.T, torch.eye(50), atol=1e-4)
+
+
 def test_replays_share_directions_and_nothing_else() -> None:
     found = canaries("a row")
     first, again, other = (CanaryRounds(found, number, 1.0, BEGINNING) for number in (0, 0, 1))
     assert torch.equal(first.coins, again.coins)
     assert torch.equal(first.scores().each, again.scores().each)
     assert not torch.equal(first.coins, other.coins)
+
+
+@pytest.mark.parametrize("neighbours", ["zero_out", "replace"])
+def test_a_sum_weighs_in_a_score_by_what_a_canary_moves_over_the_noise(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that turns around moves its sum twice as far as one that is left out."""
+    simulation = run("algorithm=gaussian_gdp")
+    reader = ClassSums(clip=2.0, count=1.5, multiplier=3.0)
+    gates = simulation.setup.algorithm.behind(read=reader)
+    monkeypatch.setattr(CanaryRowsOfSums, "gates", gates)
+    canaries = CanaryRowsOfSums(simulation, ROW.beside(neighbours=neighbours), 16, KEY)
+    moved = 4.0 if neighbours == "replace" else 2.0
+    assert canaries.worth(Terms()) == pytest.approx((moved / (3.0 * 2.0 * math.hypot(1.0, 1.5))) ** 2)
 
 
 def test_where_no_canary_can_be_placed_it_is_said() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from sordino import config, keys
 from sordino.accounting.claims import Subject
-from sordino.accounting.events import Gaussian, Laplace, Repeat
+from sordino.accounting.events import Event, Gaussian, Laplace, Repeat
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
 from sordino.audits.canaries import CanaryExamples
@@ -25,10 +25,13 @@ from sordino.audits.gates import HOLDS, VIOLATED
 from sordino.audits.replay import BEGINNING, preparation
 from sordino.audits.trained import (
     BLIND,
+    NoiseRead,
+    ScoredCanaries,
     audit_trained,
     curve,
     earlier,
     judged,
+    noise_lacking,
     placed,
     promised_itself,
     scores,
@@ -50,7 +53,7 @@ def audited(*words: str) -> TrainedAudit:
     return audit_trained(config.load(None, [*TINY, *words]), canaries=256)
 
 
-def promise(event: Gaussian | Laplace | Repeat, epsilon: float, delta: float = 1e-5) -> Guarantee:
+def promise(event: Event, epsilon: float, delta: float = 1e-5) -> Guarantee:
     return Guarantee(
         unit="example",
         neighbours="replace",
@@ -66,10 +69,10 @@ def promise(event: Gaussian | Laplace | Repeat, epsilon: float, delta: float = 1
     )
 
 
-def made_up(mu: float, many: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def made_up(mu: float, many: int, seed: int) -> ScoredCanaries:
     """Canaries as Gaussian noise shows them, `mu` deviations apart."""
     coins = keys.coin(keys.fold(keys.root(seed), "coins"), many, 0.5).bool()
-    return coins + keys.normal(keys.root(seed), many) / mu, coins
+    return ScoredCanaries(coins + keys.normal(keys.root(seed), many) / mu, coins, torch.ones(many))
 
 
 @pytest.mark.one_fast
@@ -77,13 +80,13 @@ def made_up(mu: float, many: int, seed: int) -> tuple[torch.Tensor, torch.Tensor
 def test_a_true_claim_is_not_refuted_and_a_third_of_its_noise_is(mu: float) -> None:
     """Of 15 sound runs one is refuted with probability 0.015; experiments/audit_trained plays 100 whole ones."""
     held = promise(Gaussian(1 / mu), epsilon_of(mu, 1e-5))
-    assert not any(judged(held, *made_up(mu, 200, seed)).refutes(held.epsilon) for seed in range(15))
-    assert all(judged(held, *made_up(3 * mu, 200, seed)).refutes(held.epsilon) for seed in range(5))
+    assert not any(judged(held, made_up(mu, 200, seed)).refutes(held.epsilon) for seed in range(15))
+    assert all(judged(held, made_up(3 * mu, 200, seed)).refutes(held.epsilon) for seed in range(5))
 
 
 def test_what_needs_coins_alone_says_less_than_what_needs_independence() -> None:
     held = promise(Gaussian(1.0), epsilon_of(1.0, 1e-5))
-    found = judged(held, *made_up(1.0, 1000, 0))
+    found = judged(held, made_up(1.0, 1000, 0))
     assert 0 < found.at_least_by_coins < found.at_least < held.epsilon
 
 
@@ -95,11 +98,21 @@ def test_a_claim_that_is_not_gaussian_is_looked_at_at_several_deltas() -> None:
     assert list(points.values()) == sorted(points.values(), reverse=True)
     assert list(curve(promise(Gaussian(1.0), 3.0))) == [1e-5]
     # without noise, of a claim of 2: refuted at whatever delta presses hardest
-    told, there = made_up(1e9, 400, 1)
-    found = judged(held, told, there)
+    found = judged(held, made_up(1e9, 400, 1))
     assert found.right == 400
     assert found.at_least > found.claimed_there == points[found.at_delta]
     assert found.refutes(2.0)
+
+
+def test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all() -> None:
+    """Half of the canaries were in a quarter of the releases: their scores are twice as far off."""
+    weight = torch.tensor([1.0, 4.0]).repeat(500).double()
+    told = made_up(1.0, 1000, 3)
+    there = told.there.double()
+    told = told._replace(scores=there + (told.scores - there) * 2 / weight.sqrt(), weight=weight)
+    reads = NoiseRead.of(Gaussian(1.0), "replace")
+    assert 0.9 < noise_lacking(reads, told, 0.05) < 1
+    assert noise_lacking(reads, told._replace(weight=torch.ones(1000).double()), 0.05) < 0.7  # not told apart
 
 
 def test_the_same_promise_is_attacked_once_by_the_strongest() -> None:
@@ -128,7 +141,7 @@ def test_a_sound_run_holds_and_its_broken_twin_is_caught() -> None:
     assert one.power.twin is not None
     assert one.played.canaries == 256
     assert one.played.at_least <= one.claimed < one.power.twin.at_least
-    assert one.power.caught in (1.5, 2.0, 3.0)
+    assert one.power.caught in (1.25, 1.5)
 
 
 def test_a_run_behind_a_broken_gate_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,16 +197,18 @@ def test_canaries_are_in_the_phases_too_with_the_coins_of_the_replay() -> None:
 def test_clients_are_canaries_in_many_replays(words: tuple[str, ...]) -> None:
     found = audit_trained(config.load(None, [*TINY, "partition={scheme='iid',clients=20}", *words]), canaries=200)
     (one,) = found.promises
-    assert (one.unit, one.replays, one.verdict) == ("client", 20, HOLDS)
+    assert (one.unit, one.replays, one.verdict) == ("client", 13, HOLDS)
     assert one.played is not None
-    assert one.played.canaries == 200
+    assert one.played.canaries == 208
 
 
 @pytest.mark.slow
-def test_a_run_that_promises_so_little_that_nothing_can_be_found_has_no_power() -> None:
-    found = audited("algorithm=gaussian_gdp", "privacy.epsilon=200")
+def test_a_run_of_which_nothing_can_be_found_has_no_power() -> None:
+    """Guesses bound what is not Gaussian, and are never wrong here; Gaussian noise shows at any epsilon."""
+    found = audited("algorithm=laplace", "privacy.epsilon=200")
     assert found.verdict == BLIND
-    assert found.promises[0].power.missed == (1.5, 2.0, 3.0)
+    assert audited("algorithm=gaussian_gdp", "privacy.epsilon=200").verdict == HOLDS
+    assert found.promises[0].power.missed == (1.25, 1.5, 2.0, 3.0)
 
 
 # the verb -------------------------------------------------------------------------------------------------------------
@@ -209,6 +224,9 @@ def test_the_verb_says_claim_bound_power_and_what_each_needs(
     for part in ("example, replace", "server", "8, proved (simulation), at 1e-05", "Power: a broken twin with noise /"):
         assert part in words
     assert "of the whole run of 2 rounds" in words
+    (one,) = audited("algorithm=gaussian_gdp").promises
+    assert one.played is not None
+    assert f"at 1e-05 ({one.played.at_least / 8:.0%})" in words
     assert "fair and independent coins, nothing else" in words
     found = json.loads(spoken(capsys, monkeypatch, *asked, "--json").out)
     assert found == audited("algorithm=gaussian_gdp").to_json()
@@ -220,6 +238,14 @@ def test_without_a_promise_there_is_nothing_to_audit(
 ) -> None:
     said = spoken(capsys, monkeypatch, "audit", "fedavg", *TINY, "--trained")
     assert (said.code, said.out) == (0, "fedavg: nothing to audit: infinity is claimed.\n")
+
+
+def test_a_response_of_pixels_is_not_called_a_claim_of_infinity() -> None:
+    """No canary replays it, which is said of each finite guarantee, with what attacks it."""
+    found = audit_trained(config.load(None, [*TINY, "algorithm=lc_fl"]))
+    assert found.verdict == "not attacked"
+    assert {one.unit for one in found.promises} == {"pixel", "image"}
+    assert all("`sordino audit` attacks single releases" in one.why for one in found.promises)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +307,7 @@ def test_canaries_are_seen_through_masks_as_closely_as_the_noise_in_their_sum_al
     guarantees = [row for row in Planner(simulation.setup).guarantees if row.finite]
     canaries = placed(simulation, strongest(guarantees)[0], 50, keys.root(5))
     assert canaries is not None
-    told, there = scores(canaries, weak)
+    told, there, _ = scores(canaries, weak)
     off = (told - there.double()).square().mean().sqrt()
     expected = 2.0 * math.sqrt(2.0 if where == "in shares" else 1.0) / math.sqrt(2) / weak
     assert float(off) == pytest.approx(expected, rel=0.4)

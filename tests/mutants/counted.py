@@ -98,8 +98,8 @@ COUNTED_OR_NOT = [
     one(
         "an audit attacks the looser promise about a person",
         "audits/trained.py",
-        'if row.unit == "person":',
-        "if False:",
+        'return row.unit != "person"',
+        "return True",
         "tests/audit/test_trained.py::test_a_row_about_a_person_takes_the_place_of_no_row_that_is_attacked",
     ),
     one(

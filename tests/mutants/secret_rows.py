@@ -215,6 +215,27 @@ SECRET_ROWS = [
         f"{AUDIT}::test_an_audit_says_which_missing_noise_it_would_notice",
     ),
     one(
+        "the noise that an audit finds has an upper limit",
+        "audits/lower_bounds.py",
+        "gammaincinv(len(off) / 2, alpha)",
+        "gammaincinv(len(off) / 2, 1 - alpha)",
+        "tests/audit/test_one_run.py::test_the_deviation_of_gaussian_noise_has_an_exact_limit",
+    ),
+    one(
+        "more canaries in a sum than there are orthogonal directions",
+        "audits/canaries.py",
+        "if not self.each:  # all directions",
+        "if False:  # all directions",
+        "tests/audit/test_canaries.py::test_canaries_of_one_sum_are_as_many_as_there_are_orthogonal_directions",
+    ),
+    one(
+        "a canary in few releases is said to hide in loud noise",
+        "audits/trained.py",
+        " * (told.weight / told.weight.max()).sqrt()",
+        "",
+        "tests/audit/test_trained.py::test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all",
+    ),
+    one(
         "names in a file of images count as declared classes",
         "data/images.py",
         "[] if classes is not None else [CLASSES]",
