@@ -347,20 +347,22 @@ def check_sizes(privacy: Privacy) -> None:
 def check_secure(
     uplink: Uplink, plan: Plan, cohort: Cohort, rounds: int, delta: float, coordinates: int, faults: bool = False
 ) -> None:
-    """Refuses noise under a secure sum whose shares are too narrow or do not fit, and a hidden cohort where the opening
-    of a sum reveals who took part.
+    """Refuses noise on integers that is too narrow, shares of it that do not fit, and a hidden cohort where the opening
+    of a secure sum reveals who took part.
     """
     secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
-    if secure is None or noise is None or grid is None:
+    if noise is None or grid is None:
         return
     population = len(plan.exposures)
-    if isinstance(noise, NoiseShare):
-        first = next((k for k in range(population) if plan.exposures[k]), 0)
-        price, bound = plan.price(first, 0, plan.currency.zero()), uplink.bound(coordinates)
-        if price is not None:
-            noise.check_width(bound, price.multiplier)
+    first = next((k for k in range(population) if plan.exposures[k]), 0)
+    price, bound = plan.price(first, 0, plan.currency.zero()), uplink.bound(coordinates)
+    if price is not None and noise not in uplink.client[: uplink.client.index(grid)]:
+        noise.check_width(bound, price.multiplier)
+        if isinstance(noise, NoiseShare):
             most = population if cohort.hidden else round(cohort.expected(population))
             check_room(grid.layout, most, noise.room(bound, price.multiplier))
+    if secure is None:
+        return
     if cohort.hidden and uplink.central:
         chance = rounds * too_few(population, cohort.expected(population) / population, secure.least(0))
         if faults:

@@ -160,6 +160,20 @@ SUMS = [
         "tests/privacy/uplink/test_robust.py::test_an_upload_beyond_its_clip_counts_as_zeros",
     ),
     one(
+        "Gaussian noise of few steps has the price of the continuous law",
+        "privacy/noise/distributions.py",
+        "if scale < self.narrowest:",
+        "if False:",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
+    ),
+    one(
+        "Laplace noise on integers has the discrete law, which composes to more",
+        "privacy/noise/distributions.py",
+        "return rounded_laplace(source, count, scale)",
+        "return discrete_laplace(source, count, scale)",
+        "tests/privacy/uplink/test_small_worlds.py::test_the_noise_of_a_stage_is_the_law_that_is_enumerated",
+    ),
+    one(
         "a law that is priced below its event is planned",
         "planning/prices.py",
         "        check_price(plan)\n",

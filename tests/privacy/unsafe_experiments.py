@@ -105,6 +105,14 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "robust-sum-under-noise",
         {**up([{"name": "clip_coordinates"}], [{"name": "coordinate_laplace"}, MEDIAN]), "privacy": {}},
     ),
+    "central noise of few steps of the grid": (
+        "noise-too-narrow",
+        up([CLIP, {"name": "quantise", "bits": 8}, {"name": "secagg"}], [CENTRAL]),
+    ),
+    "a client's noise of few steps of the grid": (
+        "noise-too-narrow",
+        up([CLIP, {"name": "quantise", "bits": 8}, NOISE]),
+    ),
     "a median under shares of noise": (
         "stage-reads-each",
         up([CLIP, {"name": "noise_share", "survivors": 3}, {"name": "secagg"}], [MEDIAN]),

@@ -4,11 +4,13 @@ A new law is a subclass of `NoiseLaw` and, where settings shall name it, a row i
 event keeps. Real noise is drawn in steps of a fine grid from a table (`sources`); on integers, as secure sums need
 them, it is drawn in whole steps, at the same cost.
 
-Proof of the cost on integers: two-sided geometric noise of scale b is e^(1/b)-indistinguishable for each step, as
-Laplace noise is; discrete Gaussians have the Renyi divergences of continuous ones (Canonne, Kamath and Steinke, NeurIPS
-2020), and on grids of thousands of steps their loss is the same to within the step.
+Proof of the cost on integers: an integer with rounded Laplace noise is the integer with Laplace noise, rounded (the
+discrete Laplace law would do for one release, but costs more in compositions). Discrete Gaussians have the Renyi
+divergences of continuous ones (Canonne, Kamath and Steinke, NeurIPS 2020). Their curve of epsilon and delta is another
+one: with a deviation of one step delta may be three times as large, with n steps it is larger by at most 3 / n^2 of
+itself (by enumeration, for n >= 4 and a delta of at least 1e-12). Gaussian noise of fewer than FINE steps is refused.
 
-Noise on the integers, drawn digit by digit (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential
+Noise on the integers is drawn digit by digit (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential
 Privacy", NeurIPS 2020):
 
 A geometric number's binary digits are independent: digit j is 1 with probability q / (1 + q), q = exp(-2^j / scale). So
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float64]
 MANY, FIRST_BITS = 1 << 16, 18  # words that are looked up by so many of their first bits
+FINE = 4096  # steps in a deviation: delta is that of the continuous law to within 2e-7 of itself
 PRICINGS: Mapping[str, NoisePricing] = {
     "exact": Exact(),
     "classic": Classic(),
@@ -159,6 +162,8 @@ class NoiseLaw(ABC):
 class IntegerNoiseLaw(NoiseLaw):
     """Base class of noise laws that can also be drawn in whole steps, for secure sums."""
 
+    narrowest: ClassVar[float] = 0.0  # scale in steps at which it costs no more than its event
+
     @abstractmethod
     def whole(self, source: NoiseSource, count: int, scale: float) -> Ints:
         """Noise in whole steps, at the cost of the continuous law."""
@@ -166,8 +171,18 @@ class IntegerNoiseLaw(NoiseLaw):
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
             return super().add(values, scale, source)
+        self.check_steps(scale)
         noise = torch.from_numpy(self.whole(source, values.numel(), scale))
         return values + noise.view(values.shape).to(values.device)
+
+    def check_steps(self, scale: float) -> None:
+        if scale < self.narrowest:
+            raise UnsoundGuarantee(
+                f"the noise has a scale of {scale:.3g} steps of the grid",
+                why=f"below {self.narrowest:g} steps it costs more than the continuous noise that is priced",
+                fix='set more bits or a smaller range in the quantise stage, or use law = "laplace" or noise in shares',
+                code="noise-too-narrow",
+            )
 
 
 @dataclass(frozen=True)
@@ -180,6 +195,7 @@ class GaussianNoise(IntegerNoiseLaw):
     """
 
     calibration: Literal["exact", "classic", "classic_checked"] = "exact"
+    narrowest: ClassVar[float] = FINE
     order: ClassVar[Literal[1, 2]] = 2
     spread: ClassVar[float] = 1.0
 
@@ -209,6 +225,8 @@ class SharedGaussianNoise(GaussianNoise):
     """Gaussian noise in few whole steps, the sum of shares: it has the Renyi divergences of the continuous law, but not
     its curve of epsilon and delta.
     """
+
+    narrowest: ClassVar[float] = 0.0
 
     @property
     def pricing(self) -> NoisePricing:
@@ -243,7 +261,7 @@ class LaplaceNoise(IntegerNoiseLaw):
         return _laplace_steps(scale)
 
     def whole(self, source: NoiseSource, count: int, scale: float) -> Ints:
-        return discrete_laplace(source, count, scale)
+        return rounded_laplace(source, count, scale)
 
 
 @lru_cache(maxsize=8)
@@ -290,14 +308,30 @@ def discrete_laplace(source: NoiseSource, count: int, scale: float) -> Ints:
     little below 2 scale^2.
     """
     _check(scale)
-    digits = max(1, math.ceil(math.log2(_TAIL * scale)))
-    drawn = np.zeros(count, np.int64)
-    for digit in range(digits):
-        ones = _words(source.child("digit", digit), count) < _threshold(digit, scale)
-        drawn |= ones.astype(np.int64) << digit
+    drawn = _geometric(source, count, scale)
     # -1 - g for a geometric g is the negative half: P[x < 0] = q / (1 + q), the chance of digit 0
     negative = _words(source.child("sign"), count) < _threshold(0, scale)
     return np.where(negative, ~drawn, drawn)
+
+
+def rounded_laplace(source: NoiseSource, count: int, scale: float) -> Ints:
+    """Draws Laplace noise that is rounded to whole steps: 0 with probability 1 - exp(-1 / (2 scale)), else a geometric
+    number of steps to either side. On integers it costs what the continuous noise costs, in every composition, as
+    rounding comes after it.
+    """
+    _check(scale)
+    size = 1 + _geometric(source, count, scale)
+    negative = _words(source.child("sign"), count) < np.uint64(1 << 63)
+    away = _words(source.child("away"), count) < _away(scale)
+    return np.where(away, np.where(negative, -size, size), 0)
+
+
+def _geometric(source: NoiseSource, count: int, scale: float) -> Ints:
+    drawn = np.zeros(count, np.int64)
+    for digit in range(max(1, math.ceil(math.log2(_TAIL * scale)))):
+        ones = _words(source.child("digit", digit), count) < _threshold(digit, scale)
+        drawn |= ones.astype(np.int64) << digit
+    return drawn
 
 
 def discrete_gaussian(source: NoiseSource, count: int, sigma: float) -> Ints:
@@ -327,6 +361,13 @@ def _threshold(digit: int, scale: float) -> np.uint64:
     with localcontext(prec=50):
         q = (-(Decimal(2) ** digit) / Decimal(scale)).exp()
         return np.uint64(int(q / (1 + q) * 2**64))
+
+
+@lru_cache(maxsize=256)
+def _away(scale: float) -> np.uint64:
+    """2^64 exp(-1 / (2 scale)): the chance that Laplace noise is not rounded to 0."""
+    with localcontext(prec=50):
+        return np.uint64(int((-1 / (2 * Decimal(scale))).exp() * 2**64))
 
 
 def _words(source: NoiseSource, count: int) -> NDArray[np.uint64]:

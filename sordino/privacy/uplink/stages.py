@@ -205,6 +205,11 @@ class Noise(Stage):
         """The standard deviation of the noise in one coordinate."""
         return multiplier * self.mechanism.spread * self.sensitivity(bound)
 
+    def check_width(self, bound: Bound, multiplier: float) -> None:
+        """Refuses noise on integers that has too few steps to cost what is priced."""
+        if isinstance(self.mechanism, IntegerNoiseLaw):
+            self.mechanism.check_steps(multiplier * self.louder * self.sensitivity(bound))
+
     def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
         scale = multiplier * self.louder * self.sensitivity(bound)
         names = iter([name for name, _ in tree.named(x)])
