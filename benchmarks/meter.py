@@ -96,19 +96,20 @@ def clocks() -> tuple[float, float]:
     """CPU seconds of this process and all its descendants, wall seconds."""
     waited = os.times()
     cpu = time.process_time() + waited.children_user + waited.children_system
-    for pid in _descendants():
+    for pid in _descendants(os.getpid()):
         fields = _read(pid, "stat").rpartition(")")[2].split()
         cpu += sum(map(int, fields[11:15])) / TICK  # its own time and that of the children it has waited for
     return cpu, time.perf_counter()
 
 
-def peak() -> int:
-    """KB. What several processes share is counted once, at the root: pages of files, common memory, and what a fork has
-    of the process that it comes from, until one of them writes to it. A descendant adds what is its own now, and what
-    it has had beyond that.
+def peak(root: int | None = None) -> int:
+    """KB, of this process or of `root`, and all descendants. What several processes share is counted once, at the root:
+    pages of files, common memory, and what a fork has of the process that it comes from, until one of them writes to
+    it. A descendant adds what is its own now, and what it has had beyond that.
     """
-    peak = _memory(os.getpid(), "status")["VmHWM"]
-    for pid in _descendants():
+    root = os.getpid() if root is None else root
+    peak = _memory(root, "status").get("VmHWM", 0)
+    for pid in _descendants(root):
         one, shares = _memory(pid, "status"), _memory(pid, "smaps_rollup")
         if one and shares:
             peak += one["VmHWM"] - one["VmRSS"] + shares["Private_Clean"] + shares["Private_Dirty"]
@@ -127,12 +128,12 @@ def _memory(pid: int, table: str) -> dict[str, int]:
     return {name[:-1]: int(rest[0]) for name, *rest in fields if rest[1:] == ["kB"]}
 
 
-def _descendants() -> list[int]:
+def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := _read(int(entry.name), "stat")):
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
-    return list(_below(os.getpid(), children))
+    return list(_below(root, children))
 
 
 def _below(pid: int, children: dict[int, list[int]]) -> Iterator[int]:

@@ -146,6 +146,7 @@ def between(place: Path) -> tuple[list[float], dict[str, float]]:
     from sordino.transport.tls import of_server
 
     ends: list[float] = []
+    used: list[float] = []
     ready: list[float] = []
     options = ServeOptions(
         experiment=config.load(place / "experiment.toml"),
@@ -168,8 +169,9 @@ def between(place: Path) -> tuple[list[float], dict[str, float]]:
 
     begin, peaks = time.perf_counter(), list[float]()
     with contextlib.ExitStack() as stack:
-        serve(options, lambda progress: ends.append(time.perf_counter()), hears, invited)
+        serve(options, lambda _: (ends.append(time.perf_counter()), used.append(time.process_time())), hears, invited)
     facts = {
+        "the server's CPU, ms a site and round": 1000 * statistics.median(gaps(used)) / SITES,
         "start-up, s": ready[0] - begin if ready else float("nan"),
         "server and simulator, peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "a site, peak MB": max(peaks),

@@ -238,10 +238,12 @@ class RemoteSites(Sites):
     def named(self, peer: str) -> str:
         return peer
 
-    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[], bytes]:
+    def _writer(
+        self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "", digest: str = ""
+    ) -> Callable[[], bytes]:
         if isinstance(command, Round):
             self._there = sum(map(len, bodies))
-        return super()._writer(peer, command, bodies, self.ledger())
+        return super()._writer(peer, command, bodies, self.ledger(), digest)
 
     def away(self, client: int) -> bool:
         return self._site_of[client] not in self._here or super().away(client)

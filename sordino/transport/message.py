@@ -78,8 +78,10 @@ class Letterhead:
         said: Mapping[str, Any],
         bodies: Sequence[bytes | memoryview] = (),
         ledger: str = "",
+        digest: str = "",
     ) -> bytes:
-        digest = digest_of(bodies) if self.key is not None else ""
+        """Compose and sign a message. `digest`: that of the bodies, where it is known."""
+        digest = (digest or digest_of(bodies)) if self.key is not None else ""
         sizes = tuple(len(body) for body in bodies)
         head = Heading(self.run, stage, self.name, to, said, self.config, self.agreement, ledger, sizes, digest)
         text = json.dumps(asdict(head)).encode()

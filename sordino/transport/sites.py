@@ -21,7 +21,7 @@ from sordino.engine.commands import Answered, Command, Keep, Refused, Restore, R
 from sordino.engine.executor import Answers, Executor, Scores
 from sordino.errors import SordinoError, WireError
 from sordino.transport.carrier import Arrived, Carrier
-from sordino.transport.message import Letter, Letterhead
+from sordino.transport.message import Letter, Letterhead, digest_of
 from sordino.tree import Tree
 from sordino.types import Params, Terms
 
@@ -213,12 +213,13 @@ class Sites(Executor):
         self, t: int, down: Tree, terms: Mapping[int, Terms], asked: Mapping[str, Sequence[int]]
     ) -> dict[int, int]:
         shared = None if self.told is not None else wire.encode(self.header(t), down)
+        digest = digest_of([shared]) if shared is not None and self.letterhead.key is not None else ""  # once for all
         of: dict[int, int] = {}
         for peer, clients in asked.items():
             for some in _parts(clients, self.most):
                 parts = self._parts_of(t, down, some) if shared is None else [shared]
                 command = Round(t, {k: terms[k] for k in some}, shared is None, self._among(terms))
-                of |= dict.fromkeys(some, self._send(peer, command, parts))
+                of |= dict.fromkeys(some, self._send(peer, command, parts, digest))
         return of
 
     def asked(self, terms: Mapping[int, Terms]) -> dict[str, list[int]]:
@@ -252,8 +253,8 @@ class Sites(Executor):
     def _owes(self, peer: str) -> bool:
         return any(out.peer == peer for out in self._out.values())
 
-    def _send(self, peer: str, command: Command, bodies: Sequence[bytes]) -> int:
-        write = self._writer(peer, command, bodies)
+    def _send(self, peer: str, command: Command, bodies: Sequence[bytes], digest: str = "") -> int:
+        write = self._writer(peer, command, bodies, digest=digest)
         self._moved[peer] = time.monotonic()
         ticket = self.carrier.send(peer, write)
         self._out[ticket] = _Out(peer, write)
@@ -261,10 +262,12 @@ class Sites(Executor):
         self._wanted.add(ticket)
         return ticket
 
-    def _writer(self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "") -> Callable[[], bytes]:
+    def _writer(
+        self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "", digest: str = ""
+    ) -> Callable[[], bytes]:
         """Function that writes the message, called each time that it is delivered."""
         told = asdict(command)
-        return lambda: self.letterhead.write(peer, self.stage, told, bodies, ledger)
+        return lambda: self.letterhead.write(peer, self.stage, told, bodies, ledger, digest)
 
     def _wait(self, until: float) -> None:
         """Takes in the next answers, waiting at most until `until`; sends refused messages again when it is time, and

@@ -16,6 +16,8 @@ from sordino.receipts.verify import verify
 from sordino.results import preparation_facts as preparation
 from sordino.runs.run import start
 from sordino.sites.serve import settled
+from sordino.transport import message
+from sordino.transport import sites as transport_sites
 from sordino.transport.carrier import Arrived
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
@@ -38,6 +40,20 @@ def test_sites_train_what_the_simulation_trains(case: Case, tmp_path: Path) -> N
     assert ledger_of(between.folder) == ledger_of(tmp_path / "loop")
     told = {file.read_bytes() for file in tmp_path.glob("*/model.json")}
     assert len(told) == (case.name != "quadratic"), "server and sites know how the model is used, and say the same"
+
+
+def test_a_broadcast_is_hashed_once_for_all_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = message.digest_of, list[bytes]()
+
+    def digest_of(bodies: Sequence[bytes | memoryview]) -> str:
+        seen.extend(body for body in bodies if isinstance(body, bytes))  # those of a sender: a reader has views
+        return real(bodies)
+
+    for place in (message, transport_sites):
+        monkeypatch.setattr(place, "digest_of", digest_of)
+    Federated(BY_NAME["fedavg"].experiment(), tmp_path).play()
+    broadcasts = [body for body in seen if b'"sender":-1' in body[:1000]]
+    assert len(broadcasts) == len(set(broadcasts)) == BY_NAME["fedavg"].experiment().rounds
 
 
 def test_between_sites_every_round_has_a_checkpoint() -> None:
