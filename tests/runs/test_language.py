@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 import sordino
+from sordino import config
 from sordino.errors import SordinoError
 from sordino.receipts.verify import examine
+from sordino.runs.run import start
+from tests.helpers.between_sites import Federated, ledger_of, model_of
 
 LENGTH = 12
 TEXT = f'kind = "text", tokenizer = "bytes", length = {LENGTH}'
@@ -86,3 +89,15 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: dict[str, s
     with pytest.raises(SordinoError) as refused:
         sordino.run({**made, **changes, "data": data}, out=tmp_path / "run")
     assert refused.value.code == code
+
+
+def test_sites_train_what_the_simulation_trains(tmp_path: Path) -> None:
+    made = notes(tmp_path)
+    made |= {"rounds": 2, "partition": {"scheme": "natural"}, "engine": {"executor": "loop"}}
+    experiment = config.load(made)
+    start(experiment, tmp_path / "loop")
+    between = Federated(experiment, tmp_path / "sites")
+    between.play()
+    assert model_of(between.folder) == model_of(tmp_path / "loop")
+    assert ledger_of(between.folder) == ledger_of(tmp_path / "loop")
+    assert (between.folder / "model.json").read_bytes() == (tmp_path / "loop" / "model.json").read_bytes()
