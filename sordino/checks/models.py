@@ -15,8 +15,9 @@ from sordino import keys
 from sordino.checks.trial import Broken, require
 from sordino.errors import DataError
 from sordino.tasks.architecture import Architecture, build_net
+from sordino.tasks.language import LanguageModel
 from sordino.tasks.network import InputSettings
-from sordino.tasks.problems import Classify, Regress
+from sordino.tasks.problems import Classify, NextToken, Regress
 from sordino.tasks.supervised import Supervised
 from sordino.types import Examples, Params
 
@@ -60,14 +61,14 @@ def scene(trial: PartTrial) -> ModelScene:
         "use nn.GroupNorm or nn.LayerNorm; a run without any guarantee accepts it",
     )
     y = torch.arange(ROWS) % max(2, task.classes)
-    return ModelScene(task, task.init(0), Examples(rows_of(trial.inputs, 1), y), keys.bits(keys.root(3), ROWS))
+    return ModelScene(task, task.init(0), Examples(_inputs(task, trial, 1), y), keys.bits(keys.root(3), ROWS))
 
 
 def task_of(trial: PartTrial) -> Supervised:
     outputs, image = _outputs(trial), len(trial.inputs) == 3
     _elsewhere()
     try:
-        net = Architecture(trial.name, trial.options, trial.inputs, outputs).built(SEED)
+        net = Architecture(trial.name, trial.options, trial.inputs, outputs[-1]).built(SEED)
     except DataError as error:
         if error.code != "model-does-not-fit":
             raise
@@ -75,16 +76,24 @@ def task_of(trial: PartTrial) -> Supervised:
     shape = (*trial.inputs[1:], trial.inputs[0]) if image else trial.inputs
     half = 0.5 if image else 0.0
     inputs = InputSettings(trial.name, shape, (half,) * shape[-1], (half or 1.0,) * shape[-1], image, keeps=True)
-    problem = Regress((-1.0, 1.0)) if outputs == 1 else Classify()
-    return problem.built(net, inputs, None, [str(k) for k in range(outputs)])
+    if len(outputs) == 2:
+        return NextToken(outputs[1]).built(net, inputs, None, ())
+    problem = Regress((-1.0, 1.0)) if outputs == (1,) else Classify()
+    return problem.built(net, inputs, None, [str(k) for k in range(outputs[0])])
 
 
-def _outputs(trial: PartTrial) -> int:
-    """Number of outputs per example that the network has; the usual number if it cannot be run."""
+def _outputs(trial: PartTrial) -> tuple[int, ...]:
+    """Shape of the outputs that the network has for an example; the usual number if it cannot be run."""
     net = build_net(trial.name, trial.inputs, USUAL, trial.options).eval()
     with contextlib.suppress(Exception), torch.no_grad():
-        return int(net(torch.zeros(2, *trial.inputs)).shape[1])
-    return USUAL
+        return tuple(net(torch.zeros(2, *trial.inputs)).shape[1:])
+    return (USUAL,)
+
+
+def _inputs(task: Supervised, trial: PartTrial, seed: int) -> Tensor:
+    """Random rows that fit the task: of a language model, texts without padding."""
+    rows = rows_of(trial.inputs, seed)
+    return (rows * task.classes).floor() + 1 if isinstance(task, LanguageModel) else rows
 
 
 def rows_of(inputs: tuple[int, ...], seed: int, many: int = ROWS) -> Tensor:
@@ -129,7 +138,7 @@ def each_alone(trial: PartTrial) -> None:
     for when, answer in at.ways.items():
         found = answer(at.rows.x)
         for i in range(ROWS):
-            others = rows_of(trial.inputs, 2)
+            others = _inputs(at.task, trial, 2)
             others[i] = at.rows.x[i]
             require(
                 _close(answer(others)[i], found[i]),
@@ -137,6 +146,15 @@ def each_alone(trial: PartTrial) -> None:
                 "compute it from that row alone: no mean, maximum or attention over the first dimension; nn.GroupNorm "
                 "or nn.LayerNorm in place of statistics of a batch",
             )
+    if isinstance(at.task, LanguageModel):
+        kept, others = trial.inputs[0] // 2, _inputs(at.task, trial, 2)
+        others[:, :kept] = at.rows.x[:, :kept]
+        one, other = (at.task.predict(at.params, x)[:, :kept] for x in (at.rows.x, others))
+        require(
+            _close(one, other),
+            "the answer at a place of a text changes with the tokens behind it",
+            "mask attention, so that it looks back only: else a token is told what it should predict",
+        )
 
 
 def answers_again(trial: PartTrial) -> None:

@@ -135,7 +135,7 @@ def loaded(tokenizer: str) -> Any:
         raise DataError(
             "the package tokenizers is not installed",
             why="it reads tokenizer.json",
-            fix=f'run: pip install tokenizers; or set tokenizer = "{BYTES}", which needs no package',
+            fix=f"run: pip install 'sordino[language]'; or set tokenizer = {BYTES!r}, which needs no package",
             code="missing-data-extra",
         ) from None
     made = Tokenizer.from_str(tokenizer)

@@ -51,6 +51,17 @@ def test_a_law_is_broken_by_its_twin(name: str, tmp_path: Path) -> None:
     assert report.setting == "model.name"
 
 
+@pytest.mark.one_fast
+@pytest.mark.parametrize(("text", "broken"), [("z.cumsum(1)", []), ("z + z.mean(1, keepdim=True)", ["per example"])])
+def test_a_language_model_looks_back_only(text: str, broken: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine_net.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.words, self.last = nn.Embedding(8, 6), nn.Linear(6, 7)\n    def forward(self, x):\n"
+        f"        z = self.words(x.long())\n        return self.last({text})\n"
+    )
+    assert check(tmp_path / "mine_net.py", inputs=(5,)).broken == broken
+
+
 def test_what_does_not_fit_says_how_to_tell_the_shape(cli: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "mine_net.py").write_text(f"{HEAD}        return self.last(z)\n")
     refused = check(tmp_path / "mine_net.py").verdicts[0]

@@ -113,4 +113,4 @@ def test_a_tokenizer_file_without_the_package_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(DataError) as refused:
         column(f'tokenizer = "{(tmp_path / "tokenizer.json").as_posix()}", length = 3')
     assert refused.value.code == "missing-data-extra"
-    assert 'tokenizer = "bytes"' in refused.value.fix
+    assert "tokenizer = 'bytes'" in refused.value.fix
