@@ -94,6 +94,7 @@ def test_under_zero_out_the_noise_is_half_as_large(tmp_path: Path, silent: list[
     assert math.isclose(silent[0], 2 * silent[2], rel_tol=1e-9)
 
 
+@pytest.mark.slow
 def test_hidden_coins_make_noise_count_for_more(tmp_path: Path, silent: list[float]) -> None:
     terms = {"clients": 50, "neighbours": "zero_out", "rate": 0.1, "delta": 1e-3}
     for _ in range(TERMS["rounds"]):

@@ -183,6 +183,7 @@ assert connections_for(3) > 3
 """
 
 
+@pytest.mark.slow
 def test_without_all_that_a_run_has_the_same_model(tmp_path: Path) -> None:
     import sordino
 

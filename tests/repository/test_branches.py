@@ -60,11 +60,12 @@ def python(place: Path, *arguments: str, said: str = "") -> subprocess.Completed
 GONE = [
     pytest.param(BRANCHES, id="all"),
     # attacks are made of what audits know
-    *(pytest.param(("audits", "attacks") if name == "audits" else (name,), id=name, marks=pytest.mark.slow) for name in BRANCHES),
-]  # fmt: skip
+    *(pytest.param(("audits", "attacks") if name == "audits" else (name,), id=name) for name in BRANCHES),
+]
 
 
 @pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", GONE)
 def test_the_rest_imports_and_runs_without_a_branch(gone: tuple[str, ...], tmp_path: Path) -> None:
     place = without(tmp_path, *gone)

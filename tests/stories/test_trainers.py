@@ -52,6 +52,7 @@ def test_numpy(tmp_path: Path) -> None:
     assert accuracy(tmp_path, train) > 0.8
 
 
+@pytest.mark.slow
 def test_scikit_learn(tmp_path: Path) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
 
