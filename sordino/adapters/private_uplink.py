@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 
 from sordino import config, tree
 from sordino.budget.plan import Price
-from sordino.errors import BudgetExhausted, ConfigError, RunError, SordinoError
+from sordino.errors import BudgetExhausted, RunError, SordinoError
 from sordino.planning.accounts import Accounts, OpenRound
 from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.phase import PlannedRun
 from sordino.privacy.noise.sources import for_client, for_round
 from sordino.receipts import private
-from sordino.receipts.folder import RunFolder
+from sordino.receipts.folder import RunFolder, absolute_folder
 from sordino.receipts.receipt import write_receipt
 from sordino.runs.new_folder import environment_of, found
 from sordino.runs.witness import Witness
@@ -82,15 +82,7 @@ class PrivateUplink:
         public = PublicNumbers(
             kind="table", shape=(1,), classes=2, named=2, sizes=alike(1, terms.clients), assumed=(ELSEWHERE, HIDDEN)
         )
-        place = Path(folder).expanduser()
-        if not place.is_absolute():
-            raise ConfigError(
-                f"the folder {str(folder)!r} of a budget is a relative path",
-                why="the other program may start elsewhere the next time, and would find an empty budget there",
-                fix="give a path from the root, such as /var/lib/budgets/site, on a local disk",
-                code="budget-needs-absolute-path",
-            )
-        self.folder = RunFolder(place)
+        self.folder = RunFolder(absolute_folder(folder))
         self._phase = PlannedRun(experiment, public, {"": coordinates}).phases[-1]
         self._own = (0,) if side == "client" else None  # a client's books believe the server nothing
         _ = self._phase.plan  # refuses settings whose guarantee would be false

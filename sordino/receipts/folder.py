@@ -19,7 +19,7 @@ from sordino import config
 from sordino.accounting.facts import Fact, parsed
 from sordino.config import Experiment
 from sordino.config.experiment import resolved
-from sordino.errors import RunError, damaged
+from sordino.errors import ConfigError, RunError, damaged
 from sordino.ledger.files import lock
 from sordino.metrics.rows import PreparedRow, RoundCost, RoundRow
 from sordino.receipts.private import FOLDER
@@ -239,6 +239,19 @@ class RunFolder:
             except OSError:
                 return True
             return False
+
+
+def absolute_folder(folder: str | Path) -> Path:
+    """Folder of a budget that another program keeps, which may start elsewhere the next time."""
+    place = Path(folder).expanduser()
+    if not place.is_absolute():
+        raise ConfigError(
+            f"the folder {str(folder)!r} of a budget is a relative path",
+            why="the other program may start elsewhere the next time, and would find an empty budget there",
+            fix="give a path from the root, such as /var/lib/budgets/site, on a local disk",
+            code="budget-needs-absolute-path",
+        )
+    return place
 
 
 def no_folder(path: Path) -> str:

@@ -1,7 +1,10 @@
 """Parts that this branch registers: the commands of server, site and key holder."""
 
 PARTS = {
-    "sites": {"agreed_clients": "sordino.sites.serve:agreed_clients"},
+    "sites": {
+        "agreed_clients": "sordino.sites.serve:agreed_clients",
+        "elsewhere": "sordino.sites.elsewhere",
+    },
     "verbs": {
         "serve": "sordino.sites.commands:serve",
         "join": "sordino.sites.commands:join",

@@ -100,21 +100,33 @@ def invite(
 def read(path: Path, with_code: bool = False) -> Invitation:
     """Read and check an invitation. `with_code`: the reader knows the classes that it names, and lets them run."""
     try:
-        told = Invited.model_validate_json(json.dumps(tomllib.loads(path.read_text(encoding="utf-8"))))
+        return parsed(path.read_bytes(), with_code, str(path))
+    except OSError as error:
+        raise _no_invitation(str(path), error) from None
+
+
+def parsed(text: bytes, with_code: bool, name: str = "what the server sends") -> Invitation:
+    """Parse and check the text of an invitation."""
+    try:
+        told = Invited.model_validate_json(json.dumps(tomllib.loads(text.decode())))
         found = Invitation(told)
-        _check_text(path, tomllib.loads(told.experiment), told, with_code)
+        _check_text(name, tomllib.loads(told.experiment), told, with_code)
         _ = found.server_key, found.experiment, found.declared, found.agreement
-    except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is not an invitation",
-            why=str(error)[:300],
-            fix="`sordino serve` writes invitation.toml into its run folder: ask for that file",
-            code="no-invitation",
-        ) from None
+    except (UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _no_invitation(name, error) from None
     return found
 
 
-def _check_text(path: Path, experiment: dict[str, Any], told: Invited, with_code: bool) -> None:
+def _no_invitation(name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{name} is not an invitation",
+        why=str(error)[:300],
+        fix="`sordino serve` writes invitation.toml into its run folder: ask for that file",
+        code="no-invitation",
+    )
+
+
+def _check_text(path: str, experiment: dict[str, Any], told: Invited, with_code: bool) -> None:
     """Refuse an experiment that would run a program on this machine, or read one of its files."""
     if not with_code and (named := sorted(set(user_code.named(experiment)))):
         raise ConfigError(

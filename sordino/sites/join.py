@@ -7,7 +7,8 @@ from __future__ import annotations
 import hmac
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -165,16 +166,35 @@ def join(
     hears: Callable[[RunEvent], None] = lambda event: None,
 ) -> Left | None:
     """Take part until the run is over or somebody stops it; None where the site declined."""
+    if asked.options.certificates is not None:
+        of_site(
+            asked.options.certificates, asked.site
+        ).read()  # what is wrong with them is said before anybody consents
+    with membership(asked, consent, hears) as found:
+        if found is None:
+            return None
+        member, log = found
+        attend_for(member, asked.invitation, asked.site, asked.options, stop, log.standing(say), TAKEN_IN)
+        log(RunEvent(event="over" if member.was_over else "stopped"))
+        return Left(member.receipt(), member.was_over)
+
+
+@contextmanager
+def membership(
+    asked: Proposed, consent: Callable[[Proposed], bool], hears: Callable[[RunEvent], None] = lambda event: None
+) -> Iterator[tuple[Membership, EventLog] | None]:
+    """The site's part of a run, with its folder held; founded at the first time, where the site consents. None where it
+    declined.
+    """
     asked.check()
     options, folder, known = asked.options, asked.folder, RunFolder(asked.folder).exists
-    if options.certificates is not None:
-        of_site(options.certificates, asked.site).read()  # what is wrong with them is said before anybody consents
     if known:
         _check_same(asked)
     else:
         _check_first(asked)
         if not consent(asked):
-            return None
+            yield None
+            return
     data = asked.data
     data.check(asked.invitation.agreement, asked.client)
     whole = asked.whole
@@ -198,9 +218,7 @@ def join(
         if member.purse.lost:
             log(RunEvent(event="lost", count=len(member.purse.lost)))
         try:
-            attend_for(member, asked.invitation, asked.site, options, stop, log.standing(say), TAKEN_IN)
-            log(RunEvent(event="over" if member.was_over else "stopped"))
-            return Left(member.receipt(), member.was_over)
+            yield member, log
         finally:
             member.close()
 

@@ -243,7 +243,11 @@ class RemoteSites(Sites):
     ) -> Callable[[], bytes]:
         if isinstance(command, Round):
             self._there = sum(map(len, bodies))
-        return super()._writer(peer, command, bodies, self.ledger(), digest)
+        write, stands = super()._writer(peer, command, bodies, self.ledger(), digest), self.ledger()
+        if not self.carrier.starts_anew or isinstance(command, Begin):
+            return write
+        begin = super()._writer
+        return lambda: begin(peer, *self._first_letters(peer)[0], stands)() + write()
 
     def away(self, client: int) -> bool:
         return self._site_of[client] not in self._here or super().away(client)

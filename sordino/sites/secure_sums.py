@@ -73,3 +73,15 @@ def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) ->
             fix="leave strict out, and set a larger range or clip the uploads",
             code="strict-between-sites",
         )
+
+
+def check_elsewhere(whole: Whole) -> None:
+    """Refuses secure sums in a run whose messages another program carries."""
+    if any(phase.algorithm.uplink.secure is not None for phase in whole.phases):
+        raise ConfigError(
+            "a secure sum inside another program",
+            why="it may start a new process for each message, which has forgotten the masks of the round, and it knows "
+            "no key holder",
+            fix="add uploads securely between `sordino serve` and `sordino join`, or leave secagg and bfv out",
+            code="secure-sum-elsewhere",
+        )

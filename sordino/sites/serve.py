@@ -4,11 +4,12 @@ agreement. The same command resumes a run that was stopped or killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sordino.algorithms.optional import ChecksServer
 from sordino.config import Experiment
@@ -34,15 +35,20 @@ from sordino.sites.agreement_file import read as read_agreement
 from sordino.sites.event_log import EventLog
 from sordino.sites.grpc_server import Rpc
 from sordino.sites.identity import AllowList
-from sordino.sites.invitation import SERVER, invite
+from sordino.sites.invitation import SERVER, Invitation, invite
 from sordino.sites.own_data import servers_rows
-from sordino.sites.secure_sums import kind_of_sites, peers_of
+from sordino.sites.secure_sums import check_elsewhere, kind_of_sites, peers_of
 from sordino.sites.sites_backend import PostOffice, SitesBackend
+from sordino.transport.carrier import Carrier
 from sordino.transport.message import Letterhead
 from sordino.transport.run_events import RunEvent
 from sordino.transport.sites import Patience
 from sordino.transport.tls import Certificates
 
+# from the invitation, the names of all sites, the longest message, the keys of the allowed sites, and a log
+Carried: TypeAlias = Callable[
+    [Invitation, Sequence[str], int, Mapping[str, Ed25519PublicKey], Callable[[RunEvent], None]], Carrier
+]
 AGREEMENT, INVITATION = "agreement.toml", "invitation.toml"
 BESIDE = 1 << 22  # bytes of a message beside its uploads
 
@@ -76,9 +82,10 @@ def serve(
     watch: Callable[[Progress], None] | None = None,
     hears: Callable[[RunEvent], None] = lambda event: None,
     invited: Callable[[Path], None] = lambda invitation: None,
+    carried: Carried | None = None,
 ) -> Ended:
     """Play a run between sites, from where it stands to its end. `hears` receives each event, and `invited` the path of
-    the invitation.
+    the invitation. `carried`: makes the carrier of its messages; None: gRPC, at the address of the options.
     """
     experiment, agreed = settled(options.experiment, options.rehearsal), read_agreement(options.agreement)
     real = experiment.privacy.real
@@ -90,13 +97,17 @@ def serve(
     if options.folder.exists() and real:
         private.check_place(options.folder, options.moved)
     log = EventLog.of(options.folder, whole, hears)
-    carrier = Rpc(options.bind, environment.run, peers, longest(whole, agreed), known, options.tls, log)
-    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
-    rows = ServerRows() if options.own is None else servers_rows(experiment, options.own)
     if options.folder.exists():
         invitation = invitations.read(options.folder / INVITATION, with_code=True)  # its own
     else:
         invitation = invite(environment.run, options.address or options.bind, options.identity, experiment, agreed)
+    if carried is None:
+        carrier: Carrier = Rpc(options.bind, environment.run, peers, longest(whole, agreed), known, options.tls, log)
+    else:
+        check_elsewhere(whole)
+        carrier = carried(invitation, peers, longest(whole, agreed), known, log)
+    letterhead = Letterhead(SERVER, environment.run, experiment.digest(), agreed.digest, options.identity, known)
+    rows = ServerRows() if options.own is None else servers_rows(experiment, options.own)
     post = PostOffice(carrier, letterhead, options.patience, log)
     side = SitesBackend.of(whole, agreed, post, rows, invitation.declared)
     for phase in whole.phases:

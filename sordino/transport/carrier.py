@@ -24,6 +24,8 @@ class Carrier(ABC):
     message is delivered again as soon as its site can be reached; users of a carrier ignore doubled answers.
     """
 
+    starts_anew = False  # true: every message meets a process that remembers no other, so each begins with `Begin`
+
     @abstractmethod
     def peers(self) -> frozenset[str]:
         """The names of the sites that can be reached now."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -133,6 +133,16 @@ class Letterhead:
 def peek(data: bytes | memoryview) -> Heading:
     """Unauthenticated head of a message."""
     return _opened(memoryview(data).cast("B"))[0]
+
+
+def each(data: bytes | memoryview) -> Iterator[memoryview]:
+    """Messages that stand one behind another."""
+    view = memoryview(data).cast("B")
+    while view:
+        head, text, signature = _opened(view)
+        end = LENGTH.size + len(text) + len(signature) + sum(head.sizes)
+        yield view[:end]
+        view = view[end:]
 
 
 def digest_of(bodies: Sequence[bytes | memoryview]) -> str:
