@@ -1,4 +1,5 @@
-"""Flower: a mod that makes a client's uploads private, and a strategy that makes a server's sums private.
+"""Flower: a mod that makes a client's uploads private, a strategy that makes a server's sums private, and apps of a
+whole sordino experiment.
 
 A `ClientApp` that is wrapped by `private_mod` sends noised arrays and nothing else. A strategy inside `PrivateStrategy`
 is shown one noised mean, as if it were the only reply, so what it computes from that needs no further noise.
@@ -7,10 +8,11 @@ is shown one noised mean, as if it were the only reply, so what it computes from
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sordino import branches
 from sordino.adapters.declared import Arrays, DeclaredArrays, undeclared
 from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, failed
 from sordino.errors import BudgetExhausted, SordinoError, UnsoundGuarantee, WireError
@@ -19,12 +21,14 @@ from sordino.types import Neighbours, Params
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+    from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result, Strategy
 
     Call = Callable[[Message, Context], Message]
 
 log = logging.getLogger(__name__)
+ACTION = "sordino"  # by which a message of a whole experiment is known
 WEIGHT = "num-examples"  # by which Flower's strategies weigh, unless they are told another name
 
 
@@ -212,3 +216,68 @@ def _message(records: dict[str, Any], weighted_by: str, **to: Any) -> Message:
     from flwr.app import Message, MetricRecord, RecordDict
 
     return Message(RecordDict({**records, "metrics": MetricRecord({weighted_by: 1.0})}), **to)
+
+
+# whole experiments ----------------------------------------------------------------------------------------------------
+
+
+def serve(grid: Grid, **settings: Any) -> Any:
+    """Play a whole sordino experiment in the main function of a `ServerApp`, from where its folder stands to its end.
+    The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`).
+    """
+    elsewhere: Any = branches.part("sites", "elsewhere")
+
+    class FlowerNodes(elsewhere.Nodes):  # type: ignore[misc]
+        starts_anew = True
+
+        def present(self) -> set[int]:
+            return set(grid.get_node_ids())
+
+        def ask(self, node: int, question: bytes) -> str:
+            message = _carrying(question, dst_node_id=node, message_type=f"query.{ACTION}")
+            (ticket,) = grid.push_messages([message])
+            return str(ticket)
+
+        def answers(self, tickets: Collection[str]) -> dict[str, bytes]:
+            replies = list(grid.pull_messages(list(tickets))) if tickets else []
+            return {reply.metadata.reply_to_message_id: _carried(reply) for reply in replies}
+
+    return elsewhere.serve_elsewhere(FlowerNodes(), **settings)
+
+
+def site_app(**terms: Any) -> ClientApp:
+    """The `ClientApp` of a site in a whole sordino experiment. The terms (see `sites.elsewhere.SiteTerms`) may name
+    keys of the node's configuration, as in data = "/data/{partition-id}".
+    """
+    from flwr.clientapp import ClientApp
+
+    elsewhere, app = branches.part("sites", "elsewhere"), ClientApp()
+
+    @app.query(ACTION)  # type: ignore[untyped-decorator]
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            own = {k: v.format_map(context.node_config) if isinstance(v, str) else v for k, v in terms.items()}
+            site = elsewhere.SiteElsewhere(elsewhere.SiteTerms(**own))
+            try:
+                answered = site.answer(_carried(message))
+            finally:
+                site.close()
+        except Exception as error:  # whose text Flower would send to the server
+            raise failed(error) from None
+        return _carrying(answered, reply_to=message)
+
+    return app
+
+
+def _carrying(data: bytes, **to: Any) -> Message:
+    """A message of bytes, as an array: Flower cuts these into pieces."""
+    from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+    array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
+    return Message(RecordDict({ACTION: ArrayRecord({ACTION: array})}), **to)
+
+
+def _carried(message: Message) -> bytes:
+    """The bytes of a message; none where it is of another kind, or a failure."""
+    records = {} if message.has_error() else message.content.array_records
+    return records[ACTION][ACTION].data if ACTION in records and ACTION in records[ACTION] else b""

@@ -1,4 +1,5 @@
-"""NVFlare: a result filter that makes a site's uploads private, and an aggregator that makes a server's sums private.
+"""NVFlare: a result filter that makes a site's uploads private, an aggregator that makes a server's sums private, and
+controller and executor of a whole sordino experiment.
 
 The filter is no `DXOFilter`, which lets pass whatever it does not know: what leaves is a new reply that holds the
 noised change of the model and nothing else, and any other result is refused.
@@ -6,20 +7,26 @@ noised change of the model and nothing else, and any other result is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import uuid
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from sordino import branches
 from sordino.adapters.declared import Arrays, DeclaredArrays
 from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, log
-from sordino.errors import Range, SordinoError, WireError, check_range
+from sordino.errors import Range, RunError, SordinoError, WireError, check_range
 from sordino.types import Params
 
 try:
+    from nvflare.apis.executor import Executor
     from nvflare.apis.filter import Filter
+    from nvflare.apis.impl.controller import Controller
     from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 except ModuleNotFoundError:  # the classes can be read without the package
-    Filter = ModelAggregator = object
+    Controller = Executor = Filter = ModelAggregator = object
 
+LETTER = "sordino"  # by which the bytes of a whole experiment are known
 Declaration = Mapping[str, Sequence[Any]]  # shape and type of each array, as in {"w": [[3, 2], "float32"]}
 
 
@@ -112,6 +119,97 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
         mean = self._uplink.of_server(self._changes.values(), self._declared.zero, self.asked)
         self._changes.clear()
         return FLModel(params=_arrays(mean), params_type=ParamsType.DIFF)
+
+
+class RunController(Controller):  # type: ignore[misc]
+    """Plays a whole sordino experiment with the sites of a job, from where its folder stands to its end. The settings
+    are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`).
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.settings = dict(settings)
+
+    def start_controller(self, fl_ctx: Any) -> None:
+        """Nothing to begin with."""
+
+    def stop_controller(self, fl_ctx: Any) -> None:
+        """Nothing to end."""
+
+    def control_flow(self, abort_signal: Any, fl_ctx: Any) -> None:
+        from nvflare.apis.controller_spec import Task
+        from nvflare.apis.shareable import Shareable
+
+        elsewhere: Any = branches.part("sites", "elsewhere")
+        controller = self
+        came, lock = dict[str, bytes](), threading.Lock()
+
+        class JobNodes(elsewhere.Nodes):  # type: ignore[misc]
+            def present(self) -> set[str]:
+                if abort_signal.triggered:
+                    raise RunError(
+                        "the job was aborted", fix="submit it again: it continues from its folder", code="job-aborted"
+                    )
+                return {one.name for one in fl_ctx.get_engine().get_clients()}
+
+            def ask(self, node: str, question: bytes) -> str:
+                ticket, asked = uuid.uuid4().hex, Shareable()
+                asked[LETTER] = question
+
+                def done(task: Any, fl_ctx: Any) -> None:
+                    with lock:
+                        came.setdefault(ticket, b"")  # nobody has answered
+
+                def received(client_task: Any, fl_ctx: Any) -> None:
+                    with lock:
+                        came[ticket] = _carried(client_task.result)
+                    client_task.result = None
+
+                controller.send(Task(LETTER, asked, result_received_cb=received, task_done_cb=done), fl_ctx, [node])
+                return ticket
+
+            def answers(self, tickets: Collection[str]) -> dict[str, bytes]:
+                with lock:
+                    return {ticket: came.pop(ticket) for ticket in [*tickets] if ticket in came}
+
+        elsewhere.serve_elsewhere(JobNodes(), **self.settings)
+
+
+class SiteExecutor(Executor):  # type: ignore[misc]
+    """Takes part in a whole sordino experiment. In the terms (see `sites.elsewhere.SiteTerms`) "{site}" stands for the
+    site's name, as in "/data/{site}"; `client` is this name, where it is left out.
+    """
+
+    def __init__(self, terms: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.terms = dict(terms)
+        self._site: Any = None
+
+    def execute(self, task_name: str, shareable: Any, fl_ctx: Any, abort_signal: Any) -> Any:
+        from nvflare.apis.fl_constant import ReturnCode
+        from nvflare.apis.shareable import Shareable, make_reply
+
+        if task_name != LETTER:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        if self._site is None:
+            site, elsewhere = fl_ctx.get_identity_name(), branches.part("sites", "elsewhere")
+            own = {k: v.replace("{site}", site) if isinstance(v, str) else v for k, v in self.terms.items()}
+            self._site = elsewhere.SiteElsewhere(elsewhere.SiteTerms(**{"client": site, **own}))
+        reply = Shareable()
+        reply[LETTER] = self._site.answer(_carried(shareable))
+        return reply
+
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        from nvflare.apis.event_type import EventType
+
+        if event_type == EventType.END_RUN and self._site is not None:
+            self._site.close()
+
+
+def _carried(shareable: Any) -> bytes:
+    """The bytes of a message; none where it is of another kind, or a failure."""
+    found = shareable.get(LETTER)
+    return found if isinstance(found, bytes) else b""
 
 
 def _arrays(change: Params) -> Arrays:

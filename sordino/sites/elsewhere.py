@@ -233,7 +233,7 @@ class SiteTerms:
 
     experiment: str | Path
     server_key: str | Path  # the public key of the server
-    name: str  # of its client in the agreement
+    client: str  # its name in the agreement
     data: str | Path
     identity: str | Path
     folder: str | Path
@@ -292,7 +292,7 @@ class SiteElsewhere:
                 with_code=True,
                 rehearsal=terms.rehearsal,
                 data=Path(terms.data),
-                name=terms.name,
+                name=terms.client,
                 max_epsilon=terms.max_epsilon,
                 shares_scores=terms.share_scores,
                 moved=terms.moved,

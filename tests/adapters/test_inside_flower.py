@@ -19,11 +19,14 @@ from typing import Any
 import pytest
 
 from sordino.ledger.ledger import State
-from sordino.receipts.verify import examine
+from sordino.receipts.verify import examine, verify
 from tests.adapters.environments import made, stop
 from tests.adapters.test_private_uplink import row, states
+from tests.helpers.between_sites import ledger_of, model_of
+from tests.helpers.real_sites import Trial
+from tests.laws.cases import BY_NAME
 
-APP = Path(__file__).parent / "flower_app"
+APP, STUDY = (Path(__file__).parent / name for name in ("flower_app", "flower_study"))
 pytestmark = pytest.mark.slow
 
 
@@ -34,12 +37,12 @@ def free_port() -> int:
 
 
 class Loopback:
-    """A SuperLink and two SuperNodes, and the app that runs on them."""
+    """A SuperLink and two SuperNodes, and the apps that run on them."""
 
     def __init__(self, binaries: Path, place: Path) -> None:
         self.binaries, self.place, self.port = binaries, place, free_port()
-        self.app = place / "app"
-        shutil.copytree(APP, self.app, ignore=shutil.ignore_patterns("__pycache__"))
+        for app in (APP, STUDY):
+            shutil.copytree(app, place / app.name, ignore=shutil.ignore_patterns("__pycache__"))
         (place / "flower").mkdir()
         settings = (
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
@@ -67,14 +70,14 @@ class Loopback:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def run(self, **settings: str) -> str:
-        """Run the app to its end, and return what Flower said of it."""
+    def run(self, app: Path = APP, **settings: str) -> str:
+        """Run an app to its end, and return what Flower said of it."""
         (self.place / "result.json").unlink(missing_ok=True)
         said = [f'{name}="{value}"' for name, value in settings.items()]
         command = [
             str(self.binaries / "flwr"),
             "run",
-            str(self.app),
+            str(self.place / app.name),
             "here",
             "--stream",
             "--run-config",
@@ -99,7 +102,9 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
             time.sleep(0.2)
         for number in range(2):
             node = ("--superlink", f"127.0.0.1:{found.port}", "--port", str(free_port()))
-            found.begin("flower-supernode", *node, "--node-config", f"partition-id={number}")
+            found.begin(
+                "flower-supernode", *node, "--node-config", f'partition-id={number} study="{found.place}/study"'
+            )
         yield found
     finally:
         stop(found.started)
@@ -139,3 +144,21 @@ def test_noise_at_the_server_which_is_killed(loopback: Loopback) -> None:
     assert examine(place).wrong == []
     assert row(place, "participants")["epsilon"] <= 12.0
     assert row(place, "server")["epsilon"] == "inf"
+
+
+def test_a_whole_experiment_trains_what_the_simulation_trains(loopback: Loopback) -> None:
+    """A site is killed when it has computed a round, and the server at the end of one; the same app goes on."""
+    whole = {"rounds": 2, "partition": {"scheme": "iid", "clients": 2}, "cohort": {"name": "everyone"}}
+    trial = Trial.of(BY_NAME["gaussian_gdp"], loopback.place / "study", **whole)
+    loop = trial.simulated()
+    loopback.run(STUDY, place=str(trial.place), kill="server")
+    assert [row["round"] for row in trial.rows()] == [1]
+    said = loopback.run(STUDY, place=str(trial.place))
+    assert (trial.place / "site-0-run" / "desk" / "killed").exists()
+    assert model_of(trial.folder) == model_of(loop), said
+    assert ledger_of(trial.folder) == ledger_of(loop)
+    assert verify(trial.folder) == []
+    for k in range(2):
+        own = trial.place / f"site-{k}-run"
+        assert verify(own) == []
+        assert model_of(own) == model_of(loop)

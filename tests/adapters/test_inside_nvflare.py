@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from sordino.ledger.ledger import State
-from sordino.receipts.verify import examine
+from sordino.receipts.verify import examine, verify
 from tests.adapters.environments import made, stop
 from tests.adapters.test_private_uplink import row, states
+from tests.helpers.between_sites import ledger_of, model_of
+from tests.helpers.real_sites import Trial
+from tests.laws.cases import BY_NAME
 
 APP = Path(__file__).parent / "nvflare_app"
 pytestmark = pytest.mark.slow
@@ -83,3 +86,28 @@ def test_a_thousand_malformed_results_are_a_thousand_refusals(python: Path, tmp_
     assert told["failures"] == [["EXECUTION_EXCEPTION", False]] * 2
     assert told["control"] == ["DXO", "__headers__"]
     assert states(tmp_path / "site") == [State.PUBLISHED]  # the control alone was paid for
+
+
+def test_a_whole_experiment_trains_what_the_simulation_trains(python: Path, tmp_path: Path) -> None:
+    """The job is killed once a round is done; the same job goes on, with the folders of server and sites."""
+    whole = {"rounds": 3, "partition": {"scheme": "iid", "clients": 2}, "cohort": {"name": "everyone"}}
+    trial = Trial.of(BY_NAME["gaussian_gdp"], tmp_path / "study", **whole)
+    loop, log = trial.simulated(), tmp_path / "log"
+    begin = lambda work: begun(python, "study.py", str(trial.place), str(tmp_path / work), "2", log=log)  # noqa: E731
+    process, until = begin("first"), time.monotonic() + 300
+    while not trial.rows():
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.02)
+    stop([process], at_once=True)
+    process = begin("second")
+    try:
+        process.wait(300)
+    finally:
+        stop([process])
+    assert model_of(trial.folder) == model_of(loop), log.read_text()
+    assert ledger_of(trial.folder) == ledger_of(loop)
+    assert verify(trial.folder) == []
+    for k in range(2):
+        own = trial.place / f"site-{k}-run"
+        assert verify(own) == []
+        assert model_of(own) == model_of(loop)

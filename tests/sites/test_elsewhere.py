@@ -41,7 +41,7 @@ class InThisProcess(Nodes):
             terms: dict[str, Any] = {
                 "experiment": place / "experiment.toml",
                 "server_key": place / "server.pub",
-                "name": name,
+                "client": name,
                 "data": place / f"{name}-data",
                 "identity": place / name,
                 "folder": place / f"{name}-run",

@@ -1,0 +1,1 @@
+"""A whole sordino experiment as a Flower app."""
