@@ -9,6 +9,7 @@ PURSE = "tests/sites/test_purse.py"
 REMOTE = "tests/sites/test_remote_sites.py"
 FAULTS = "tests/sites/test_faults.py"
 ROLLED = "tests/sites/test_rolled_back.py"
+ELSEWHERE = "tests/sites/test_elsewhere.py"
 MOST = "tests/sites/test_most_spent.py"
 
 DEPLOYED = [
@@ -305,5 +306,33 @@ DEPLOYED = [
         "                    if self._enough(t, of):\n                        break\n",
         "                    break\n",
         f"{FAULTS}::test_a_round_with_too_few_waits_and_says_so",
+    ),
+    one(
+        "inside another program a site plays for any server",
+        "sites/elsewhere.py",
+        "if found.server_key != public_key(Path(terms.server_key)):",
+        "if False:",
+        f"{ELSEWHERE}::test_a_site_answers_no_other_server_and_no_other_experiment[other-server]",
+    ),
+    one(
+        "inside another program a site plays any experiment",
+        "sites/elsewhere.py",
+        "            self._check_accepted(asked)\n",
+        "",
+        f"{ELSEWHERE}::test_a_site_answers_no_other_server_and_no_other_experiment[other-experiment]",
+    ),
+    one(
+        "inside another program an invitation brings its own code",
+        "sites/elsewhere.py",
+        "with_code=known)",
+        "with_code=True)",
+        f"{ELSEWHERE}::test_a_site_answers_no_other_server_and_no_other_experiment[code]",
+    ),
+    one(
+        "a node is whoever it says it is",
+        "sites/elsewhere.py",
+        "            self._keys[site].verify(proof, claim(self._run, site, one.challenge))\n",
+        "",
+        f"{ELSEWHERE}::test_a_node_without_the_key_on_the_list_is_sent_no_message",
     ),
 ]
