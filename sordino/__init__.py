@@ -111,10 +111,11 @@ def audit(
     short: float | None = None,
     **settings: Any,
 ) -> Audit:
-    """Attacks the privacy promise of an experiment, a run folder or a named algorithm, on worst-case neighbours.
+    """Attacks the privacy guarantee of an experiment, a run folder or a named algorithm, on worst-case neighbours.
 
     Nothing is trained. `trials`: releases of each neighbour (30,000); `system`: noise that no seed repeats; `twin`:
-    attack a broken twin, which must be caught; `short`: the share of its noise that the twin lacks (0.3).
+    attack a copy with too little noise behind the same claim, which the attack must catch; `short`: the share of noise
+    that it lacks (0.3).
     """
     from sordino.branches import part
     from sordino.user_code import lent

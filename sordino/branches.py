@@ -18,7 +18,7 @@ BRANCHES = ("sites", "secagg", "report", "audits", "attacks", "synthesis", "adap
 
 @cache
 def present() -> dict[str, ModuleType]:
-    """The branches that are installed, each with its `branch` module."""
+    """The optional subpackages that are installed, each with its `branch` module."""
     found = {}
     for name in BRANCHES:
         try:
@@ -31,12 +31,13 @@ def present() -> dict[str, ModuleType]:
 
 @cache
 def parts(kind: str) -> dict[str, str]:
-    """All parts of one kind (commands, algorithms, ...) that branches add: the place of each, by its name."""
+    """All parts of one kind (commands, algorithms, ...) that optional subpackages add: the place of each, by its
+    name."""
     return {name: place for branch in present().values() for name, place in branch.PARTS.get(kind, {}).items()}
 
 
 def part(kind: str, name: str) -> Any:
-    """One part, loaded from its branch; refused where no installed branch has it."""
+    """One part, loaded from its optional subpackage; refused where none that is installed has it."""
     place = parts(kind).get(name)
     if place is None:
         lacking = [branch for branch in BRANCHES if branch not in present()]

@@ -4,9 +4,9 @@ Also on a GPU, 32-bit numbers are multiplied in 32 bits, not in the 19 that torc
 kernels that give the same bits again.
 
 While a run is `on` a device, tensors that are made without naming a device lie there: data, models, what clients keep,
-clips, noise, sums. What leaves a run, and what random numbers are drawn from, is on the CPU, so a device changes no
-draw (except a dropout that follows how a tensor lies in memory: `generators.nets.Halved`), and in what is written
-only the last bits of computed numbers.
+clips, noise, sums. Results of a run, and the generators of its random numbers, are on the CPU, so a device changes no
+draw (except a dropout that follows how a tensor lies in memory: `generators.nets.Halved`), and in what is written only
+the last bits of computed numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def on_gpu() -> bool:
 
 
 def here(value: Tensor) -> Tensor:
-    """The tensor on the device of this run; it may have been made on the CPU, of bytes or of numpy's numbers."""
+    """Moves a tensor to the device of this run; it may have been made on the CPU, from bytes or numpy arrays."""
     return value if _at is None else value.to(_at)
 
 
@@ -63,9 +63,8 @@ def drawing() -> Iterator[None]:
 
 @cache
 def _by_the_processor() -> Any:
-    """The class of a torch dispatch mode that runs every drawing operation on the CPU, and moves its result to the
-    device.
-    """
+    """The class of a torch dispatch mode that runs every random operation on the CPU, and moves its result to the
+    device."""
     from torch.utils import _pytree as pytree  # who only looks at runs needs no torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -305,7 +305,7 @@ class Rule(NamedTuple, Generic[T]):
 
 
 def check_rules(it: T, rules: Iterable[Rule[T]]) -> None:
-    """Raises the error of the first rule that refuses `it`."""
+    """Raises the error of the first rule whose condition `it` meets."""
     for rule in rules:
         if rule.refuses(it):
             what = rule.what if isinstance(rule.what, str) else rule.what(it)

@@ -1,4 +1,4 @@
-"""Heavy libraries: loaded when something of them is first used, and quickly.
+"""Lazy and faster import of heavy libraries: each is loaded when it is first used.
 
 A command that only computes with public numbers never loads them.
 """
@@ -31,7 +31,7 @@ def when_used(library: str) -> Iterator[None]:
 
 
 class _Later(ModuleType):
-    """Module without names of its own, so that each name is asked of the library itself."""
+    """Stand-in for a module, which looks every name up in the library itself."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:

@@ -1,9 +1,9 @@
-"""One round, top to bottom: the map of the library.
+"""One round of federated learning from beginning to end: the best place to start reading the library.
 
 data -> shard -> local training -> example gate -> client gate -> wire -> sum -> server gate -> server update -> ledger
 
-Nothing is read before the ledger has reserved its price, nothing leaves a client before the ledger knows that noise is
-drawn, nothing is used before its digest is stored, and no round has two releases.
+No data are read before the ledger has reserved the round's price, no upload leaves a client before the ledger records
+that noise is drawn, no sum is used before its digest is stored, and no round has two releases.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ def add(a: T, b: T) -> T:
 
 
 def _on_gpu(*trees: Any) -> bool:
-    """True where one kernel can take all leaves of these dicts at once. On a GPU a launch costs more than the work."""
+    """True where one GPU kernel can process all leaves of these dicts at once. On a GPU a launch costs more than the
+    work."""
     first: Any = next(iter(trees[0].values()), None) if isinstance(trees[0], dict) else None
     if type(first) is not torch.Tensor or not first.is_cuda or transforming():
         return False

@@ -1,9 +1,9 @@
-"""Types that all subpackages share: task, shard, reader, grant, claim.
+"""Types that all subpackages share: the task, a client's data, readers, uplink messages, and claims of privacy.
 
 An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly
-where the network is: `local` runs at the client, `update` at the server, and everything between them passes two gates.
-The Reader bounds the influence of an EXAMPLE on client code; the Uplink bounds the influence of a CLIENT on the server.
-Both state their guarantees as `Claim`s, before any data is read.
+where the network is: `local` runs at the client, `update` at the server, and everything between them passes two privacy
+gates. The Reader bounds the influence of an EXAMPLE on client code; the Uplink bounds the influence of a CLIENT on the
+server. Both state their guarantees as `Claim`s, before any data is read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ U = TypeVar("U")  # what comes up
 
 
 class Offer(NamedTuple):
-    """Noise of a gate, as a plan sizes it from a budget: whom it protects, by which law, and who pays."""
+    """Noise mechanism of an algorithm, as a plan calibrates it to a budget: whom it protects, by which law, and who
+    pays."""
 
     subject: Subject  # its adversary is the strongest that the guarantee holds against
     mechanism: Priced
@@ -57,7 +58,8 @@ class Offer(NamedTuple):
 
 
 class Priced(Protocol):
-    """Interface of randomness that a budget can size: the norm of its sensitivity, its pricing and its event."""
+    """Interface of a noise mechanism that can be calibrated to a budget: the norm of its sensitivity, its pricing and
+    its event."""
 
     @property
     def order(self) -> int: ...  # 1 or 2: the norm of the sensitivity
@@ -149,7 +151,7 @@ class Work:
 
 
 class Batch(Protocol):
-    """Sealed examples: client code can ask for a gradient, never for the rows."""
+    """A batch of private examples: client code can ask for a gradient, never for the rows."""
 
     def grad(self, losses: Losses, params: Params) -> Params: ...
     @property
@@ -168,13 +170,13 @@ EpisodeLoss: TypeAlias = "Callable[[Params, Examples, Examples, Tensor], Tensor]
 
 
 class Episode(Protocol):
-    """Two sealed batches: a support set, which shows the classes, and a query set to classify."""
+    """Two batches of private examples: a support set, which shows the classes, and a query set to classify."""
 
     def grad(self, loss: EpisodeLoss, params: Params) -> Params: ...
 
 
 class MixedStep(Protocol):
-    """One step on a sealed batch beside public examples."""
+    """One training step on a batch of private examples beside public examples."""
 
     @property
     def batch(self) -> Batch: ...
@@ -217,11 +219,11 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """Gate 1: decides how client code may look at examples, and states what that guarantees."""
+    """Gate 1: decides how client code may read examples, and states the privacy guarantee that follows."""
 
     @abstractmethod
     def offer(self) -> Offer | None:
-        """The gate's noise, for a plan to size; None where it protects nobody."""
+        """The reader's noise mechanism, for a plan to calibrate; None where it protects nobody."""
 
     @abstractmethod
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
@@ -365,7 +367,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Received(Generic[U]):
-    """The part of a round that gate 2 lets the server see. Only `Uplink.receive` makes one."""
+    """The part of a round that the uplink lets the server see. Only `Uplink.receive` makes one."""
 
     mean: U  # sum / public denominator
     participation: float  # |cohort| / population; its public expectation where central noise hides who took part

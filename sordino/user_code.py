@@ -110,9 +110,8 @@ def lent(objects: Mapping[str, object]) -> Iterator[None]:
 
 
 def name_of(made: Any) -> str:
-    """`module:Class` where a new process can import the same object; else `session:Name`, which this session has to
-    lend.
-    """
+    """`module:Class` where a new process can import the same object; else `session:Name`, which only this session can
+    look up."""
     name = str(made.__qualname__)
     if made.__module__ != "__main__" and "<" not in name:
         with contextlib.suppress(ImportError, AttributeError):

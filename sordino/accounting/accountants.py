@@ -85,9 +85,8 @@ def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
 
 
 def checked(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """The bounds of `needed`; an exact one with a lower and an upper limit beside it, by a sum that shares no formula
-    with it.
-    """
+    """The bounds of `needed`; an exact one comes with a lower and an upper limit, from a numerical integral that shares
+    no formula with it."""
     found = needed(event, delta, neighbours)
     gaussian = _reduce(event, neighbours).gaussian
     if found[0].accountant != EXACT or gaussian is None or delta == 0:

@@ -1,6 +1,6 @@
 """Calibration: the smallest noise multiplier, or the largest sampling rate, within a given (epsilon, delta), by search.
 
-Classic Gaussian: Dwork & Roth 2014, Theorem A.1. Exact Gaussian: Balle & Wang 2018; over several exposures mu^2 adds up
+Classic Gaussian: Dwork & Roth 2014, Theorem A.1. Exact Gaussian: Balle & Wang 2018; over several releases mu^2 adds up
 (Dong, Roth & Su 2022). Sampled Gaussian: bisection on an accountant; the returned end is one that the accountant found
 to be within budget, so a search that stops early costs extra noise, never privacy.
 """
@@ -57,7 +57,7 @@ def sampled_multiplier(
     cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
 
     def over(multiplier: float) -> float:
-        """ln(spent epsilon / granted epsilon): at most 0 where this multiplier is large enough."""
+        """ln(spent epsilon / allowed epsilon): at most 0 where this multiplier is large enough."""
         spent = cost(multiplier, rate)
         return math.log(spent / epsilon) if 0 < spent < math.inf else math.copysign(math.inf, spent - epsilon)
 

@@ -28,9 +28,8 @@ STATUSES: tuple[Status, ...] = ("proved", "conditional", "nominal", "none")  # f
 
 
 def check_neighbours(neighbours: object) -> None:
-    """Refuses every neighbour relation but `replace` and `zero_out`, above all the one that hides whether a unit
-    exists.
-    """
+    """Refuses every neighbour relation but `replace` and `zero_out`, above all add-or-remove, under which it is secret
+    that a unit exists."""
     if neighbours not in get_args(Neighbours):
         raise UnsoundGuarantee(
             f"there are no neighbours called {neighbours!r}",
@@ -43,9 +42,8 @@ def check_neighbours(neighbours: object) -> None:
 
 
 def standing(status: str, simulated: bool) -> str:
-    """A status as it is shown. A simulation is named as such: it protects nobody, however well its numbers are
-    proved.
-    """
+    """Status of a guarantee as it is displayed: a simulation is called so, since its noise can be drawn again from the
+    seed and protects nobody, however well its numbers are proved."""
     return f"{status} (simulation)" if simulated and status != "none" else status
 
 

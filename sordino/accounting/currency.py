@@ -37,7 +37,7 @@ class Currency:
         return _RULES[self.rule](map(le, total, cap))
 
     def amount(self, value: object, *, what: str) -> Amount:
-        """The value itself, where it is a vector of non-negative integers of this currency; refused otherwise."""
+        """Validates a vector of non-negative integers of this currency, and returns it; anything else is refused."""
         if not isinstance(value, tuple) or len(value) != len(self.parts):
             raise InvalidBudget(
                 f"{what} {value!r} is not a vector of {len(self.parts)} integers",
@@ -56,7 +56,7 @@ class Currency:
         return value
 
     def charge(self, value: object, *, what: str) -> Amount:
-        """The value itself, where it is an amount above zero; refused otherwise."""
+        """Validates an amount above zero, and returns it; anything else is refused."""
         amount = self.amount(value, what=what)
         if not any(amount):
             raise InvalidBudget(

@@ -68,7 +68,7 @@ def delta_text(delta: float) -> str:
 
 
 class Fact(BaseModel):
-    """A plain value that files hold. Unknown keys of a file are ignored."""
+    """Base class of the records that files hold, validated when read. Unknown keys of a file are ignored."""
 
     # protected_namespaces: older versions of pydantic warn of every name that begins with model_
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())

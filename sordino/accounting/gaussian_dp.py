@@ -6,7 +6,7 @@ for differential privacy", ICML 2018, Theorem 8. A mechanism with mu = sensitivi
 
     delta >= Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu),
 
-and exposures compose exactly: mu^2 adds up. Deviations: none.
+and releases compose exactly: mu^2 adds up. Deviations: none.
 
 With x = epsilon/mu - mu/2 the right side is phi(x) (R(x) - R(x + mu)), where R = (1 - Phi)/phi is the Mills
 ratio: no e^epsilon is left to overflow, no tail to underflow. Both inverses bisect and return the end at

@@ -227,12 +227,13 @@ def _floor(many: float) -> int:
 
 
 def subject(adversaries: Sequence[Adversary]) -> str:
-    """The adversaries in a few words."""
+    """The adversaries in a few words, as the subject of a sentence."""
     return "anyone" if len(adversaries) == len(BY) else " and ".join(BY[a] for a in adversaries)
 
 
 def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) -> str:
-    """One row of the statement as a bound on an attacker's certainty, in words for the person who must decide."""
+    """One row of the statement as a bound on an attacker's certainty, in words for a person who decides about a
+    release."""
     found = belief(row.epsilon, row.delta)
     guess = GUESS[row.neighbours].format(one=ONE[row.unit], prior=percent(found.prior))
     rare = f", except with probability 1 in {_floor(1 / found.chance):,} ({SLACK:g} deltas)" if found.chance else ""

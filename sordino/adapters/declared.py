@@ -22,7 +22,7 @@ REAL = tuple(map(np.dtype, ("float32", "float64")))
 class DeclaredArrays:
     """Names, shapes and types of a model's arrays, as a user declares them: a `state_dict`, or a dictionary of arrays.
 
-    What is not exactly this is refused, with a text that repeats nothing of it.
+    Arrays that differ in any of these are refused, with an error text that repeats none of their values.
     """
 
     def __init__(self, model: Mapping[str, Any]) -> None:

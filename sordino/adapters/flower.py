@@ -42,7 +42,7 @@ def private_mod(
     rounds: int,
     weighted_by: str = WEIGHT,
 ) -> Callable[[Message, Context, Call], Message]:
-    """A mod for `ClientApp(mods=[...])`, which clips and noises what this client has learned in a round.
+    """A mod for `ClientApp(mods=[...])`, which clips and noises this client's model update in a round.
 
     `folder`: keeps budget and receipt, and may name keys of the node's configuration, as in "runs/{partition-id}".
     `model`: the declared arrays. `rounds`: how often this client answers, over all runs of the app. Losses, scores and
@@ -82,8 +82,8 @@ def private_mod(
 
 
 class PrivateStrategy:
-    """A strategy of Flower behind central noise: clients send what they have learned to a server that they trust, and
-    whoever sees a model after that sees no single client.
+    """A strategy of Flower behind central noise: clients send their updates to a server that they trust, and whoever
+    sees a model after that sees no single client.
 
     `clients`: the most that may be registered. Every client pays for every round: Flower draws cohorts of a fixed size,
     which hide nobody, and where one client more would push another one out, the change is a replacement. With a `rate`

@@ -1,8 +1,8 @@
 """NVFlare: a result filter that makes a site's uploads private, an aggregator that makes a server's sums private, and
 controller and executor of a whole sordino experiment.
 
-The filter is no `DXOFilter`, which lets pass whatever it does not know: what leaves is a new reply that holds the
-noised change of the model and nothing else, and any other result is refused.
+The filter is no `DXOFilter`, which passes on every field that it does not know: it sends a new reply that holds the
+noised change of the model and nothing else, and refuses any other result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Declaration = Mapping[str, Sequence[Any]]  # shape and type of each array, as in
 
 
 class PrivateFilter(Filter):  # type: ignore[misc]
-    """A task result filter that clips and noises what a site has learned in a round, and stops with its budget.
+    """A task result filter that clips and noises a site's model update in a round, and stops when its budget is spent.
 
     `folder`: keeps budget and receipt; "{site}" in it stands for the site's name. `model`: the declared arrays.
     `rounds`: how often this site answers, over all jobs. Metrics and numbers of steps stay at the site: every site

@@ -1,4 +1,4 @@
-"""Private uplink inside another program: its clip, noise, budget and receipt, kept in a run folder.
+"""Private uplink inside another federated learning program: its clip, noise, budget and receipt, kept in a run folder.
 
 The other program trains, and carries messages. The folder is that of a run which trains elsewhere: its plan, ledger and
 receipt are those of any run, so `sordino privacy spent` and `verify` read it.
@@ -89,7 +89,7 @@ class PrivateUplink:
         self._found(side)
 
     def _found(self, side: str) -> None:
-        """Creates the folder, or compares the one that is there: a budget is never founded twice."""
+        """Creates the folder, or compares an existing one with the terms: a budget is never granted twice."""
         mine, phase = self.folder, self._phase
         agreement = phase.whole.agreement("")
         if not mine.begun:
@@ -137,7 +137,8 @@ class PrivateUplink:
 
     @contextmanager
     def _release(self) -> Iterator[tuple[Accounts, OpenRound, NoiseSource]]:
-        """A round that is paid for, durably, before its noise is drawn: a kill loses it, and gives none away."""
+        """A round that is paid for, durably, before its noise is drawn: a crash loses the round, and never releases one
+        that is unpaid."""
         with self._books() as books:
             now = books.reserve(*self._prices(books))
             books.begin(now)

@@ -25,7 +25,7 @@ Method: TypeAlias = Callable[..., AnyAlgorithm | Phased]
 
 @cache
 def all_algorithms() -> dict[str, Method]:
-    """Algorithms by name: those of this package, and those that branches add."""
+    """Algorithms by name: those of this package, and those that optional subpackages add."""
     found: dict[str, Method] = {}
     files = [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.")]
     for file in (*files, *parts("algorithms").values()):
@@ -39,9 +39,8 @@ def all_algorithms() -> dict[str, Method]:
 
 
 def algorithm_named(name: str) -> Method | None:
-    """The algorithm of this name, or None. Imports only the file that defines it: a branch lists the files of its
-    algorithms, those of this package are searched for the name as text.
-    """
+    """The algorithm of this name, or None. Imports only the file that defines it: an optional subpackage lists the
+    files of its algorithms, those of this package are searched for the name as text."""
     holding = [parts("algorithms")[name]] if name in parts("algorithms") else _holding(name)
     with when_used("torch"):  # what it declares needs no tensor
         found = [made for file in holding for made in vars(import_module(file)).values() if _name(made, file) == name]

@@ -1,5 +1,5 @@
-"""The interface of an algorithm: what clients and server compute in a round, and the gates (reader and uplink) between
-them and the data.
+"""Interface of an algorithm: the computation of clients and server in a round, and the privacy mechanisms (reader and
+uplink) between them and the data.
 
 A method with local SGD writes six methods: `init`, `init_client`, `broadcast`, `zero`, `local` and `update`; `LocalSgd`
 has the rest. Optional features, such as a message for each client, are in `optional`.
@@ -70,17 +70,17 @@ class Algorithm(ABC, Generic[S, C, D, U]):
     @property
     @abstractmethod
     def read(self) -> Reader:
-        """Gate 1: the reader, which decides how `local` may use examples."""
+        """The reader (gate 1), which decides how `local` may use examples."""
 
     @property
     @abstractmethod
     def uplink(self) -> Uplink:
-        """Gate 2: the uplink, which decides what `update` may see of uploads."""
+        """The uplink (gate 2), which decides what `update` may see of uploads."""
 
     @property
     @abstractmethod
     def work(self) -> Work:
-        """A client's computation in a round, in epochs or steps."""
+        """Amount of a client's computation in a round, in epochs or steps."""
 
     @abstractmethod
     def init(self, task: Task, key: Key) -> S:
@@ -118,7 +118,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return False
 
     def rests_on(self, name: str) -> str:
-        """The condition under which code of a user's own that is shown rows of several clients breaks no guarantee."""
+        """The condition under which code of a user's own that processes rows of several clients breaks no guarantee."""
         return KEEPS.format(name)
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:
@@ -131,7 +131,7 @@ AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 
 
 def own_algorithm(path: str) -> type[AnyAlgorithm]:
-    """A user's own algorithm, given as `module:Class`; it passes the same gates as the library's."""
+    """A user's own algorithm, given as `module:Class`; it passes the same reader and uplink as the library's."""
     made = user_code.load(path, "algorithm")
     fix = "write a subclass of an algorithm that exists, as FedProx does with FedAvg, or write all of its methods"
     if not (isinstance(made, type) and issubclass(made, Algorithm)):

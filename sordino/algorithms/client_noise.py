@@ -6,9 +6,9 @@ the parameters is the same law as noise of scale 2C/n on the averaged gradient f
 FedAvg with a noisy reader: eta does not change the privacy. Sensitivity and classic composition: Dwork and Roth 2014;
 exact composition: Dong, Roth and Su 2022; sampling: Abadi et al. 2016.
 
-Deviations: clients taken round-robin with exact exposure counts per client; `gaussian_sampled(variant="published")`
-reproduces a public experiment whose fixed subset has no amplification, and is labelled nominal; there the noise follows
-the current step size, not the first.
+Deviations: clients are sampled round-robin, each a number of times that is known beforehand;
+`gaussian_sampled(variant="published")` reproduces a public experiment whose fixed subset has no amplification, and is
+labelled nominal; there the noise follows the current step size, not the first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS_OF_THE_GATE = (
 
 @preset(ONE_STEP)
 def laplace(base: FedAvg, clip: float = 50.0, multiplier: float | None = None) -> FedAvg:
-    """L1 clip, Laplace noise; epsilons of a client's exposures add up."""
+    """L1 clip, Laplace noise; the epsilons of a client's rounds add up."""
     return one_step(base).behind(NoisyGradient(clip, LaplaceNoise(), multiplier=multiplier))
 
 
@@ -58,7 +58,7 @@ def gaussian_sampled(
     variant: Literal["rigorous", "published"] = "rigorous",
     multiplier: float | None = None,
 ) -> FedAvg:
-    """A secret Poisson sample of the records at every exposure (rigorous), or one subset drawn once (published)."""
+    """A secret Poisson sample of the records in every round (rigorous), or one subset drawn once (published)."""
     read = NoisyGradient(
         clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="zero_out", multiplier=multiplier
     )
@@ -82,7 +82,7 @@ def whole_update(
 
 @preset(FedAvg(lr_decay_per="participation", local_steps=5, batch_size="full"))
 def noisy_steps(base: FedAvg, clip: float = 10.0, multiplier: float | None = None) -> FedAvg:
-    """Every local step is noised: E full-batch steps cost E exposures; fixed batches cost one exposure per epoch."""
+    """Noise at every local step: E full-batch steps cost E releases; with fixed batches, one release per epoch."""
     sampling: Literal["full", "fixed_batches"] = "full" if base.batch_size == "full" else "fixed_batches"
     return base.behind(NoisyGradient(clip, GaussianNoise(), sampling=sampling, multiplier=multiplier))
 

@@ -23,7 +23,7 @@ Asked: TypeAlias = Literal["batches", "episodes", "sums", "rows"]
 
 
 class Known(NamedTuple):
-    """Public facts before a run begins, which clients know too."""
+    """Public facts that server and clients know before a run begins."""
 
     shape: tuple[int, ...]  # of one example
     classes: int
@@ -60,7 +60,7 @@ class Home(Protocol):
 
     @property
     def story(self) -> Json | None:
-        """Manifest of the candidates; None unless this process made them."""
+        """Manifest of the candidates (their source and how they were made); None unless this process made them."""
 
 
 class OptionalSide:
@@ -93,7 +93,7 @@ class OwnLoss(OptionalSide):
 
 
 class OtherReads(OptionalSide):
-    """A method whose `local` requests episodes, sums or rows from its shard instead of batches."""
+    """A method whose `local` reads its shard by episodes, sums per class or rows instead of batches."""
 
     wants: Asked = "batches"
 

@@ -1,8 +1,8 @@
-"""PDP-Prox and PDP-SGD: FedProx under a budget for every client. "Consideration of FedProx in Privacy Protection",
-Electronics 12(20), 2023, Algorithm 3.
+"""PDP-Prox and PDP-SGD: FedProx with a personal privacy budget for every client. "Consideration of FedProx in Privacy
+Protection", Electronics 12(20), 2023, Algorithm 3.
 
-The mechanism chooses the gates (comments in `_gates` name the cohorts that fit each one); budgets are set in [privacy]
-epsilon = {groups = ...}.
+`mechanism` chooses the clip and the noise (comments in `_gates` name the cohorts that fit each one); budgets are set in
+[privacy] epsilon = {groups = ...}.
 
 Deviations: as printed, Algorithm 3 uploads the update without its noise and clips to 1 instead of C: there is nothing
 to reproduce. `published` is Algorithm 3 with these slips repaired, under [cohort] name = "threshold_published", whose

@@ -1,5 +1,5 @@
-"""Phases: a preparation before the training, as a sequence of algorithms of which each passes its server state to the
-next.
+"""Phases of a run: algorithms that run one after another before the training (a preparation), each starting from the
+server state of the one before.
 
 The last phase is the training. The phases before it share client state, so that one can use what an earlier one stored;
 the training begins with fresh clients. A phase has rounds, messages and ledger entries of its own.
@@ -34,7 +34,7 @@ class DeviceSkill(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request to one device for a class, and whether it answered."""
+    """A request of the server to one device for a class, and whether the device answered."""
 
     device: int
     answered: bool
@@ -62,7 +62,7 @@ class RunNumbers(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Short descriptions of the messages of a phase."""
+    """Short descriptions of a phase's messages, for reports."""
 
     down: str = ""
     up: str = ""
@@ -154,10 +154,10 @@ class Phased:
 
     @property
     def read(self) -> Reader:
-        """Gate 1 of the training: its reader."""
+        """The reader of the training (gate 1)."""
         return self.training.read
 
     @property
     def uplink(self) -> Uplink:
-        """Gate 2 of the training: its uplink."""
+        """The uplink of the training (gate 2)."""
         return self.training.uplink

@@ -1,12 +1,12 @@
-"""Presets: methods defined as another method with other gates and other defaults.
+"""Presets: methods defined as another method with another reader or uplink, and other defaults.
 
     @preset(FedAvg(lr=0.5))
     def noisy(base: FedAvg, clip: float = 1.0) -> FedAvg:
         return base.behind(NoisyGradient(clip, GaussianNoise()))
 
 The function receives the base with the user's settings, so it can check every value that could break its guarantee. A
-user may set the function's parameters, and every field of the base except its gates and the `fixed` ones. A parameter
-with the name of a field replaces that field, with a narrower type.
+user may set the function's parameters, and every field of the base except its reader, its uplink and the `fixed` ones.
+A parameter with the name of a field replaces that field, with a narrower type.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class WholeModel(FedAvg):
 
 @dataclass(frozen=True)
 class TellingLoss(FedAvg):
-    """FedAvg that uploads the training loss too, for rounds discounting."""
+    """FedAvg that uploads the training loss too, for rounds discounting (`discount`)."""
 
     def zero(self, task: Task, down: Server) -> Any:
         return UpWithLoss(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))

@@ -50,7 +50,7 @@ class Attack(ABC):
         """Reason why the attack does not fit this run; empty if it does."""
 
     def untried(self, run: AttackedRun, why: str) -> AttackFinding:
-        """The finding of an attack that is not tried, for the reason `why`."""
+        """The finding for an attack that is not run, for the reason `why`."""
         by = run.by or type(self).sees
         return AttackFinding(
             attack=self.called(),
@@ -76,9 +76,8 @@ MEANT = {  # usual names of kinds of attacks, and the attacks of that kind
 
 
 def judged(value: float, baseline: float, control: float | None, margin: float) -> tuple[Verdict, str]:
-    """The verdict on a figure of which larger values are worse for the attacked clients: reached if it exceeds the
-    guess by `margin`.
-    """
+    """The verdict on a figure of which larger values are worse for the attacked clients: the attack succeeds if it
+    exceeds the blind guess by `margin`."""
     if control is not None and control < baseline + margin:
         return "no power", BLIND
     if value >= baseline + margin:

@@ -1,5 +1,5 @@
-"""Views of a run for its attackers: the observations of one round, with the run's own gates and without them; and the
-ground truth, for judges alone.
+"""Views of a run for its attackers: the observations of one round, with the run's own clip and noise and without them;
+and the ground truth, for judges alone.
 
 In the attacked round the attacked clients train on a few of their images only: the fewer there are, the less they hide
 each other. Beside the messages an attacker knows public facts only: the network, the method with its settings, the
@@ -201,7 +201,7 @@ class AttackedRun:
 
     @cached_property
     def seen(self) -> Heard:
-        """The messages of the attacked round with the run's own gates."""
+        """The messages of the attacked round under the run's own reader and uplink."""
         return self.rounds(False, self.changed).round()
 
     @cached_property
@@ -248,10 +248,8 @@ class AttackedRun:
         return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
 
     def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
-        """Views of all uploads of a replay, each with its coin, for the judge. The coin decides whether the client
-        holds the half of its images with most of a property (`much`) or the other half. Replay `number` has its own
-        coins and noise.
-        """
+        """Views of all uploads of a replay, each with a random coin, for the judge: by it the client holds the half of
+        its images with most of a property (`much`), or the other half. Replay `number` has its own coins and noise."""
         key = keys.fold(self.key, "sided", number)
         coins = keys.coin(key, len(self.setup.public.sizes), 0.5).tolist()
 
@@ -353,7 +351,8 @@ class AttackedRun:
         return rows._replace(x=torch.from_numpy(held.x[:]), y=torch.from_numpy(held.y[:]))
 
     def _distance(self, images: int) -> float:
-        """Change of the model per unit of gradient: step size times number of steps, which are both public."""
+        """Step size times number of steps, both public: the factor from a client's gradient to its change of the
+        model."""
         algorithm = self.setup.algorithm
         return (Estimates.of(algorithm).step_size or 1.0) * algorithm.work.count(images)
 

@@ -1,3 +1,3 @@
-"""Registration of this branch: the command `sordino attack`."""
+"""Parts that this optional subpackage registers: the command `sordino attack`."""
 
 PARTS = {"verbs of experiments": {"attack": "sordino.attacks.command:attack"}}

@@ -25,7 +25,7 @@ from sordino.types import Params, Terms
 
 
 class LiarsView(NamedTuple):
-    """View of a malicious client at the time of its upload."""
+    """View of a malicious client when it makes its upload."""
 
     model: Params  # that went down
     change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model
@@ -34,7 +34,7 @@ class LiarsView(NamedTuple):
 
 
 class Lies(NamedTuple):
-    """Lies of malicious clients: changes of their rows before training, and of their uploads."""
+    """Manipulations by malicious clients: of their rows before training, and of their uploads."""
 
     rows: Change
     sent: Callable[[Tree, LiarsView], Tree]

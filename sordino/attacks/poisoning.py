@@ -83,7 +83,7 @@ class Poisoning(Attack):
 
 
 def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
-    """The verdict on a figure of which larger values are worse."""
+    """The verdict on a figure of which larger values are worse for the model's owner."""
     control = figure.control
     assert control is not None
     if control - figure.baseline <= least:

@@ -1,1 +1,2 @@
-"""Audits: proved lower bounds on privacy loss, by worst-case neighbours, canaries and broken twins."""
+"""Audits: proved lower bounds on privacy loss, by worst-case neighbours and canaries. Copies with too little noise
+(broken twins) test the audit itself."""

@@ -1,4 +1,4 @@
-"""Registration of this branch: the command `sordino audit` and its two programs."""
+"""Parts that this optional subpackage registers: the command `sordino audit` and its two programs."""
 
 PARTS = {
     "audits": {"gates": "sordino.audits.gates", "trained": "sordino.audits.trained"},

@@ -66,11 +66,11 @@ class Canaries(ABC):
     @property
     @abstractmethod
     def order(self) -> int:
-        """Order p of the p-norm that the gate clips."""
+        """Order p of the p-norm by which the reader or the uplink clips."""
 
     @abstractmethod
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        """The run's method with canaries planted in its gates. `sure`: sampling includes every canary."""
+        """The run's method with canaries planted in its reader or uplink. `sure`: sampling includes every canary."""
 
     @abstractmethod
     def seen(self, upload: Tree) -> Tensor | None:
@@ -117,7 +117,7 @@ class Canaries(ABC):
 
     @property
     def turns(self) -> bool:
-        """True if an absent canary points in the opposite direction; otherwise it is zero."""
+        """True if an absent canary sends the opposite direction; otherwise it sends zero."""
         return self.subject.neighbours == "replace"
 
     def by_client(self) -> Iterator[tuple[int, slice]]:

@@ -1,9 +1,10 @@
-"""Audit of the gates of an experiment: worst-case neighbours, through the public release calls, before or after a run.
+"""Audit of the privacy mechanisms (reader and uplink) of an experiment: worst-case neighbours, through the public
+release calls, before or after a run.
 
-For each guarantee: the claim for one exposure, and a lower bound on its privacy loss. A bound above the claim refutes
-it; a bound below shows only that this attack failed. A phase of a preparation has guarantees of its own and is attacked
-like the training; a phase without guarantees is reported. Only the gates are attacked: no data are read and nothing is
-trained.
+For each guarantee: the claim for one participation, and a lower bound on its privacy loss. A bound above the claim
+refutes it; a bound below shows only that this attack failed. A phase of a preparation has guarantees of its own and is
+attacked like the training; a phase without guarantees is reported. Only the mechanisms are attacked: no data are read
+and nothing is trained.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ TRAINING = "training"  # the phase that every run has
 
 
 class AttackedPromise(Subject):
-    """One guarantee under attack. `claimed` and `at_least` are epsilons of one exposure; they are compared at
-    `at_delta`.
-    """
+    """One guarantee under attack. `claimed` and `at_least` are epsilons of one participation; they are compared at
+    `at_delta`."""
 
     phase: str
     attack: str
@@ -213,7 +213,8 @@ def experiment_of(
 
 
 def _promises(setup: Setup, home: Home) -> Iterator[tuple[Claim, float | None, list[Pair]]]:
-    """Claims of one exposure in one phase, each with its published number if nominal, and its worst-case neighbours."""
+    """Claims of one participation in one phase, each with its published number if nominal, and its worst-case
+    neighbours."""
     federation = setup.federation(home, "", ":memory:", "audit")
     client, price = _target(setup)
     reader, multiplier = setup.algorithm.read, None if price is None else price.multiplier
@@ -264,7 +265,7 @@ def _target(setup: Setup) -> tuple[int, Price | None]:
 
 
 def _share(setup: Setup, price: Price | None) -> float | None:
-    """The part of the budget's epsilon that one exposure costs; None without a budget."""
+    """The part of the budget's epsilon that one participation costs; None without a budget."""
     budget, cap = setup.plan.budget, setup.plan.cap
     return None if budget is None or cap is None or price is None else budget.epsilon * price.charge[0] / cap[0]
 

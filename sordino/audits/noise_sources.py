@@ -61,9 +61,8 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Twin:
-    """Base class of broken sources: one kind of randomness is wrong by `factor`, everything else comes from the inner
-    source.
-    """
+    """Base class of broken noise sources: one kind of randomness is wrong by `factor`, everything else comes from the
+    inner source."""
 
     inner: NoiseSource
     factor: float

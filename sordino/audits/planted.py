@@ -1,6 +1,5 @@
-"""Gates with planted canaries: some rows of a client have gradients of the attacker's choice, or a client sends an
-upload of its choice. Clip, noise, weights and sum are the run's own.
-"""
+"""Readers and uplinks with planted canaries: some rows of a client have gradients of the attacker's choice, or a client
+sends an upload of its choice. Clip, noise, weights and sum are the run's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Privacy budgets turned into noise multipliers, sampling rates and shares, by client and round.
 
-Plans cut a budget into one price for each client and exposure.
+A plan divides a budget into one price for each client and each round in which it takes part.
 """

@@ -1,8 +1,9 @@
-"""The plan: from a budget to one price per client and exposure, before any data is read.
+"""Privacy plan: a budget divided into one price for each client and each round in which it takes part, before any data
+are read.
 
-A gate offers noise (`Offer`), the cohort gives the number of rounds that each client takes part in, the budget gives
-what may be spent. The plan cuts the budget into integers, one per exposure, turns each into a noise multiplier, and
-refuses what no longer fits. Everything in it is public. Clients that are alike are priced once.
+An algorithm declares its noise mechanism (`Offer`), the cohort the number of rounds in which each client takes part,
+the budget what may be spent. The plan divides the budget into integers, one per participation, turns each into a noise
+multiplier, and refuses what no longer fits. Everything in it is public. Clients that are alike are priced once.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from sordino.types import Offer
 
 @dataclass(frozen=True)
 class Budget:
-    """Budget that one client grants for the whole run. Where each client has its own budget, `epsilon` is the
-    largest.
-    """
+    """Privacy budget of one client for the whole run. Where clients have budgets of their own, `epsilon` is the
+    largest."""
 
     epsilon: float
     delta: float
@@ -69,7 +69,8 @@ class Budget:
 
 
 class Price(NamedTuple):
-    """Price of one exposure: the noise multiplier, and the amount that the ledger charges for it."""
+    """Price of one participation of a client in a round: the noise multiplier, and the amount that the ledger
+    charges."""
 
     multiplier: float
     charge: Amount
@@ -77,7 +78,8 @@ class Price(NamedTuple):
 
 @dataclass
 class Plan:
-    """Prices (noise multiplier and charge of each exposure) for one private gate, or for none (`offer` is None)."""
+    """Prices of all participations (noise multiplier and charge of each) under one noise mechanism; none where `offer`
+    is None."""
 
     offer: Offer | None
     pricing: Pricing | None
@@ -134,9 +136,8 @@ class Plan:
         return self._caps[epsilon, delta]
 
     def _mine(self, client: int) -> Amount | None:
-        """The part of one client's budget that this phase may spend, without what real noise lacks of the law that is
-        priced.
-        """
+        """The part of one client's budget that this phase may spend; real noise costs a little of delta for its
+        distance from the ideal law."""
         if self.budget is None or self.pricing is None:
             return None
         limit = self._cap(self.budget.of(client), self.budget.ideal)
@@ -147,8 +148,8 @@ class Plan:
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        """The price of exposure 0, 1, ... of a client; None where the plan has nothing left for it, so that it must
-        abstain.
+        """The price of a client's participation number `exposure` (from 0); None where its budget is used up, so that
+        it must abstain.
 
         `spent` is the client's total so far and `last` its latest charge. A price depends on nothing else of the past,
         so that a resumed run computes the same.
@@ -171,7 +172,8 @@ class Plan:
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
     def rehearse(self) -> None:
-        """Prices every planned exposure once, so that one that cannot be priced is refused before the first round."""
+        """Prices every planned participation once, so that one that cannot be priced is refused before the first
+        round."""
         if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
             return  # known only on the way
         for times, client in self._kinds():
@@ -179,14 +181,14 @@ class Plan:
                 self.price(client, exposure, self.currency.zero())
 
     def _kinds(self) -> list[tuple[int, int]]:
-        """(exposures, first client) of every kind of clients that have the same prices."""
+        """Number of participations, and first client, of every group of clients that have the same prices."""
         levels = None if self.budget is None else self.budget.personal
         found = kinds(self.exposures, self.reads, *([] if levels is None else [levels]))
         return [(self.exposures[client], client) for client, _ in found]
 
     @cached_property
     def quietest(self) -> float:
-        """The smallest noise multiplier of all planned exposures."""
+        """The smallest noise multiplier of all planned participations."""
         if self.budget is None:
             assert self.fixed is not None
             return self.fixed
@@ -262,8 +264,8 @@ def draft(
     portion: float = 1.0,
     currency: Pricing | None = None,
 ) -> Plan:
-    """The plan for the private gates of an algorithm: pairs of an offer and the multiplier that is set in the gate
-    (None: the budget decides).
+    """The privacy plan of an algorithm. `offers`: its noise mechanisms, each with the noise multiplier that the user
+    set (None: calibrated to the budget).
 
     `portion`: the part of the budget for this phase of a run; `currency`: the pricing that its phases share, where they
     share a budget.
@@ -281,9 +283,8 @@ def draft(
 
 
 def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Budget | None) -> None:
-    """Refuses a budget that sizes no noise, one that would size the noise of two gates, and noise with neither a
-    multiplier nor a budget.
-    """
+    """Refuses a budget that calibrates no noise, one that would calibrate two noise mechanisms, and noise with neither
+    a multiplier nor a budget."""
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
         raise UnsoundGuarantee(
@@ -345,7 +346,7 @@ def exactly_gaussian(offer: Offer) -> bool:
 
 
 def once(exposures: Sequence[int]) -> Sequence[int]:
-    """One read per exposure, for every client."""
+    """One read of the data per participation, for every client."""
     return np.broadcast_to(np.int64(1), len(exposures)).data
 
 

@@ -1,4 +1,5 @@
-"""Schedules: divide a client's budget over its exposures, in shares that add up to 1, in any additive currency.
+"""Schedules: divide a client's budget over the rounds in which it takes part, in shares that add up to 1, in any
+additive currency.
 
 A schedule fixed in advance composes by any accountant. `Adaptive` chooses each share after seeing earlier releases,
 which is legitimate under a hard cap in a currency with a valid filter (pure epsilon: Rogers et al. 2016; Renyi: Feldman
@@ -26,9 +27,8 @@ _ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
 
 class Schedule(Protocol):
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        """The shares of exposures 1..T, none negative, which add up to 1 or less; `total` is the budget, of which
-        absolute values are parts.
-        """
+        """The shares of participations 1..T, none negative, which add up to 1 or less; `total` is the budget, of which
+        absolute values are parts."""
         ...
 
 
@@ -74,7 +74,7 @@ class Geometric:
 class Explicit:
     """Shares from the user's list: relative weights, or absolute spends whose sum may not exceed the total.
 
-    A client with fewer exposures than the list has entries uses the first ones.
+    A client that takes part less often than the list has entries uses the first ones.
     """
 
     values: tuple[float, ...]
@@ -108,7 +108,8 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Shares that start low and grow after a stall; every later exposure keeps at least `floor` of a uniform share.
+    """Shares that start low and grow after a stall; every later participation keeps at least `floor` of a uniform
+    share.
 
     The trigger behind `stalled` may read released values only: the loss of the released model on a public set, or the
     norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client losses would
@@ -130,9 +131,8 @@ class Adaptive:
             )
 
     def next_share(self, history: Sequence[float], remaining: float, left: int, stalled: bool, exposures: int) -> float:
-        """The share of the next exposure; `left` is the number of exposures with this one, `history` ends with the last
-        share spent.
-        """
+        """The share of the next participation; `left` is the number of participations with this one, `history` ends
+        with the last share spent."""
         if left < 1 or remaining <= 0:
             raise _exhausted()
         uniform = 1 / _count(exposures)

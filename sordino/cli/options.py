@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 class _Heard(logging.StreamHandler[TextIO]):
-    """Log handler that --verbose has added."""
+    """Log handler that the option --verbose has added."""
 
 
 def _listen(asked: bool) -> None:

@@ -59,7 +59,7 @@ app.command()(doctor.doctor)
 
 
 def _add_verbs_of_branches() -> None:
-    """Add the commands that branches bring; `data announce` joins the group of that name."""
+    """Adds the commands of optional subpackages; `data announce` joins the group of that name."""
     groups = {"data": data.app, "privacy": privacy.app}
     for kind, cls in (("verbs", None), ("verbs of experiments", Verb)):
         for name in parts(kind):

@@ -61,7 +61,7 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
 
 
 class _Hears(logging.Handler):
-    """Log handler that shows messages about work that takes long."""
+    """Log handler that shows messages about long-running work."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()

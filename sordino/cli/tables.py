@@ -92,7 +92,7 @@ def granted_text(budget: ReceiptBudget) -> str:
 
 
 def groups(budget: ReceiptBudget, simulated: bool) -> Table:
-    """Table of personal budgets, one row for all clients that grant the same epsilon."""
+    """Table of personal budgets, one row for all clients with the same epsilon."""
     claimed, of = any(group.claimed is not None for group in budget.groups), budget.subject
     assert of is not None
     who = f"epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta {budget.delta:g}"
@@ -230,9 +230,8 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
 
 
 def _epsilons(row: Guarantee) -> str:
-    """Text of the epsilon that holds; before it, where they differ, the number that the source prints and the one that
-    its own formula gives over all rounds.
-    """
+    """Text of the epsilon that holds; before it, where they differ, the number that the publication prints and the one
+    that its own formula gives over all rounds."""
     holds, printed, composed = epsilon_text(row.epsilon), row.nominal_epsilon, row.nominal_composed
     if printed is None:
         return holds

@@ -1,6 +1,7 @@
 """Settings of an experiment: read from TOML and checked.
 
-Its tables and keys, the gates that it may name, and the errors for wrong settings."""
+Its tables and keys, the readers and uplink stages that it may name, and the errors for wrong settings.
+"""
 
 from sordino.config.choices import CHOOSERS, build, filled, parameters
 from sordino.config.experiment import load, places, resolved_table, validate

@@ -153,7 +153,7 @@ def _owner(table: Table, key: str) -> list[str]:
 
 
 def _section(table: Table, place: str) -> Iterable[str]:
-    """The keys that a section has, or was given; of [data] those that the chosen source takes."""
+    """The keys that a section accepts, or was given; of [data] those that the chosen source takes."""
     given = table.get(place)
     if place == "data":  # of other sources nobody speaks
         return data_sources.keys(given.get("source", "digits") if isinstance(given, dict) else "digits")

@@ -1,10 +1,11 @@
-"""Names that a TOML file may use for the two gates, [read] and [uplink].
+"""Names that a TOML file may use for the reader and the stages of the uplink, in [read] and [uplink].
 
 [read]    name = "noisy_gradient", clip = 1.0, law = "gaussian", multiplier = 1.1
 [uplink]  client = [{name = "clip", radius = 1.0}, {name = "noise"}], server = []
 
 A link without settings may be its name alone, and an uplink that is a list is the clients' part: uplink = ["weigh",
-"paillier"]."""
+"paillier"].
+"""
 
 from __future__ import annotations
 

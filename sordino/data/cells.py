@@ -63,7 +63,7 @@ class TableSource:
         return {} if self.schema is None else self.schema.columns
 
     def rows(self) -> TableRows:
-        """The rows of all files. Declared columns are read as text; without a schema the key is."""
+        """The rows of all files. Declared columns are read as text; without a schema only the key column is."""
         text = tuple(self._declared) or (() if self.key is None else (self.key,))
         ignored = [name for name, one in self._declared.items() if one.kind == "ignored"]
         return read(self.path, text, self.written, self.numbers, ignored)

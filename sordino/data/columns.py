@@ -34,7 +34,7 @@ UNKNOWN = 1  # token of a word that is not in the list
 
 
 class Feature(NamedTuple):
-    """One column, as inputs of a model."""
+    """One column of a table, converted to inputs of a model."""
 
     values: Array  # float32 [n, width]
     middle: float = 0.0

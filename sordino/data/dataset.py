@@ -135,7 +135,7 @@ def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, A
 
 
 def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Row numbers of train and test, both in file order; `rows` are the numbers of rows of the files. Every row has a
+    """Row numbers of train and test, both in file order; `rows`: the number of rows of each file. Every row has a
     random number, which follows from its position in its file, or from its key.
 
     The split does not depend on the contents of rows, and no row changes the side of another: with keys, even if rows
@@ -230,7 +230,7 @@ class CandidateSource(Protocol):
 
     @property
     def pool(self) -> float:
-        """The share of the training set that is held back for this source, as `Wanted.pool`."""
+        """The share of the training set that is held back for this source of candidates (see `Wanted.pool`)."""
         ...
 
     def build(self, wanted: Wanted) -> Candidates: ...

@@ -104,7 +104,7 @@ class Decoded(NamedTuple):
 
 
 def place(given: Path | None) -> Path:
-    """The folder of the caches."""
+    """The folder of the image caches: the given one, or the default."""
     return given or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
 
 

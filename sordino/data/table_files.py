@@ -166,7 +166,7 @@ def as_arrow(frame: Any) -> pa.Table:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """The type with texts as arrow's functions take them: polars hands over views of them, which few take."""
+    """The arrow type without views of texts: polars exports views, which few of arrow's functions take."""
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
     return pa.string() if str(kind) == "string_view" else kind

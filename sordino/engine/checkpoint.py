@@ -159,9 +159,8 @@ class _Damaged(Exception):
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Reads a file of tensors that is no checkpoint: a model, or the tensors that clients were handed before the first
-    round.
-    """
+    """Reads a file of tensors that is no checkpoint: a model, or the tensors that clients received before the first
+    round."""
     from safetensors.torch import load
 
     try:

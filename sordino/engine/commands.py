@@ -88,7 +88,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Hand:
-    """Store the tensors that every client is given before the first round."""
+    """Store the tensors that every client receives before the first round."""
 
     do: Literal["hand"] = "hand"
     messages = 1

@@ -39,7 +39,7 @@ WORDS = 1 << 10  # bytes that are enough to name a client or a tensor
 
 
 class UnitAnswers(NamedTuple):
-    """Uploads and new states of the clients of one unit."""
+    """Uploads and new states of the clients of one unit (a group computed in one call)."""
 
     clients: Sequence[int]
     uploads: Sequence[Tree]  # of each client, or the sum of several as the only one
@@ -57,7 +57,7 @@ def possible() -> bool:
 
 
 class Unit(NamedTuple):
-    """Clients that are computed in one call."""
+    """Group of clients that are computed in one call."""
 
     clients: Sequence[int]
     terms: Sequence[Told]

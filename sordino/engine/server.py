@@ -285,9 +285,8 @@ class Mail:
         return Tally(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
 
     def digest(self, mean: Tree) -> bytes:
-        """Digest of all that the round lets the server see. Uploads in time enter by the mean, which tells any two
-        releases apart; late uploads that the server sees enter by their checksums.
-        """
+        """Digest of everything that the server sees in the round. Uploads in time enter by the mean, which tells any
+        two releases apart; late uploads that the server sees enter by their checksums."""
         digest = hashlib.sha256(json.dumps(self._seen).encode())
         for leaf in tree.leaves(mean):
             digest.update(_buffer(leaf))

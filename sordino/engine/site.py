@@ -91,7 +91,8 @@ class Site(Executor):
         yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
 
     def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, UnitAnswers]]:
-        """Answers of each unit, with its number, in the order in which they are done."""
+        """Answers of each unit (a group of clients computed in one call), with its number, in the order in which they
+        are done."""
         _ = self.first_state  # made before anybody is at work: it takes the network
         begun = time.perf_counter()
         units = self._units((now.member(k, terms[k], self.state(k)) for k in sorted(terms)), now.down, len(terms))
@@ -178,9 +179,8 @@ class Site(Executor):
 
     @property
     def _shared(self) -> bool:
-        """True where clients can be stacked: they have one broadcast, no tensors handed to them before the first round,
-        and no message of their own.
-        """
+        """True where clients can be stacked: they have one broadcast, no tensors sent to them before the first round,
+        and no message of their own."""
         return self.sharing == "stack" and self.handed is None and not isinstance(self.algorithm, PerClientMessages)
 
     @property
@@ -272,7 +272,7 @@ class Site(Executor):
         return WAYS[PLAIN](task, params, shard)
 
     def public(self, k: int, size: int) -> Examples | None:
-        """Public examples of a client, made once from what every client was given."""
+        """Public examples of a client, made once from the tensors that every client received."""
         if self.handed is None:
             return None
         if k not in self._made:
@@ -287,7 +287,7 @@ class Site(Executor):
         return tree.map(lambda leaf: leaf.clone(), self.first_state) if state is None else state
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
-        """Upload and new state of each client of a unit."""
+        """Upload and new state of each client of a unit (a group computed in one call)."""
         if self.sharing == "pooled":
             return self._alone(task, down, sharing(unit, task, down), apart)
         if len(unit) > 1:

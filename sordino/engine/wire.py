@@ -70,7 +70,7 @@ _LEGAL: dict[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a message. One that exists is legal: the constructor refuses anything else."""
+    """Header of a message, validated by its constructor."""
 
     run: str  # at most 64 of A-Z a-z 0-9 . _ -
     config: str  # hex digest of the experiment

@@ -1,5 +1,5 @@
-"""Evaluation after a round, on all test examples or on each client's own: of each of the server's models, as every way
-of personalisation makes it a client's own. The first way of the first model is the headline.
+"""Evaluation after a round, on all test examples or on each client's own: every model of the server is scored after
+every chosen way of personalisation. The first way of the first model gives the headline score.
 
 Only the evaluator sees the scores; nothing here is sent. Scores of single clients are listed up to 10,000 clients;
 beyond, only their spread is given.
@@ -81,9 +81,8 @@ def check_shared(ways: Sequence[str]) -> None:
 
 
 def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
-    """The way of personalisation behind the headline; "plain" where a method's own way is to use the global model as it
-    is.
-    """
+    """The way of personalisation behind the headline score; "plain" where a method's own way is to use the global model
+    as it is."""
     first = next(iter(ways), "global")
     own = (algorithm.own_way or OWN) if isinstance(algorithm, OwnModels) else PLAIN
     effective = own if first == OWN else first
@@ -91,7 +90,7 @@ def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
 
 
 def measured_model(named: Sequence[str]) -> str:
-    """The server's model behind the headline; "" for the global model."""
+    """Name of the server's model behind the headline score; "" for the global model."""
     return "" if not named or named[0] == "global" else named[0]
 
 

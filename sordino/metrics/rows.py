@@ -77,9 +77,8 @@ class Scores(Fact):
 
     @property
     def in_words(self) -> str:
-        """The headline in a few words, with the model that it is of unless that is the global one; "" where nothing was
-        scored.
-        """
+        """The headline metric in a few words, with the name of the model unless it is the global one; "" where nothing
+        was scored."""
         whose = "" if self.measured == MEASURED["global"] else f" ({self.measured})"
         return "" if (found := self.headline) is None else found[0].in_words(found[1]) + whose
 

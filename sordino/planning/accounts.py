@@ -1,6 +1,5 @@
-"""Privacy accounts of a phase: cohorts that are drawn, prices, reservations, and the state of every release.
-`FederatedServer` is made on them.
-"""
+"""Privacy accounts of a phase: sampled cohorts, prices, reservations, and the state of every release. `FederatedServer`
+is a subclass."""
 
 from __future__ import annotations
 
@@ -39,7 +38,8 @@ Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed a
 
 @dataclass(frozen=True)
 class OpenRound:
-    """One round in the privacy accounts: `open` makes it, `reserve` adds prices, granted clients and noise."""
+    """One round in the privacy accounts: `open` makes it, `reserve` adds prices, the clients that can pay, and
+    noise."""
 
     t: int
     rates: NDArray[np.float64] | None  # of its coins, where budgets are personal
@@ -91,7 +91,7 @@ class Accounts:
         return range(self.population) if self.only is None else self.only
 
     def payer(self, client: int) -> int:
-        """Client whose counters serve this one: where all pay the same price, one set serves all."""
+        """The client whose spending is recorded for this one: where all pay the same price, one record serves all."""
         return 0 if self.plan.one_price else client
 
     def op(self, t: int) -> str:
@@ -102,9 +102,8 @@ class Accounts:
         return OpenRound(t, self.plan.rates(t, self.spent))
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
-        """Price of this exposure for each active client. A client missing from the result abstains: the plan has
-        nothing left for it.
-        """
+        """Price of this round for each active client. A client missing from the result abstains: the plan has nothing
+        left for it."""
         if self.plan.pricing is None:
             return dict.fromkeys(active)
         if self.plan.one_price:
@@ -118,7 +117,7 @@ class Accounts:
         return self.spent.get(client, self.plan.currency.zero())
 
     def may_be_asked(self, client: int) -> bool:
-        """True where this client has a planned exposure left, or where nothing is priced."""
+        """True where this client may take part in a further round by the plan, or where nothing is priced."""
         asked = self.exposures.get(self.payer(client), 0)
         return self.plan.pricing is None or asked < self.plan.exposures[client]
 
@@ -144,8 +143,7 @@ class Accounts:
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
         """The cohort with every client that is known to be `away` replaced by another one, as far as there are others.
         It is for cohorts that are not hidden. Where others are lacking, and with `later`, clients that are away stay
-        drawn: they pay in these books beforehand, so the round can still ask them when others fail.
-        """
+        drawn: they pay in these accounts beforehand, so the round can still ask them when others fail."""
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):
             return drawn
@@ -188,8 +186,7 @@ class Accounts:
 
     def _asked(self, now: OpenRound, prices: Mapping[int, Price | None]) -> LedgerRequest:
         """Request of one round to the ledger. In a hidden cohort every client pays in every round, drawn or not, so
-        that charges do not reveal who was drawn.
-        """
+        that charges do not reveal who was drawn."""
         if self.plan.one_price:
             price = self._shared_price(now.t)
             return LedgerRequest({EVERYONE: price.charge}, self._of_all(now, price), {self.payer(0): price})
@@ -202,7 +199,7 @@ class Accounts:
         return LedgerRequest(charges, self._said(now, prices), prices)
 
     def _paid(self, asked: LedgerRequest, granted: Collection[str]) -> list[int]:
-        """Counts this round, in exposures and spending, for all clients that could pay, and returns them."""
+        """Records the round's participation and spending for all clients that could pay, and returns these clients."""
         free = EVERYONE in granted
         clients = sorted(k for k in asked.due if free or str(k) not in asked.charges or str(k) in granted)
         for k in clients:
@@ -237,7 +234,7 @@ class Accounts:
         return [entry for entry in self.ledger.entries() if Op.of(entry.op).name in mine]
 
     def replay(self, rounds: float = math.inf) -> None:
-        """Rebuilds exposures and spending of the rounds before `rounds` from the ledger, after a restart."""
+        """Rebuilds participation counts and spending of the rounds before `rounds` from the ledger, after a restart."""
         self.exposures.clear()
         self.spent.clear()
         self.latest.clear()
@@ -279,9 +276,8 @@ class Accounts:
 
     def begin(self, now: OpenRound) -> None:
         """Writes to the ledger, durably, that this round begins: before anything leaves a client, or before the server
-        draws noise. From here on noise may have been drawn, and another process with the same books finds out. Only
-        with real noise.
-        """
+        draws noise. From here on noise may have been drawn, as another process with the same ledger can see. Only with
+        real noise."""
         if self.policy.real:
             first = self.ledger.drawn(self.op(now.t))
             if now.draws and not first:
@@ -323,9 +319,8 @@ class Accounts:
         ]
 
     def _held(self, claim: Claim, draws: int, gate: Reader | Uplink) -> Claim:
-        """The claim as it holds for these data and this noise: void where the data make it so, and under conditions
-        where user code is involved, or with a drift where the drawn noise is inexact.
-        """
+        """The claim as it holds for these data and this noise: void where preprocessing reads private rows, under
+        conditions where user code is involved, and with a drift where the drawn noise is inexact."""
         if not claim.finite:
             return claim
         if self.void:
@@ -349,10 +344,9 @@ class Accounts:
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     def skipping(self, clients: Sequence[int], most: int) -> Iterator[None]:
-        """Tries other counts of exposures (rounds that a client has paid for) for these clients: 0, 1, ... and at most
-        `most` more than their own books hold. The server counts the rounds in which it asked them, and a client that
-        was cut off has paid for fewer. An iteration to the end restores the counts.
-        """
+        """Tries other participation counts (rounds that a client has paid for) for these clients: 0, 1, ... and at most
+        `most` more than their own records hold. The server counts the rounds in which it asked them, and a client that
+        was cut off has paid for fewer. An iteration to the end restores the counts."""
         paid = {self.payer(k): self.exposures.get(self.payer(k), 0) for k in clients}
         for missed in range(most + 1):
             self.exposures.update({k: many + missed for k, many in paid.items()})
@@ -364,7 +358,7 @@ class Accounts:
         counted as paid.
 
         `active`: the clients that the round asks; None where these follow from more than the experiment, and the
-        entry's own are taken. `missed`: exposures that a client may have missed.
+        entry's own are taken. `missed`: rounds that a client may have missed.
         """
         told, who = parsed(entry.note), named(entry.note) if active is None else active
         now = self.open(t)

@@ -69,7 +69,7 @@ class Question:
 
     @property
     def turns(self) -> int:
-        """Rounds of the busiest client where clients take turns, without amplification by sampling."""
+        """Number of rounds of the busiest client under round-robin sampling, without amplification."""
         return -(-self.rounds * self.cohort // self.clients)
 
     @property
@@ -148,9 +148,8 @@ def bought(multiplier: float, question: Question) -> float:
 
 
 def answer(question: Question) -> list[Answer]:
-    """The plan in question, and then alternatives within the same epsilon and delta: other cohorts, rounds, gates or
-    sizes.
-    """
+    """The plan in question, and then alternatives within the same epsilon and delta: other cohorts, rounds, mechanisms
+    or sizes."""
     return [asked(question), *_others(question)]
 
 

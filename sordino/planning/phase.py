@@ -57,7 +57,7 @@ class PlannedRun:
 
     @cached_property
     def budget(self) -> Budget | None:
-        """Budget that the clients grant, for all phases together."""
+        """Privacy budget of the clients, for all phases together."""
         privacy = self.experiment.privacy
         if privacy.epsilon is None:
             return None
@@ -145,7 +145,7 @@ class PlannedPhase:
 
     @cached_property
     def method(self) -> AnyAlgorithm:
-        """The method with its gates, fitted to the shape of the data and the model."""
+        """The method with its reader and uplink, fitted to the shape of the data and the model."""
         algorithm, public = self.chosen, self.public
         read = algorithm.read.fitted(public.shape, public.named)
         algorithm = algorithm.behind(read=read) if read is not algorithm.read else algorithm
@@ -205,7 +205,8 @@ class PlannedPhase:
 
     @cached_property
     def offers(self) -> list[tuple[Offer, float | None]]:
-        """Offers of the private gates, each with the multiplier that is set in the gate (None: the budget decides)."""
+        """Noise mechanisms of this phase (of its reader and its uplink), each with the multiplier that the user set
+        (None: the budget decides)."""
         algorithm, population = self.algorithm, len(self.public.sizes)
         offers: list[tuple[Offer, float | None]] = []
         if (reader := algorithm.read.offer()) is not None:
@@ -223,7 +224,8 @@ class PlannedPhase:
 
     @cached_property
     def plan(self) -> Plan:
-        """The price of every exposure; settings whose guarantee would not hold are refused before any data are read."""
+        """The price of every planned participation; settings whose guarantee would not hold are refused before any data
+        are read."""
         experiment, delta = self.experiment, self.experiment.privacy.delta
         check_reads(self.algorithm)
         self.check_model()
@@ -287,8 +289,7 @@ class PlannedPhase:
 
 
 def shown_rows(made: Experiment) -> tuple[str, ...]:
-    """The names of user code that is shown rows: a network, a loss, parts of a method, a reader or an uplink. Names are
-    enough, so that a process that imports none of it gives the same result.
-    """
+    """The names of user code that processes rows: a network, a loss, parts of a method, a reader or an uplink. Names
+    are enough, so that a process that imports none of it gives the same result."""
     shown = made.algorithm, made.model, made.loss, made.read, made.uplink
     return tuple(dict.fromkeys(user_code.named(shown)))

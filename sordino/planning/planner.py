@@ -152,9 +152,8 @@ class Planner:
         return max(first, key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
 
     def multiplier(self, client: int) -> float | None:
-        """The client's noise multiplier halfway through its exposures, or at the first one where spending adapts and
-        later ones are not known; None without a price.
-        """
+        """The client's noise multiplier halfway through its rounds, or at the first one where spending adapts and later
+        ones are not known; None without a price."""
         plan, times = self.phase.plan, self.phase.plan.exposures[client]
         adaptive = plan.budget is not None and isinstance(plan.budget.schedule, Adaptive)
         price = plan.price(client, 0 if adaptive else times // 2, plan.currency.zero()) if times else None

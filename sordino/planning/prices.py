@@ -1,6 +1,5 @@
 """Prices of a phase, and refusals of plans whose guarantee would not hold, before any data are read: too many units for
-a delta, a gate that does not fit, a round that may be too small to be opened.
-"""
+a delta, an uplink that does not fit, a secure sum that may have too few clients to be opened."""
 
 from __future__ import annotations
 
@@ -76,9 +75,8 @@ class PriceRequest:
 
     @property
     def asks(self) -> tuple[Offer, int]:
-        """The offer whose noise the budget decides, and the largest number of releases that a client is planned to pay
-        for.
-        """
+        """The noise mechanism that the budget calibrates, and the largest number of releases that a client is planned
+        to pay for."""
         offer = next(offer for offer, typed in self.offers if typed is None)
         each = 1 if offer.subject.unit == "client" else max(self.reads)
         return offer, max(1, max(self.exposures) * each)
@@ -120,9 +118,8 @@ class PriceRequest:
             )
 
     def plan(self, budget: Budget | None, part: tuple[float, Pricing | None] | None) -> Plan:
-        """The price of every exposure; `part`: this phase's portion of a budget that several phases share, and its
-        pricing.
-        """
+        """The price of every planned participation; `part`: this phase's portion of a budget that several phases share,
+        and its pricing."""
         if isinstance(self.cohort, Personal):
             return draft_personal(self.cohort, self.offers, budget, self.rounds, len(self.sizes))
         algorithm, published = self.algorithm, None
@@ -167,7 +164,7 @@ def check_price(plan: Plan) -> None:
 
 
 def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
-    """Events of all exposures of a client that takes part, and spends, as much as it may."""
+    """Events of all participations of a client that takes part, and spends, as much as it may."""
     spent, last = plan.currency.zero(), None
     for exposure in range(plan.exposures[client]):
         if (price := plan.price(client, exposure, spent, stalled=True, last=last)) is None:

@@ -1,4 +1,5 @@
-"""Two gates that clip and add noise: where client code reads rows, and where uploads leave a client.
+"""Privacy mechanisms at the two places where data of a client are read or sent: readers and the uplink. Both clip and
+add noise.
 
 `readers` decide how client code may look at examples, `uplink` decides what the server may see of uploads.
 """

@@ -212,9 +212,8 @@ def _plain(text: str) -> str:
 
 
 def as_yaml(told: Mapping[str, object]) -> str:
-    """Render names and values as YAML, in their order. Every value but a text of several lines is written as JSON,
-    which is YAML too. There is no reader here: YAML parsers build the objects that a file names.
-    """
+    """Writes names and values as YAML, in their order. Every value but a text of several lines is written as JSON,
+    which is YAML too. YAML is never read here, because YAML parsers build the objects that a file names."""
     return "".join(f"{line}\n" for line in _lines(told))
 
 

@@ -1,4 +1,5 @@
-"""Private folder of a run: secrets, and facts that no epsilon covers. Only the user who started the run can read it.
+"""Private folder of a run: secrets, and facts that no privacy guarantee covers. Only the user who started the run can
+read it.
 
 A simulation protects nobody, and everything it computes is its result: it has no such folder, but for data.key (the key
 of the digest that stands for the data), which every run keeps beside it for its owner alone. A run with noise of the
@@ -33,9 +34,8 @@ NOT_TO_BE_SHARED = (
 
 
 def found(run: Path, clients: bool) -> None:
-    """Create the private folder of a new run. `clients`: with the secret from which clients draw randomness that they
-    use all through the run.
-    """
+    """Creates the private folder of a new run. `clients`: with the secret from which clients draw randomness that they
+    use all through the run."""
     place = run / FOLDER
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
@@ -45,7 +45,7 @@ def found(run: Path, clients: bool) -> None:
 
 
 def settle(run: Path) -> None:
-    """Mark this folder as the one in which the run goes on."""
+    """Records which folder the run continues in, so that a copy of it is noticed."""
     place = run / FOLDER / HERE
     write(place, b"")
     write(place, str(place.stat().st_ino).encode())
@@ -102,7 +102,7 @@ def key_of_data(run: Path) -> bytes:
 def kept(
     place: Path, size: int, fix: str = "put the file back from a copy: without it, this run cannot continue"
 ) -> bytes:
-    """Read a key or a secret; refuse another size, which would not protect."""
+    """Reads a key or a secret; refuses another size, which would not protect."""
     try:
         found = place.read_bytes()
     except OSError as error:

@@ -224,7 +224,7 @@ def some_of(many: int, most: int | None) -> Sequence[int]:
 
 
 def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
-    """Open the planned training of a run and its accounts, without reading data or writing to the ledger."""
+    """Opens the planned training of a run and its privacy accounts, without reading data or writing to the ledger."""
     mine = RunFolder(folder)
     mine.check()
     agreed = Agreement.read(folder)
@@ -236,7 +236,7 @@ def opened(folder: Path, reading: bool = True) -> tuple[PlannedPhase, Accounts]:
 
 
 def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
-    """Budget of the clients: granted, and the share of it that is spent, in the currency that adds up over rounds."""
+    """Privacy budget of the clients, and the share of it that is spent, in the currency that adds up over rounds."""
     plan = federation.plan
     if plan.cap is None or plan.budget is None:
         return None
@@ -271,9 +271,8 @@ def share_of(federation: Accounts, client: int) -> float:
 
 
 def _groups(federation: Accounts) -> tuple[Group, ...]:
-    """Clients by granted epsilon, with the epsilon that each group lost by the ledger's events, and the one that a
-    publication claims.
-    """
+    """Clients grouped by their budget (epsilon), with the epsilon that each group lost by the ledger's events, and the
+    one that a publication claims."""
     plan = federation.plan
     assert plan.offer is not None
     assert plan.budget is not None

@@ -52,7 +52,7 @@ class Between(Fact):
 
 
 class Group(Fact):
-    """Clients that grant the same epsilon."""
+    """Clients with the same privacy budget (epsilon)."""
 
     granted: Number = Field(description="The epsilon that each of them grants.")
     clients: int = Field(description="Number of clients in the group.")
@@ -65,7 +65,7 @@ class Group(Fact):
 
 
 class ReceiptBudget(Fact):
-    """Budget that clients granted, and the part of it that is spent, in the currency that adds up."""
+    """Privacy budget of the clients, and the part of it that is spent, in the currency that adds up."""
 
     epsilon: Number = Field(description="Granted by the most generous client over all rounds.")
     delta: Number = Field(description="At this delta.")

@@ -48,7 +48,7 @@ def _tables(folder: Path) -> list[str]:
 
 
 def claimed(folder: Path) -> Json:
-    """Read the receipt as JSON, unchecked: its digest covers every word of it."""
+    """Reads the receipt as JSON, without validating it: its digest covers every word of it."""
     try:
         found = read_json(RunFolder(folder).receipt_file.read_text(encoding="utf-8"))
     except RecursionError:
@@ -114,7 +114,7 @@ def absent(folder: Path, claimed: Json) -> list[str]:
 
 
 def wrong(folder: Path, claimed: Json) -> list[str]:
-    """Files of the folder that differ from those of the receipt, or that it does not name."""
+    """Files of the folder that differ from those of the receipt, or that the receipt does not name."""
     stated = claimed.get("files")
     if not isinstance(stated, dict):
         return ["files: the receipt names none"]

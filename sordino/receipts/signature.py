@@ -59,9 +59,8 @@ def sign(folder: Path, path: Path) -> Path:
 
 
 def wrong(folder: Path, path: Path | None) -> list[str]:
-    """Reasons why the signature does not hold. With a key, there must be a signature by that key; without one, a
-    signature that is there must be valid.
-    """
+    """Reasons why the signature of a receipt does not hold. With a key, there must be a signature by that key; without
+    one, a signature that is there must be valid."""
     place = RunFolder(folder).signature_file
     if not place.is_file():
         return [] if path is None else ["there is no signature"]

@@ -145,9 +145,8 @@ def _below(a: float | str, b: float | str) -> bool:
 
 
 def _as_far_as_told(name: str, value: Any, told: Json) -> Any:
-    """The value computed from the ledger, without those limits of an exact epsilon that the receipt leaves out, as it
-    may.
-    """
+    """The value computed from the ledger, without the limits of an exact epsilon where the receipt leaves them out, as
+    it may."""
     stated = told.get(name)
     if name != "accountants" or not isinstance(stated, dict) or EXACT not in stated:
         return value

@@ -59,7 +59,7 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A line chart. `unproved`: the lines prove nothing, and are drawn so."""
+    """A line chart. `unproved`: no proof stands behind the lines, and they are drawn in another style."""
 
     title: str
     about: str
@@ -81,7 +81,7 @@ class ScatterPoint(NamedTuple):
 
 
 def some(things: Sequence[T], most: int = POINTS) -> Sequence[T]:
-    """Up to `most` of the things, at even distances, always with the last one."""
+    """Up to `most` of the items, at even distances, always with the last one."""
     if len(things) <= most:
         return things
     return [things[(i + 1) * len(things) // most - 1] for i in range(most)]

@@ -102,9 +102,8 @@ def traffic(rows: Sequence[RoundRow]) -> Lines | None:
 
 
 def epsilons(facts: RunFacts) -> list[Lines]:
-    """Chart of the epsilon that holds, over rounds; and, in a chart of its own, of the one that a published formula
-    gives, which proves nothing.
-    """
+    """Charts of epsilon over rounds: of the proved one and, separately, of the one that a published formula gives,
+    which proves nothing."""
     y = Axis("epsilon", number, f"ε at δ = {facts.delta:g}", zero=True)
     holds = Lines(
         "Epsilon that holds, over rounds",

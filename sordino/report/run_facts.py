@@ -46,7 +46,7 @@ class DrawnCurve(Curve):
 
 
 class RunFacts(Fact):
-    """Everything that a page and figures show of one run."""
+    """Data of one run that its page and figures show."""
 
     name: str
     lead: str

@@ -248,7 +248,8 @@ def _method(experiment: Experiment, seeds: int, out: Path, pace: Pace) -> Method
 
 
 def _least(promises: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
-    """The weakest guarantee of each row: where cohorts are drawn, one seed may ask a client more often than another."""
+    """The weakest guarantee of each row over seeds: where cohorts are random, a client may take part more often under
+    one seed than under another."""
     weakest: dict[Subject, Guarantee] = {}
     for row in (row for promise in promises for row in promise):
         if row.subject not in weakest or row.epsilon > weakest[row.subject].epsilon:

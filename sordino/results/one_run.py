@@ -125,9 +125,8 @@ class Result:
 
     @cached_property
     def clients(self) -> pandas.DataFrame:
-        """One row per client: examples, exposures used and planned, budget spent and granted, and its accuracy (or
-        loss).
-        """
+        """One row per client: examples, rounds that it took part in and may take part in, budget spent and in total,
+        and its accuracy (or loss)."""
         from sordino.receipts.receipt import spending
 
         with lent(self.objects):

@@ -1,5 +1,5 @@
-"""Preparation of a run, from its folder: devices that were asked, candidate images that were kept, examples drawn from
-what was sent out, and the cost.
+"""Preparation of a run (its phases before the training), from its folder: devices that were asked, candidate images
+that were kept, examples drawn by the generator that was sent out, and the cost.
 
 Reading opens no ledger and takes no lock. Wrongly labelled candidates are known in simulations alone, whose source put
 them there.
@@ -284,7 +284,8 @@ def _gallery(
 
 
 def _drawn(run: RunFolder, setup: Setup, count: int) -> tuple[Pixels, NDArray[np.int64]]:
-    """Examples that a client of this size would draw from what was sent out; none before it was sent."""
+    """Examples that a client of this size would draw from the tensors that clients receive before round 1; none before
+    they were sent."""
     nothing = np.zeros((0, *setup.public.shape), np.uint8), np.zeros(0, np.int64)
     if not run.handed_file.exists():
         return nothing

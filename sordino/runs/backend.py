@@ -83,7 +83,8 @@ class Backend(ABC):
     def executor(
         self, folder: Path, place: Path, run: str, begun: Begun | None, handed: Params | None, stack: ExitStack
     ) -> Executor:
-        """Executor of this phase's clients, from the states in which they stopped; closing `stack` ends it."""
+        """Executor of this phase's clients, from the states in which they stopped (`begun`); `handed`: tensors that
+        every client received before the first round. Closing `stack` ends it."""
 
     @cached_property
     def preparation(self) -> tuple[Self, ...]:
@@ -148,7 +149,8 @@ class ServerData:
 
     @property
     def story(self) -> Json | None:
-        """The manifest of the candidates; None where this process drew none."""
+        """The manifest of the candidates (public images that the server obtained); None where this process drew
+        none."""
         drawn = self.__dict__.get("drawn")
         return None if drawn is None else drawn.manifest
 
@@ -160,7 +162,8 @@ class ServerData:
 
     @cached_property
     def drawn(self) -> Candidates | None:
-        """Candidates with their manifest; None where the experiment asks for none."""
+        """Candidates (public images that the server obtains) with their manifest; None where the experiment asks for
+        none."""
         experiment, public = self.whole.experiment, self.whole.public
         if (asked := asked_for(experiment)) is None or (source := source_of(experiment)) is None:
             return None

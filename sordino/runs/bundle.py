@@ -184,9 +184,7 @@ def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Colum
 
 
 def told_to_nobody(setup: Setup) -> bool:
-    """True where protected rows decided the content of model.json, so that it is written to the private folder
-    alone.
-    """
+    """True where protected rows decided the content of model.json, so that it is written to the private folder only."""
     return bool(setup.public.void)
 
 

@@ -37,9 +37,8 @@ def found(
     story: Json | None = None,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """Create a run folder: written under another name beside its place, then renamed. `story`: how the server's own
-    images were made; `more`: further files, by name.
-    """
+    """Creates a run folder: written under another name beside its place, then renamed. `story`: how the server's own
+    images were made; `more`: further files, by name."""
     experiment, young = setup.experiment, folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         parents = list(folder.absolute().parents)

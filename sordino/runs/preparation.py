@@ -1,8 +1,9 @@
-"""Play the phases before the training, each from its own checkpoint to its end, and hand over what the last one found.
+"""Plays the phases before the training, each from its own checkpoint to its end, and passes the result of the last one
+on to the training.
 
 Files in the run folder: preparation/NAME/checkpoints, and beside it the server's findings, a table in each file;
-preparation.jsonl with one object per round; and handed.safetensors, which every client has been given before the first
-round of the training.
+preparation.jsonl with one object per round; and handed.safetensors, which every client receives before the first round
+of the training.
 
 The preparation of another run can be reused (`--prepared`), to try training in many ways. Its releases are not made
 again: their ledger entries are copied with their charges, and the receipt of the new run accounts for both
@@ -104,9 +105,8 @@ def _write_tables(mine: Backend, place: Path, server: Tree) -> None:
 
 
 def _hand(backend: Backend, folder: Path, handed: Params, begun: Begun | None) -> None:
-    """Write what every client is given to a file, which clients in other processes read, and record its bytes: one
-    message to each client.
-    """
+    """Writes the tensors that every client receives to a file, which clients in other processes read, and records their
+    bytes: one message to each client."""
     from safetensors.torch import save
 
     atomic_write(RunFolder(folder).handed_file, save({k: v.cpu().contiguous() for k, v in handed.items()}))

@@ -1,4 +1,5 @@
-"""Disclosures before any noise: choices that depend on rows, which a receipt must state, and announcements of sites."""
+"""Disclosures before any noise: preprocessing choices that depend on private rows, which a receipt must state, and
+announcements of sites."""
 
 from __future__ import annotations
 

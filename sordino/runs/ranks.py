@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToldPhase:
-    """Header with which rank 0 starts a phase; the experiment and the tensors that clients are handed follow it."""
+    """Header with which rank 0 starts a phase; the experiment follows it, and the tensors that clients receive before
+    the first round."""
 
     run: str
     folder: str
@@ -57,12 +58,12 @@ class ToldPhase:
 
 
 def following() -> bool:
-    """True on every rank but rank 0, which tells the others what to do."""
+    """True on every rank but rank 0, which commands the others."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0"
 
 
 def follow() -> None:
-    """Obey rank 0 until it says that the run is over: also after a first stop signal, which rank 0 has got as well."""
+    """Obeys rank 0 until it says that the run is over: also after a first stop signal, which rank 0 has got as well."""
     team = joined()
     told, experiment, handed = _phase_head(team)
     given = config.validate(tomllib.loads(experiment.decode()))

@@ -33,7 +33,8 @@ Evaluate = Callable[[int, Tree, Score], Scores]
 
 
 class Standing(NamedTuple):
-    """Position of a phase between two rounds: the server's state, the rounds played, and whether it has stalled."""
+    """State of a phase between two rounds: the server's state, the number of rounds played, and whether progress has
+    stalled."""
 
     server: Tree
     t: int
@@ -174,7 +175,7 @@ def row_of(setup: Setup, t: int, outcome: Outcome) -> RoundRow:
 
 
 def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path) -> Standing:
-    """Position of a phase by its checkpoint, once the ledger agrees; a release that a crash cut short is completed."""
+    """State of a phase from its checkpoint, once the ledger agrees; a release that a crash cut short is completed."""
     if not federation.ledger.descends_from(loaded.meta["ledger_head"]):
         raise LedgerError(
             f"the ledger of {folder} does not know what this run has spent",

@@ -128,7 +128,7 @@ class Whole(PlannedRun):
 
 @dataclass(frozen=True)
 class Setup(PlannedPhase):
-    """A planned phase with its model: what is played."""
+    """A planned phase with its model, ready to be played."""
 
     whole: Whole
 

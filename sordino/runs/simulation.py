@@ -95,9 +95,8 @@ class Simulation(Backend):
         handed: Params | None = None,
         shelf: Path | None = None,
     ) -> Site:
-        """The clients' side: all clients, or `which` of them, for one process. `handed`: tensors that every client was
-        given before the first round; `secret` and `shelf`: as in `clients_of`.
-        """
+        """The clients' side: all clients, or `which` of them, for one process. `handed`: tensors that every client
+        received before the first round; `secret` and `shelf`: as in `clients_of`."""
         (rows, tested), named = self.population.shares, self.population.named
         which = range(len(rows)) if which is None else which
         trained, tests = Shards(named.train, rows, which), Shards(named.test, tested, which)
@@ -192,9 +191,8 @@ def clients_of(
     shelf: Path | None = None,
 ) -> Site:
     """The site of these clients. `secret`: where noise is real, the source of what a client randomises once in a run;
-    `handed`: tensors that every client was given before the first round; `shelf`: the folder in which they keep their
-    states.
-    """
+    `handed`: tensors that every client received before the first round; `shelf`: the folder in which they keep their
+    states."""
     noise = setup.experiment.privacy.noise
 
     def once(client: int) -> NoiseSource:

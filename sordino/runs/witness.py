@@ -1,4 +1,5 @@
-"""A record, outside of its folder, of all that has left a run: it shows when an older copy of the ledger is put back.
+"""Record, outside the run's folder, of every release that has left a run: it reveals an older copy of the ledger that
+was put back.
 
 No ledger can see from inside that it is an older copy, and a folder that is restored in place (by a snapshot, by
 `rsync`, by `cp -a`) looks as it did. So every operation that drew noise is noted in the user's state folder, too
@@ -8,7 +9,8 @@ the missing operations are written into the ledger again, as spent, and their ro
 
 Each run has a file there from its beginning on, one line per operation, in a folder for its ledger. A snapshot of a
 whole machine puts both ledger and record back, which nothing on that machine can notice. Noise from a seed needs no
-witness, since the same noise is drawn again."""
+witness, since the same noise is drawn again.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ UNWRITABLE = (
 
 
 class Departure(Fact):
-    """One ledger operation as it was when its release left: enough to write it into an older ledger again."""
+    """One ledger operation as it stood when its release left the run: enough to write it into an older ledger again."""
 
     op: str
     state: State
@@ -112,7 +114,7 @@ class Witness:
         return behind
 
     def found(self) -> None:
-        """Create the record of a new run, so that a run without a record has lost it or has come from elsewhere."""
+        """Creates the record of a new run, so that a run without a record has lost it or has come from elsewhere."""
         if not os.path.exists(self.place):
             self._note([])
 
@@ -127,15 +129,15 @@ class Witness:
 
     @property
     def newest(self) -> Place | None:
-        """The place of the ledger at the last departure; None without one."""
+        """The ledger's position at the last release; None without one."""
         return next(reversed(self.noted.values()), None)
 
     def has_seen(self, head: str) -> bool:
-        """True where something left the run while the ledger stood at `head`."""
+        """True where something was released while the ledger stood at `head`."""
         return any(place.head == head for place in self.noted.values())
 
     def _note(self, lines: Sequence[Departure]) -> bool:
-        """Note departures; False where another process notes them for this run as well."""
+        """Appends releases to the record; False where another process records them for this run as well."""
         told = [json.dumps(line.to_json()) for line in lines]
         self.noted |= {line.op: line.place for line in lines}
         try:
@@ -158,7 +160,8 @@ class Witness:
             return True
 
     def _lines(self) -> Iterator[Departure]:
-        """Departures of all runs on this ledger. A line that a kill cut short does not count: nothing left with it."""
+        """Releases of all runs on this ledger, as recorded. A line that a kill cut short does not count: nothing left
+        with it."""
         for file in sorted(self.place.parent.glob("*.jsonl")):
             try:
                 with open(file, encoding="utf-8") as text:

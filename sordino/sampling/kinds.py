@@ -1,9 +1,10 @@
-"""Client sampling: cohorts, the exposures of each client, and the amplification that a sampler earns.
+"""Client sampling: cohorts, the number of rounds in which each client takes part, and amplification by sampling.
 
-A draw depends on (key, round) only, so methods under comparison see the same cohorts. `exposures` is known before
-training: it divides a client's budget. Amplification belongs to the sampler (Balle, Barthe & Gaboardi 2018): only
-hidden, independent coins earn it, and never against a server that sees who uploads. Fixed-size and shuffled cohorts
-earn nothing here: they are not what the sampled accountants assume (Chua et al. 2024).
+A draw depends on (key, round) only, so methods under comparison see the same cohorts. `exposures`, the planned number
+of participations, is known before training, since a client's budget is divided by it. Amplification belongs to the
+sampler (Balle, Barthe & Gaboardi 2018): only hidden, independent coins earn it, and never against a server that sees
+who uploads. Fixed-size and shuffled cohorts earn nothing here: they are not what the sampled accountants assume (Chua
+et al. 2024).
 
 The cost of a draw grows with the cohort, not with the population, and facts about every client are one array: a
 memoryview of it, whose items are plain integers.
@@ -70,9 +71,8 @@ class Everyone(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobin(Cohort):
-    """A cohort of the next `size` clients in a circle. Every T_k is known exactly, and differs by at most 1 between
-    clients.
-    """
+    """A cohort of the next `size` clients in a circle. The number of rounds T_k of each client is known exactly, and
+    differs by at most 1 between clients."""
 
     size: int
 
@@ -95,7 +95,8 @@ class RoundRobin(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobinPeer(Cohort):
-    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f for all.
+    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f rounds for
+    every client.
 
     Right only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
     """
@@ -147,8 +148,8 @@ class RoundRobinPeer(Cohort):
 
 @dataclass(frozen=True)
 class Random(Cohort):
-    """A cohort of `size` clients without replacement. T_k is random: who needs more than the planned `t_plan`
-    abstains.
+    """A cohort of `size` clients without replacement. T_k, the number of rounds a client is drawn in, is random: one
+    drawn more often than the planned `t_plan` abstains.
 
     The default plan is the 99.9% quantile of the binomial T_k, at least 1. Abstaining depends on counts alone and leaks
     nothing.

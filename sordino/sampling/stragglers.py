@@ -6,8 +6,9 @@ keep   it does between 1 and E-1 of its E epochs; of one epoch, or of a number o
        upload counts
 late   it computes and uploads after the deadline: spent, but not used
 
-A fault strikes after the budget of the round was reserved: what was granted is spent. `lost` clients never answer,
-`late` ones too late."""
+A fault strikes after the budget of the round was reserved, which stays spent. `lost` clients never answer, `late` ones
+too late.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Encrypted sums: the server adds what it cannot read, and a key holder opens one sum a round. In a simulation clients
-and key holder are in the same process, and the bytes are those that would travel.
+"""Encrypted sums: the server adds ciphertexts, which it cannot read, and a key holder opens one sum a round. In a
+simulation clients and key holder are in the same process, and the bytes are those that would travel.
 
-The server's half has public keys only, and the holder's half is handed one sum a round. `probe` encrypts one client a
+The server's half has public keys only, and the holder's half receives one sum a round. `probe` encrypts one client a
 round and adds the integers of the others in clear: the same sum for a fraction of the time, to be told apart from
 `full` wherever costs are printed.
 """
@@ -25,7 +25,7 @@ from sordino.secagg.sealed import unpack as unpack
 
 
 def needs(stage: Encrypted) -> None:
-    """Refuses where the package of the scheme is missing."""
+    """Refuses the scheme where its package is missing."""
     (extras.gmpy2 if stage.scheme == "paillier" else extras.tenseal)()
 
 

@@ -101,7 +101,7 @@ class LatticePublic:
         return self._packed
 
     def agreed(self, headers: Iterable[SealedHeader]) -> SealedHeader:
-        """Header of the sum; refused unless all headers are of this key and fit together."""
+        """Header of the sum; refused unless all messages are encrypted under this key and fit together."""
         first, *rest = headers
         mine = replace(self.header(first.round, first.size, first.layout), count=0)
         header = joined([mine, first, *rest])

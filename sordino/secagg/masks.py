@@ -1,11 +1,11 @@
-"""Masks of secure aggregation: agreements between two clients, keys derived from them, and streams of words that cancel
-in the sum; and secrets in shares.
+"""Masks of secure aggregation: key agreements between two clients, keys derived from them, and streams of words that
+cancel in the sum; and secret sharing.
 
 X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer may read, and AES-256 in counter mode as
 the generator. A stream is keyed with 256 bits that are never used twice, so its nonce is zero; without the key its
 words cannot be told from uniform ones over their whole range.
 
-Secrets in shares (Shamir, Communications of the ACM, 1979): any `threshold` of them give the secret back, fewer say
+Secret sharing (Shamir, Communications of the ACM, 1979): any `threshold` of them give the secret back, fewer say
 nothing about it.
 
 A secret of 32 bytes is the value at 0 of a polynomial over the integers modulo the prime 2^521 - 1 whose other
@@ -46,7 +46,8 @@ _ZEROS: Final = memoryview(bytes(_CHUNK))
 
 
 def zeros(count: int, width: int) -> Words:
-    """Words of `width` bits, held in 32 or 64 bits. Arithmetic wraps there, and `cut` brings it down to `width`."""
+    """An array of zero words of `width` bits, held in 32 or 64 bits. Arithmetic wraps there, and `cut` brings it down
+    to `width`."""
     return np.zeros(count, np.dtype("<u4") if width <= 32 else np.dtype("<u8"))
 
 
@@ -128,7 +129,7 @@ Row = tuple[bytes, ...]  # what one point holds: a share of each secret
 
 
 def share(hidden: Sequence[bytes], points: Sequence[int], threshold: int) -> list[Row]:
-    """The shares of secrets, one row for each point."""
+    """Shamir shares of several secrets, one row for each point."""
     assert 1 <= threshold <= len(points) == len(set(points))
     assert all(0 < point < PRIME for point in points)  # the value at 0 is the secret
     assert all(len(secret) == SECRET_BYTES for secret in hidden)

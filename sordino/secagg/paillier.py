@@ -137,7 +137,8 @@ class PaillierPublic:
         return FixedBase(self.hs, self.square, self.bits // 16)
 
     def _joined(self, headers: Sequence[SealedHeader]) -> SealedHeader:
-        """Header of the sum; refused, before any arithmetic, unless all messages are of this key and fit together."""
+        """Header of the sum; refused, before any arithmetic, unless all messages are encrypted under this key and fit
+        together."""
         mine = self.header(headers[0].round, headers[0].size, headers[0].layout)
         return joined([replace(mine, count=0), *headers])
 

@@ -1,4 +1,4 @@
-"""Parts that this branch registers: the commands of server, site and key holder."""
+"""Parts that this optional subpackage registers: the commands of server, site and key holder."""
 
 PARTS = {
     "sites": {

@@ -40,11 +40,10 @@ def attend(
     sign: Callable[[bytes], bytes],
     say: Says = lambda standing, why: None,
 ) -> None:
-    """Answer the messages of a server until told to stop. After any break it connects again; an answer is sent until
+    """Answers the messages of a server until `stop` says so. After any break it connects again; an answer is sent until
     the server has taken it or does not want it any more. Work on a message is never interrupted: a server asks again
     for an answer that is not sent when the site stops. All functions are called in the caller's thread. `most`: longest
-    message that is accepted, in bytes; `sign`: signs the challenge that the server sends to whoever fetches.
-    """
+    message that is accepted, in bytes; `sign`: signs the challenge that the server sends to whoever fetches."""
     grpc = grpc_line.package()
     pems = _checked(address, name, tls)
     owed: Posted | None = None
@@ -123,8 +122,7 @@ class _Line:
 
     def letter(self) -> Posted | None:
         """Next message; None where none came for a while, or it is time to stop. The call stays open after a message,
-        until the server has the answer: so the server knows that somebody works.
-        """
+        until the server has the answer: so the server knows that this site works on it."""
         heard: queue.SimpleQueue[Posted | Exception | None] = queue.SimpleQueue()
         proofs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = self._fetch(iter(proofs.get, None), metadata=self._who)

@@ -23,9 +23,9 @@ from sordino.transport.tls import of_site
 
 @dataclass
 class Leave:
-    """Condition for leaving a server: it has the last answer, or is gone. A process that is started after the run has
-    ended stays a moment, if the server can be reached: the server may not know that this side was told the end.
-    """
+    """Condition for leaving a server: it has the last answer, or is gone. A process that is started after the run
+    has ended stays a moment, if the server can be reached: the server may not know that this side has learned of the
+    end."""
 
     over: Callable[[], bool]  # true where the server has said that the run is over
     stop: Callable[[], bool]  # true where somebody wants to stop
@@ -37,7 +37,7 @@ class Leave:
         self._until = time.monotonic() + PARTING if self.told else math.inf
 
     def heard(self, standing: Standing, why: str) -> None:
-        """Takes note of a change of the connection to the server."""
+        """Records a change of the connection to the server."""
         if standing == "late":
             self.say(standing, why)
             return

@@ -34,7 +34,7 @@ INTEGERS = np.dtype("<i8")  # of an opened sum
 
 
 def held(whole: Whole, stage: int) -> Encrypted | None:
-    """Secure sum of a phase that a key holder opens; None where the phase has none."""
+    """The encrypted sum of a phase that a key holder opens; None where the phase has none."""
     secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
     return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
 

@@ -101,7 +101,7 @@ class EventLog:
             thread.join()
 
     def standing(self, says: Says) -> Says:
-        """Wrap `says` so that changes of a site's connection to its server are logged, too."""
+        """Wraps `says` so that changes of a site's connection to its server are logged, too."""
         last: tuple[What, str] = ("started", "")
 
         def say(standing: Standing, why: str) -> None:

@@ -261,7 +261,7 @@ class Rpc(Carrier):
                 hole.moved.notify_all()
 
     def _answer(self, pieces: Iterator[bytes], call: Foreign) -> bytes:
-        """Take the answer to an open message of this site; any other is not read."""
+        """Takes the answer to an open message of this site; any other is not read."""
         hole = self._speaker(call)
         try:
             with self._silence(hole, call, grpc_line.ANSWER):

@@ -113,9 +113,8 @@ class Proposed:
 
     @cached_property
     def at_stake(self) -> list[Guarantee]:
-        """Guarantees, against every adversary, for the unit that the noise protects, at the most that this client's
-        budget allows: a server may choose what it asks for.
-        """
+        """Guarantees, against every adversary, for the unit that the noise protects, if this client's whole budget is
+        spent: a server may choose what it asks for."""
         plan = self.whole.phases[-1].promising
         if plan.offer is None:
             return []
@@ -148,7 +147,7 @@ class Proposed:
 
 
 class Left(NamedTuple):
-    """Receipt of a site that leaves, and whether the run is over."""
+    """Receipt of a site that leaves a run, and whether the run is over."""
 
     receipt: Receipt
     over: bool

@@ -1,4 +1,5 @@
-"""Membership of a site in a run: its folder, ledger and clients, and the desk that answers the server."""
+"""Membership of a site in a run: its folder, ledger and clients, and the policy by which it answers the server's
+messages."""
 
 from __future__ import annotations
 
@@ -216,7 +217,7 @@ class Membership(Porter):
         return RunFolder(self._mine.private).metrics_file if hidden else self._mine.metrics_file
 
     def _keep_handed(self, given: bytes) -> None:
-        """Store the tensors that clients are handed before the first round; other ones later are refused."""
+        """Stores the tensors that clients receive before the first round; other ones later are refused."""
         file = self._mine.handed_file
         if file.exists() and file.read_bytes() != given:
             raise LedgerError(

@@ -1,5 +1,5 @@
-"""Purse of a site: it decides what the site does for a server, and pays from the site's own ledger before anything is
-computed.
+"""Privacy accounts of a site: they decide which requests of a server the site answers, and pay from the site's own
+ledger before anything is computed.
 
 It recomputes the plan from the experiment and the agreement that this site has accepted, and trusts no number of the
 server's: less noise than planned, a round more than planned, a client of another site, another experiment, or a server

@@ -133,10 +133,9 @@ class RemoteSites(Sites):
             raise KeyboardInterrupt
 
     def _asks_again(self, ticket: int, error: SordinoError) -> bool:
-        """True in two cases: where the round would otherwise end with too few clients, and where the site was started
-        again since the round began. In the second it is shown the head that it has signed before it is asked again; if
-        it has refused that, its refusal stands.
-        """
+        """True where a refused message is sent again: the round would otherwise end with too few clients, or the site
+        was started again since the round began. In the second case it is first shown the ledger head that it has
+        signed; if it refused that, its refusal stands."""
         peer, now = self._out[ticket].peer, time.monotonic()
         if error.code == BEGIN_FIRST and not self._pauses(peer):
             if not self._begins(peer):
@@ -253,7 +252,7 @@ class RemoteSites(Sites):
         return self._site_of[client] not in self._here or super().away(client)
 
     def _expected(self) -> set[str]:
-        """Sites that were there when the round began; a site that is gone since is waited for like one at work."""
+        """Sites that were connected when the round began; one that has gone since is waited for like one at work."""
         return self._here
 
     def _ask_round(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Registration of this branch: algorithms with synthetic data, and sources of candidates."""
+"""Parts that this optional subpackage registers: algorithms with synthetic data, and sources of candidates."""
 
 PARTS = {
     "algorithms": {

@@ -1,1 +1,1 @@
-"""Tasks, what is to be learned: networks, losses and kinds of labels."""
+"""Tasks, the learning problems: networks, losses and kinds of labels."""

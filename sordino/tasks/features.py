@@ -1,4 +1,4 @@
-"""Features, which are the input of a network's last linear layer, and their gradients.
+"""Features (the input of a network's last linear layer) and their gradients.
 
 For a `Chain` of known layers (`written_out_backward`), the backward pass is written out in one autograd function, in
 the precision of training. In any other network a hook at the last layer records its input.

@@ -98,7 +98,7 @@ def held(net: nn.Module) -> dict[str, tuple[object, object]]:
 
 
 def of_calls(asked: Iterable[object]) -> dict[str, tuple[object, object]]:
-    """Values that a user's own functions and callable objects enclose, by name."""
+    """Values in the closures of a user's own functions and callable objects, by name."""
     own = [one for one in asked if not _is_library(one)]
     return {str(getattr(one, "__qualname__", type(one).__qualname__)): (one, _value(one, set())) for one in own}
 
@@ -250,8 +250,7 @@ def remembered(
 @contextmanager
 def still(net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], params: Params) -> Iterator[None]:
     """Context that raises an error if the block changes state of the network or of the functions `asked`, or writes to
-    `params`. `frozen`: values of the frozen parameters.
-    """
+    `params`. `frozen`: values of the frozen parameters."""
     before, trained = held(net) | of_calls(asked), {name: value.clone() for name, value in params.items()}
     try:
         yield

@@ -99,7 +99,7 @@ WAYS: dict[str, Callable[[Task, Params, Shard], Shared | NearestMean]] = {
 
 
 class OwnModels:
-    """A method whose clients keep personal models, on which it is evaluated."""
+    """An algorithm whose clients keep personal models, on which it is evaluated."""
 
     own_way: str | None = None  # how they make one from their examples alone; None: it takes what a client keeps
 

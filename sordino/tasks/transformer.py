@@ -10,7 +10,8 @@ from sordino.errors import DataError, Range, check_range
 
 
 class AttentionBlock(nn.Module):
-    """Attention to what stands before, and two layers at each place, each behind a norm and beside a shortcut."""
+    """Transformer block: causal self-attention, then a two-layer perceptron at each position, each behind a norm and
+    beside a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class AttentionBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder as in GPT-2, without dropout and with a head of its own.
+    """A decoder as in GPT-2, without dropout and with untied output weights.
 
     `each`: outputs at every place of a text; else for the text, at its last token.
     """

@@ -1,7 +1,6 @@
-"""The desk of a site answers the server's messages (see `message`). Each operation is computed once; its answer, and
-the state that the clients are in after it, are durable before the answer leaves. The same message again gets the same
-bytes, and the same operation with another content is refused.
-"""
+"""Answering of the server's messages at a site (see `message`). Each operation is computed once; its answer, and the
+state that the clients are in after it, are durable before the answer leaves. The same message again gets the same
+bytes, and the same operation with another content is refused."""
 
 from __future__ import annotations
 
@@ -59,8 +58,8 @@ class Operation(NamedTuple):
 
 class Porter:
     """Policy of a site: decides, before anything is computed, what the site does for a server. This one allows
-    everything, as is right between processes of one run; a real site's (`sites.membership`) pays from a purse.
-    """
+    everything, as is right between processes of one run; that of a real site (`sites.membership`) charges the site's
+    own ledger."""
 
     @property
     def place(self) -> str:

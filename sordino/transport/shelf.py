@@ -1,6 +1,5 @@
-"""Shelf of a site: its stored answers, with the states of its clients. An answer counts as stored once the checkpoint
-that names it is durable: a crash at any moment leaves the answer with the states after it, or neither.
-"""
+"""Store of a site's last answers, with the states of its clients. An answer counts as stored once the checkpoint that
+names it is durable: a crash at any moment leaves the answer with the states after it, or neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Melis, Song, De Cristofaro and Shmatikov, S&P 2019: property inference.
+"""Property inference: Melis, Song, De Cristofaro and Shmatikov, S&P 2019.
 
 Deviations: the property is how bright a client's images are; a linear discriminant on gradients of groups of the
 attacker's own images takes the place of a random forest on updates of shadow models.

@@ -69,7 +69,7 @@ class Canary(Attack, name="canary"):
 
 @dataclass(frozen=True)
 class CanaryGame:
-    """The distinguishing game with and without the canary, with the run's gates or without protection."""
+    """The distinguishing game with and without the canary, under the run's clip and noise or without protection."""
 
     rounds: Rounds  # that stand before the attacked one
     heard: Heard  # its messages

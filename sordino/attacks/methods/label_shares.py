@@ -1,4 +1,4 @@
-"""Wainakh et al., PoPETs 2022; Zhao, Mopuri and Bilen, 2020 (arXiv 2001.02610).
+"""Label inference: Wainakh et al., PoPETs 2022; Zhao, Mopuri and Bilen, 2020 (arXiv 2001.02610).
 
 Deviations: shares of all classes are the solution of one linear system, built from the model's predictions on the
 attacker's own images.

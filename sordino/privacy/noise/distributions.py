@@ -1,8 +1,8 @@
 """Noise laws: the norm of their sensitivity, the event that accounts for them, their pricing, and their samples.
 
-A new law is a subclass of `NoiseLaw` and, where settings shall name it, a row in LAWS. Its price must be one that its
-event keeps. Real noise is drawn in steps of a fine grid from a table (`sources`); on integers, as secure sums need
-them, it is drawn in whole steps, at the same cost.
+A new law is a subclass of `NoiseLaw` and, where settings shall name it, a row in LAWS. Its pricing may never charge
+less than its event costs. Real noise is drawn in steps of a fine grid from a table (`sources`); on integers, as secure
+sums need them, it is drawn in whole steps, at the same cost.
 
 Proof of the cost on integers: an integer with rounded Laplace noise is the integer with Laplace noise, rounded (the
 discrete Laplace law would do for one release, but costs more in compositions). Discrete Gaussians have the Renyi
@@ -59,9 +59,8 @@ PRICINGS: Mapping[str, NoisePricing] = {
 
 @dataclass(frozen=True)
 class Steps:
-    """A law of continuous noise by steps of a grid: P[floor(noise) = k] as cumulative 64-bit thresholds, and the shape
-    of the density inside a step.
-    """
+    """Continuous noise rounded down to a grid: P[floor(noise) = k] as cumulative 64-bit thresholds, and the shape of
+    the density inside a step."""
 
     thresholds: NDArray[np.uint64]
     lowest: int
@@ -70,7 +69,7 @@ class Steps:
 
     @classmethod
     def of(cls, weights: NDArray[Any], slope: Callable[[Any], Any], bend: Callable[[Any], Any]) -> Self:
-        """The law whose steps -n to n - 1 have these 2 n weights, of extended precision."""
+        """The discretised law whose grid steps -n to n - 1 have these 2 n weights, given in extended precision."""
         # np.longdouble: extended precision keeps the running sum exact to about 1e-19 before it is cut to 64 bits
         total = np.cumsum(weights)
         upper = np.floor(total[:-1] / total[-1] * np.longdouble(2) ** 64)
@@ -78,9 +77,8 @@ class Steps:
         return cls(thresholds, -len(weights) // 2, slope, bend)
 
     def __call__(self, words: NDArray[np.uint64], more: NDArray[np.uint64], fraction: Floats) -> Floats:
-        """Noise in whole steps from two random words for each value, with what its own fraction carries over to the
-        value, which has `fraction` steps after the point.
-        """
+        """The change of each value in whole grid steps, from two random words: the noise's integer part, plus 1 where
+        its fractional part and that of the value (`fraction`, in steps) add up to 1 or more."""
         drawn = self._places(words) + self.lowest
         over = (more >> np.uint64(11)) * 2.0**-53 < self.carry(drawn, fraction)
         found: Floats = (drawn + over).astype(np.float64)
@@ -99,7 +97,7 @@ class Steps:
 
     @cached_property
     def _by_first_bits(self) -> NDArray[np.int64]:
-        """The place of all words with the same first bits; -1 where they have several."""
+        """The number of thresholds up to all words with the same first bits; -1 where it differs among them."""
         least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
         most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
         first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))
@@ -153,20 +151,19 @@ class NoiseLaw(ABC):
 
     @property
     def shared(self) -> IntegerNoiseLaw | None:
-        """The law of a sum of independent shares in whole steps, with a pricing of its own; None where no such sum is
-        known.
-        """
+        """The law for distributed noise, a sum of independent integer shares, with a pricing of its own; None where no
+        such sum is known."""
         return None
 
 
 class IntegerNoiseLaw(NoiseLaw):
-    """Base class of noise laws that can also be drawn in whole steps, for secure sums."""
+    """Base class of noise laws that can also be drawn as integers, for secure sums."""
 
     narrowest: ClassVar[float] = 0.0  # scale in steps at which it costs no more than its event
 
     @abstractmethod
     def whole(self, source: NoiseSource, count: int, scale: float) -> Ints:
-        """Noise in whole steps, at the cost of the continuous law."""
+        """Integer noise, at the privacy cost of the continuous law."""
 
     def add(self, values: Tensor, scale: float, source: NoiseSource) -> Tensor:
         if values.is_floating_point():
@@ -222,9 +219,8 @@ class GaussianNoise(IntegerNoiseLaw):
 
 @dataclass(frozen=True)
 class SharedGaussianNoise(GaussianNoise):
-    """Gaussian noise in few whole steps, the sum of shares: it has the Renyi divergences of the continuous law, but not
-    its curve of epsilon and delta.
-    """
+    """Discrete Gaussian noise on a coarse grid, as the sum of clients' shares: it has the Renyi divergences of the
+    continuous law, but not its curve of epsilon and delta."""
 
     narrowest: ClassVar[float] = 0.0
 

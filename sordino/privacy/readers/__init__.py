@@ -1,1 +1,2 @@
-"""Gate 1: readers, which decide how client code may look at examples, and what that guarantees."""
+"""Readers (gate 1): the interfaces by which client code reads examples, each with the noise and the guarantee that go
+with it."""

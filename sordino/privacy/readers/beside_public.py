@@ -1,4 +1,4 @@
-"""Sealed examples beside public ones, such as images from a generator: both in one step, under one loss.
+"""Training steps on private examples and public ones, such as images from a generator, under one loss.
 
 Public rows contain no private data, so client code may hold them. Only an open reader answers questions about both at
 once: a clip needs a gradient of each single example, and public examples need neither clip nor noise.
@@ -27,7 +27,7 @@ How = Literal["union", "half"] | int
 
 @dataclass(frozen=True)
 class BesidePublic:
-    """One step: a sealed batch, which may be empty, beside public rows."""
+    """One training step: a batch of private rows, which may be empty, with public rows beside it."""
 
     batch: Batch
     public: Examples

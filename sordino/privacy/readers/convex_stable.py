@@ -6,7 +6,7 @@ by at most 2 sqrt(2) eta B E / n (Hardt, Recht and Singer 2016; Wu et al. 2017).
 longer the gradient step of a convex function, so nothing is clipped here.
 
 The bound holds for exactly these steps: with momentum, weight decay, a larger step or another loss it is false. So the
-gate makes the steps itself, and client code gets one answer: the noised sum of their gradients. Whatever client code
+reader takes the steps itself, and client code gets one answer: the noised sum of their gradients. Whatever client code
 does with it costs no further privacy.
 """
 
@@ -104,15 +104,13 @@ class StableShard(GradientsOnly[ConvexStable]):
         self._reader.check(work, self._task)  # again: who opens a shard by hand has not asked
 
     def batches(self, work: Work, key: Key) -> Iterator[Batch]:
-        """One batch. A straggler's smaller effort in the grant is ignored: the noise is sized for exactly these
-        steps.
-        """
+        """One batch. A straggler's smaller number of steps is ignored: the noise is sized for exactly these."""
         check_reservation(self._opened, 1, self._grant.reads, "examples")
         self._opened = True
         yield GuardedBatch(partial(self.walked, work.count(self.size), key))
 
     def walked(self, steps: int, key: Key, losses: Losses, params: Params) -> Params:
-        """The noised sum of the gradients along all steps."""
+        """The noised sum of the gradients along all steps of the round."""
         check_unread(self._read, "the batch", "call grad once")
         if losses != self._task.losses:
             raise PrivacyError(

@@ -1,4 +1,4 @@
-"""Gate 1 for trusted code: a user's own function gets all rows of a client, and returns tensors.
+"""Reader for a user's own training function, which is trusted with all rows of a client and returns tensors.
 
 No guarantee for single examples follows: what the function does with them is not seen. A guarantee for whole clients
 needs only what the uplink does with the tensors, as long as nothing of one client stays behind for the next. So the
@@ -44,9 +44,8 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True)
 class Handed(Reader):
-    """A reader that hands all rows of a client to a function of the user's own. `process`: `fresh` calls it in a
-    process of its own for each client and round, `shared` in this one, where it may keep what it has compiled.
-    """
+    """A reader that passes all rows of a client to a function of the user's own. `process`: `fresh` calls it in a
+    process of its own for each client and round, `shared` in this one, where it may keep what it has compiled."""
 
     process: Literal["fresh", "shared"] = "fresh"
 
@@ -84,7 +83,7 @@ class Handed(Reader):
 
 @dataclass
 class HandedShard(GuardedShard[Handed]):
-    """One client's rows during one round, for one function."""
+    """One client's rows during one round, for one call of a function."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(

@@ -1,4 +1,4 @@
-"""Gate 1 with noise on gradients: a reader seals the examples and decides how client code may look at them.
+"""Reader with noise on gradients (DP-SGD and its variants): client code gets noisy gradients, and never the examples.
 
 `NoisyGradient` clips every example's gradient, sums, adds noise and divides by a public number; sampler, clip,
 sensitivity, noise and event come out of this one object, so they cannot disagree.

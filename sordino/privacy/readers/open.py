@@ -1,6 +1,5 @@
-"""Gate 1 without protection: examples are sealed, but every question about them is answered exactly, without noise, as
-the claims state.
-"""
+"""Reader without protection: every question of client code about examples is answered exactly, without noise, as the
+claims state."""
 
 from __future__ import annotations
 

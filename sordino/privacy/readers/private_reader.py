@@ -1,5 +1,5 @@
-"""Private readers: the offer, the claims and the paid reads that all of them share; and the guarded shard, which
-refuses every question that its reader's guarantee does not cover.
+"""Private readers: noise calibration, privacy claims and the count of paid reads, which all of them share; and the
+guarded shard, which refuses every question that its reader's guarantee does not cover.
 
 An answer about an example may depend on that example alone: `check_apart` refuses networks that are known to mix
 examples, and `alone` calls a function on each example by itself, so that no user's program has to be trusted with
@@ -49,7 +49,7 @@ PAID = "every noisy read is paid for before the round starts"
 
 
 class NoisyReader(Reader):
-    """A reader whose answers carry noise, at a multiplier that is set in it or decided by the budget."""
+    """A reader whose answers carry noise, at a multiplier that the user set or that the budget decides."""
 
     def __post_init__(self) -> None:
         check_multiplier(self.multiplier, "give a multiplier above 0, or a budget in [privacy]")

@@ -1,4 +1,5 @@
-"""Gate 2: what the server may see of uploads.
+"""Uplink (gate 2): the stages that clip, weight, compress, noise and add uploads, and so decide what the server sees of
+them.
 
 The bound follows from the stages, and the noise from the bound. Nobody types a sensitivity:
 

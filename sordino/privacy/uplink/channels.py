@@ -1,4 +1,5 @@
-"""Interfaces of secure sums, as stages and rounds use them; the implementations are in the branch `secagg`."""
+"""Interfaces of secure sums, as stages and rounds use them; the implementations are in the optional subpackage
+`secagg`."""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ class SecretKey(Protocol):
 
 
 class SecureSums(Protocol[S]):
-    """Implementation of the secure sum of a stage: a module of a branch."""
+    """Implementation of the secure sum of a stage: a module of an optional subpackage."""
 
     def needs(self, stage: S, /) -> None: ...  # refuses where a package is missing
     def channel(self, stage: S, layout: Layout, run: str, /) -> Channel: ...

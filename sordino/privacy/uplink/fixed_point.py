@@ -122,9 +122,8 @@ def no_sum(what: str, code: str) -> IntegrityError:
 
 @dataclass(frozen=True)
 class Quantise(Stage):
-    """Real numbers as whole steps of a public grid; `strict`: a run stops where more than one value in a thousand is
-    beyond the range; otherwise such values are cut to it and counted.
-    """
+    """Real numbers rounded to integer multiples of a public grid step; `strict`: a run stops where more than one value
+    in a thousand is beyond the range; otherwise such values are cut to it and counted."""
 
     layout: Layout = Layout()
     strict: bool = False

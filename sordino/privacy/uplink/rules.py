@@ -1,6 +1,5 @@
-"""Stages of gate 2 as a whole: which of them fit together, and what they guarantee. What they compute is in
-`sordino.privacy.uplink.uplink`.
-"""
+"""Rules of the uplink: which stages fit together, and what they guarantee. The computation is in
+`sordino.privacy.uplink.uplink`."""
 
 from __future__ import annotations
 
@@ -96,9 +95,8 @@ class Links:
         return any(isinstance(stage, Clip) and stage.personal for stage in self.client)
 
     def offer(self, rate: float, hidden: bool) -> Offer | None:
-        """Offer of the uplink's noise, for a budget to price. `rate` and `hidden` describe the cohort: only a
-        hidden Poisson cohort may amplify, and never against the server.
-        """
+        """The uplink's noise for the budget to calibrate: whom it protects, by which law, and who pays. `rate` and
+        `hidden` describe the cohort: only a hidden Poisson cohort may amplify, and never against the server."""
         noise = self.noise()
         if noise is None:
             return None
@@ -187,7 +185,8 @@ class Links:
         return _claim(neighbours, "server", event, "conditional", (*more, *because))
 
     def trusted(self, claim: Claim) -> Claim:
-        """The claim for a client, which must trust the server where it adds noise or draws the cohort."""
+        """The claim under the assumption that the server adds its noise and draws the cohort as promised, where the
+        claim rests on that."""
         if claim.adversary == "server" or isinstance(claim.event, NonPrivate):
             return claim
         noised = bool(private(self.server)) or self.per_coordinate is not None

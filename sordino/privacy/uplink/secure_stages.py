@@ -64,7 +64,7 @@ class SecureStage(Stage, ABC):
     @property
     @abstractmethod
     def sums(self) -> SecureSums[Any]:
-        """The implementation, from an optional branch."""
+        """The implementation, from an optional subpackage."""
 
     @property
     def mode(self) -> str:

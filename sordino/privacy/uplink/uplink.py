@@ -1,4 +1,4 @@
-"""Gate 2, between clients and server: one object computes the bound, the weights, the sum, the noise and the
+"""Uplink between clients and server: one object computes the bound, the weights, the sum, the noise and the
 denominator.
 
 Each client stage has a client half (`encode`) and a server half (`decode`, in reverse order, on the sum). Server stages
@@ -47,9 +47,8 @@ class Summed:
 
 @dataclass(frozen=True)
 class Uplink(Links):
-    """Gate 2, which decides what the server sees of uploads. `client=(Clip(1), Noise())` is local privacy,
-    `client=(Clip(1),), server=(Noise(neighbours="zero_out"),)` is central privacy.
-    """
+    """Stages that every upload passes, which decide what the server sees. `client=(Clip(1), Noise())` is local privacy,
+    `client=(Clip(1),), server=(Noise(neighbours="zero_out"),)` is central privacy."""
 
     @property
     def reads_each(self) -> bool:

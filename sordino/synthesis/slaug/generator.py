@@ -144,7 +144,7 @@ class Recipe:
             )
 
     def warnings(self, story: Json | None) -> list[str]:
-        """Notes about classes with fewer candidates than are to be kept."""
+        """Warnings about classes with fewer candidates than are to be kept."""
         few = [n for n in story["counts"].values() if n < self.keep] if story and self.scenario == 1 else []
         if not few:
             return []

@@ -89,7 +89,7 @@ class Prototype(NamedTuple):
 
 
 def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list[Asked]]:
-    """Devices that were asked for a prototype of each class, by rank; empty if their skills are unknown."""
+    """Devices that were asked for a prototype of each class, by rank; empty if the skills of devices are unknown."""
 
     def of(label: int) -> list[Asked]:
         mine = s.slots == label

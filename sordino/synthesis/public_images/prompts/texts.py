@@ -77,8 +77,7 @@ class PromptSource(Protocol):
 
 def kept(wanted: Wanted, depends: dict[str, object], make: Callable[[], Prompts]) -> Prompts:
     """Prompts from the cache, else made by `make` and cached: a language model would not repeat them, and images depend
-    on them.
-    """
+    on them."""
     if wanted.cache is None:
         return make()
     place = store.place(wanted.cache, "prompts", store.name(**depends))
