@@ -1,4 +1,4 @@
-"""Types that all subpackages share: the task, a client's data, readers, uplink messages, and claims of privacy.
+"""Types that all subpackages share: tasks, data of clients, readers, terms of a round, and noise.
 
 An algorithm is a frozen dataclass whose fields are the paper's hyper-parameters and whose methods are pure, cut exactly
 where the network is: `local` runs at the client, `update` at the server, and everything between them passes two privacy
