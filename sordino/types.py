@@ -48,8 +48,7 @@ U = TypeVar("U")  # what comes up
 
 
 class Offer(NamedTuple):
-    """Noise mechanism of an algorithm, as a plan calibrates it to a budget: whom it protects, by which law, and who
-    pays."""
+    """Noise mechanism for a plan to calibrate to a budget: whom it protects, by which law, and who pays."""
 
     subject: Subject  # its adversary is the strongest that the guarantee holds against
     mechanism: Priced
