@@ -22,7 +22,6 @@ from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import OtherReads
 from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, kinds, shared_currency
-from sordino.budget.plans_by_budget import draft_personal
 from sordino.budget.schedules import Adaptive
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
@@ -121,6 +120,8 @@ class PriceRequest:
         """The price of every planned participation; `part`: this phase's portion of a budget that several phases share,
         and its pricing."""
         if isinstance(self.cohort, Personal):
+            from sordino.budget.plans_by_budget import draft_personal  # which few runs need
+
             return draft_personal(self.cohort, self.offers, budget, self.rounds, len(self.sizes))
         algorithm, published = self.algorithm, None
         if algorithm.uplink.personal and budget is not None and isinstance(budget.schedule, Adaptive):

@@ -22,7 +22,7 @@ ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "
 FILES = {
     "data/label_kinds.py",
     *(f"fast/{name}.py" for name in ("factored", "for_all", "graphs", "processor", "products")),
-    *(f"metrics/{name}.py" for name in ("headlines", "rows")),
+    *(f"metrics/{name}.py" for name in ("rows",)),
     *(f"tasks/{name}.py" for name in ("personalise", "problems")),
 }
 SHARED = ["branches", "device", "errors", "keys", "later", "tree", "types", "user_code", "version"]
