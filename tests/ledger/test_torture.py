@@ -74,23 +74,19 @@ def command() -> Iterator[Command]:
 # ---------------------------------------------------------------- G12: killed
 
 
-@pytest.mark.parametrize("repeats", [1, pytest.param(25, marks=slow)])
 @pytest.mark.parametrize("point", KILL_POINTS)
-def test_kill_at_every_point_then_finish_the_operation(
-    command: Command, tmp_path: Path, point: str, repeats: int
-) -> None:
-    for repeat in range(repeats):
-        path, log = tmp_path / f"{repeat}.ledger", tmp_path / f"{repeat}.log"
-        assert command("kill_at", path=path, log=log, point=point) == "killed"
-        world = crowded(100)
-        with world.open(path) as ledger:
-            assert ledger.state("op0") is KILL_POINTS[point]
-            assert violations(ledger, world, read_log(log)) == []
-            perform(ledger, world, "op0", log, b"drawn again")
-            assert ledger.state("op0") is State.PUBLISHED
-            charges = world.charges("op0")
-            assert all(ledger.spent(name) == charges[name] for name in charges)  # charged once
-            assert violations(ledger, world, read_log(log)) == []
+def test_kill_at_every_point_then_finish_the_operation(command: Command, tmp_path: Path, point: str) -> None:
+    """Real processes; every state of the disk between these points is in `test_crashes`."""
+    path, log, world = tmp_path / "ledger", tmp_path / "log", crowded(100)
+    assert command("kill_at", path=path, log=log, point=point) == "killed"
+    with world.open(path) as ledger:
+        assert ledger.state("op0") is KILL_POINTS[point]
+        assert violations(ledger, world, read_log(log)) == []
+        perform(ledger, world, "op0", log, b"drawn again")
+        assert ledger.state("op0") is State.PUBLISHED
+        charges = world.charges("op0")
+        assert all(ledger.spent(name) == charges[name] for name in charges)  # charged once
+        assert violations(ledger, world, read_log(log)) == []
 
 
 def test_a_writer_that_publishes_before_it_stores_is_caught(command: Command, tmp_path: Path) -> None:

@@ -6,12 +6,27 @@ from tests.mutants.mutant import one
 
 DAMAGED = "tests/stories/test_damaged_runs.py::test_a_damaged_run_is_told_in_a_line_with_what_to_do"
 SHARED = "tests/runs/test_shared_ledger.py"
+CRASHES = "tests/ledger/test_crashes.py"
 RECORDS = "tests/ledger/test_records.py"
 SYSTEMS = "tests/ledger/test_systems.py"
 ENCRYPTED = "tests/sites/test_encrypted_sums.py"
 ROLLED = "tests/sites/test_rolled_back.py"
 
 KEPT = [
+    one(
+        "the folder of a new ledger is not synced",
+        "ledger/storage.py",
+        "            return\n    sync(place.parent)\n",
+        "            return\n",
+        f"{CRASHES}::test_after_any_power_cut_what_was_told_is_kept_and_nothing_else",
+    ),
+    one(
+        "a file is renamed before it is synced",
+        "ledger/files.py",
+        "                os.fsync(file.fileno())\n",
+        "",
+        f"{CRASHES}::test_a_file_is_replaced_whole_or_not_at_all",
+    ),
     one(
         "bytes behind a record's end are not looked at",
         "accounting/facts.py",
