@@ -109,6 +109,10 @@ class NextTokens(LabelKind):
     def taken(self, y: Array) -> Array | None:
         return np.zeros(len(y), np.int64)
 
+    def are_texts(self, x: Array) -> bool:
+        """True for texts of tokens from 1 on, with 0 where there is none."""
+        return x.ndim == 2 and bool(((x == np.floor(x)) & (x >= 0) & (x <= self.vocabulary)).all())
+
     def check_inputs(self, features: Mapping[str, Column]) -> None:
         """Refuses a table whose inputs are not one text of tokens from this vocabulary."""
         from sordino.data.schema import TokenColumn  # which no receipt needs

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sordino.data.dataset import Array, Dataset, Split, apart, each_pixel_stats, pixel_stats
-from sordino.data.label_kinds import LabelKind
+from sordino.data.label_kinds import LabelKind, NextTokens
 from sordino.errors import DataError
 
 BYTES = (0.0, 255.0)  # between which the values of images lie
@@ -163,6 +163,8 @@ def _checked(given: SourceRows, name: str, outcome: LabelKind | None) -> SourceR
     x = np.ascontiguousarray(x if is_image(x) else x.astype(np.float32))
     if x.dtype != np.uint8 and not np.isfinite(x).all():
         raise _unfit(name, "gives numbers in x that are not finite")
+    if isinstance(outcome, NextTokens) and not outcome.are_texts(x):
+        raise _unfit(name, f"gives x that are no texts [n, length] of tokens 1 to {outcome.vocabulary}, and 0 for none")
     return SourceRows(x, y, group)
 
 

@@ -16,6 +16,7 @@ from sordino import keys, user_code
 from sordino.config import Data, Experiment, build, data_sources, filled
 from sordino.data import SOURCES, schema
 from sordino.data.dataset import Dataset
+from sordino.data.label_kinds import NextTokens
 from sordino.data.row_source import RowSource, load, rows_of
 from sordino.data.schema import Column, TableSchema, TextColumn
 from sordino.data.table_names import is_one_file
@@ -137,6 +138,8 @@ class DeclaredData:
                 "only rows of a source of your own are taken as they are",
                 'set data.standardise = "fixed" or "channel", or leave it out',
             )
+        if asked is None and own is not None and isinstance(self.problem.outcome, NextTokens):
+            return "none"
         if asked == "pixel" and table:
             raise _no_scaling(
                 data, "a table has columns, not pixels", 'set data.standardise = "channel", or leave it out'
@@ -185,7 +188,7 @@ class DeclaredData:
         data, outcome, own = self.data, self.problem.outcome, self.own
         if own is None:
             return SOURCES[data.source](**self.settings)
-        if self.experiment.privacy.real:
+        if self.experiment.privacy.real and not isinstance(outcome, NextTokens):
             check_own(data, own, outcome is None)
         drawn, coins = self.seed(data_sources.DATA), self.seed(data_sources.HELD_BACK)
         return load(own, data.source, self.scaling, data.test_fraction, drawn, coins, outcome)

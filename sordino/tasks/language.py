@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sordino import keys
+from sordino.errors import ConfigError
 from sordino.tasks.losses import Loss, LossFunction
 from sordino.tasks.network import InputSettings
 from sordino.tasks.supervised import Supervised
@@ -53,6 +54,13 @@ class LanguageModel(Supervised):
     places = 1
 
     def __init__(self, net: nn.Module, inputs: InputSettings, loss: LossFunction, vocabulary: int) -> None:
+        if any(inputs.mean) or any(std != 1 for std in inputs.std):
+            raise ConfigError(
+                "texts that are scaled",
+                why="a token is a name, and no quantity",
+                fix='leave data.standardise out, or set it to "none" for rows of a source of your own',
+                code="no-such-scaling",
+            )
         self._vocabulary = vocabulary
         super().__init__(net, inputs, loss)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sordino
@@ -89,6 +90,25 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: dict[str, s
     with pytest.raises(SordinoError) as refused:
         sordino.run({**made, **changes, "data": data}, out=tmp_path / "run")
     assert refused.value.code == code
+
+
+def test_texts_in_memory_are_tokens_already(tmp_path: Path) -> None:
+    """Each text counts upwards from its first token: whoever knows a token knows the next."""
+    x = np.array([[1 + (first + at) % 7 if at < 5 else 0 for at in range(6)] for first in range(60)])
+    made = {"task": {"name": "next_token", "vocabulary": 7}, "model": SMALL, "rounds": 3}
+    made |= {"partition": {"scheme": "iid", "clients": 2}}
+    learned = {"algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 20}, "privacy": {}}
+    rows = {"x": x, "y": np.zeros(60, int)}
+    run = sordino.run(data=rows, **made, **learned, out=tmp_path / "open")
+    assert run.accuracy is not None
+    assert run.accuracy > 0.9
+    real = {"algorithm": {"name": "gaussian_gdp"}, "privacy": {"noise": "system", "epsilon": 1.0, "delta": 1e-4}}
+    run = sordino.run(data=rows, **made, **real, out=tmp_path / "real")
+    assert "proved" in run.promise
+    for wrong in ({"data.standardise": "channel"}, {"task": {"name": "next_token", "vocabulary": 6}}):
+        with pytest.raises(SordinoError) as refused:
+            sordino.run(data=rows, **{**made, **learned, **wrong}, out=tmp_path / "wrong")
+        assert refused.value.code == ("no-such-scaling" if "task" not in wrong else "own-rows-unfit")
 
 
 def test_sites_train_what_the_simulation_trains(tmp_path: Path) -> None:

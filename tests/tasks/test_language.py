@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sordino import config, keys
 from sordino.errors import SordinoError
 from sordino.privacy.readers.per_example_gradients import one_by_one
-from sordino.tasks.language import NextTokenLoss
+from sordino.tasks.language import LanguageModel, NextTokenLoss
 from sordino.tasks.network import InputSettings
 from sordino.tasks.problems import PROBLEMS
 from sordino.tasks.transformer import AttentionBlock, transformer
@@ -170,6 +170,13 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     assert refused(lambda: transformer((8,), 5, width=6, heads=4)) == "model-does-not-fit"
     assert refused(lambda: transformer((8,), 5, layers=0)) == "text-model-size"
     assert refused(lambda: model(table={"name": "next_token", "vocabulary": 1})) == "vocabulary-size"
+
+
+@pytest.mark.parametrize(("mean", "std"), [(1.0, 1.0), (0.0, 2.0)])
+def test_tokens_are_not_scaled(mean: float, std: float) -> None:
+    inputs = InputSettings("mine", (LENGTH,), (mean,) * LENGTH, (std,) * LENGTH)
+    net = transformer((LENGTH,), VOCABULARY, **SIZES)
+    assert refused(lambda: LanguageModel(net, inputs, NextTokenLoss(), VOCABULARY)) == "no-such-scaling"
 
 
 class Adapter(nn.Module):
