@@ -26,7 +26,6 @@ from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY
 from sordino.privacy.readers.class_sums import ClassSums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.runs.simulation import Simulation
 from sordino.sampling.kinds import Cohort
@@ -279,7 +278,7 @@ class CanaryClients(Canaries):
     def unfit(self) -> str:
         uplink = self.gates.uplink
         noise = uplink.noise()
-        if noise is None or isinstance(noise, OneDirection) or uplink.as_published is not None:
+        if noise is None or uplink.as_published is not None:
             return "canaries cannot be placed behind this noise"
         if uplink.robust or not (self.each or uplink.central):
             return "no single upload can be read, and their sum is not a plain one"

@@ -17,6 +17,7 @@ from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.stages import Noise, Stage, clip_factor
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Received, Shard, Task
@@ -124,7 +125,8 @@ class PlantedUplink(Uplink):
 
     @classmethod
     def of(cls, uplink: Uplink, planted: Mapping[int, Tensor], through: Through) -> PlantedUplink:
-        if uplink.grid is not None:  # noise on a grid is drawn from coins, so its scale is what is changed
+        # noise on a grid is drawn from coins, and a random direction has none, so the scale is what is changed
+        if uplink.grid is not None or isinstance(uplink.noise(), OneDirection):
             level = float(through(Silent(1.0)).noisy(GaussianNoise(), torch.zeros(()), 1.0))
             uplink = replace(uplink, client=_louder(uplink.client, level), server=_louder(uplink.server, level))
         return cls(**_settings(uplink), planted=planted, through=through)

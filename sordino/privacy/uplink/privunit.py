@@ -161,7 +161,7 @@ class OneDirection(Noise):
     def release(self, x: Tree, bound: Bound, multiplier: float, source: NoiseSource) -> Tree:
         self.sensitivity(bound)
         flat = tree.flat(x).double()
-        cap = parameters(len(flat), 1 / multiplier)
+        cap = parameters(len(flat), 1 / (multiplier * self.louder))
         answer = privunit(flat, cap, source.child("direction")).reshape(-1)
         return tree.unflat(bound.l2 * answer, tree.map(lambda leaf: leaf.double(), x))
 
