@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.privacy.noise import distributions, randomised_response
+from sordino.privacy.noise.distributions import NoiseLaw
+from sordino.privacy.noise.sources import grid_step
 
 HALF = randomised_response.HALF
 WORDS = 1 << 64
@@ -236,3 +238,21 @@ def subset_law(draw: Callable[[Any], Iterable[int]], points: list[int], words: i
             yield tuple(draw(given)), math.prod(chance for _, chance in parts)
 
     return Law.of(outcomes(), WORDS**words)
+
+
+def grid_law(law: NoiseLaw, scale: float, value: float) -> Law:
+    """Law of a number with real noise in steps of the fine grid: the table's step, and whether the fraction carries
+    over into the next one.
+    """
+    step = grid_step(scale)
+    steps = law.in_steps(round(scale / step, 9))
+    points = [0, *map(int, steps.thresholds.tolist()), WORDS]
+    whole = math.floor(value / step)
+    places = np.arange(len(points) - 1, dtype=np.int64) + steps.lowest
+    carried = steps.carry(places, np.full(len(places), value / step - whole))
+    over = np.ceil(np.clip(carried, 0, 1) * 2.0**53).astype(np.int64).tolist()  # words of 53 bits below the chance
+    weights: dict[Hashable, int] = {}
+    for place, chance, yes in zip(places.tolist(), (b - a for a, b in pairwise(points)), over, strict=True):
+        for at, part in ((whole + place, (1 << 53) - yes), (whole + place + 1, yes)):
+            weights[at] = weights.get(at, 0) + chance * part
+    return Law(weights, WORDS << 53)
