@@ -6,14 +6,28 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from sordino import keys
+from sordino.privacy.readers.per_example_gradients import one_by_one
+from sordino.tasks.network import InputSettings
+from sordino.tasks.supervised import Classification
+from sordino.types import Examples
 from tests.adapters.environments import made
 from tests.repository.following import DOCS, ROOT, blocks
 from tests.runs.test_language import notes
 
 pytestmark = pytest.mark.slow
+
+
+def told(name: str) -> str:
+    """A file of the guide's page."""
+    page = (DOCS / "guide" / "language.md").read_text()
+    (body,) = (block.body for block in blocks(page) if block.told.get("file") == name)
+    return body
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +38,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("base", ["llama", "gpt2"])
 def test_only_the_adapter_is_trained_and_sent(base: str, python: Path, tmp_path: Path) -> None:
     notes(tmp_path)
-    page = (DOCS / "guide" / "language.md").read_text()
-    (told,) = (block.body for block in blocks(page) if block.told.get("file") == "adapted.py")
-    (tmp_path / "adapted.py").write_text(told)
+    (tmp_path / "adapted.py").write_text(told("adapted.py"))
     program = Path(__file__).with_name("adapted_run.py")
     there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(program.parent), str(ROOT)])}
     ran = subprocess.run([python, program, base], cwd=tmp_path, env=there, capture_output=True, text=True, timeout=600)
@@ -43,3 +55,22 @@ def test_only_the_adapter_is_trained_and_sent(base: str, python: Path, tmp_path:
     assert found["ruled"]
     assert found["same"]
     assert (found["frozen"], found["off"]) == ("frozen-adapter", "unused-parameter")
+
+
+def test_an_encoder_needs_no_gradient_of_each_text_and_no_padding() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    found: dict[str, Any] = {}
+    exec(told("encoder.py"), found)
+    torch.manual_seed(2)
+    net = found["Encoder"](width=16).double()
+    inputs = InputSettings("mine", (8,), (0.0,) * 8, (1.0,) * 8, keeps=True)
+    task = Classification(net, **inputs._asdict())
+    params, draws = task.init(0), keys.bits(keys.root(1), 2)
+    assert task._recorder.supported
+    assert task._rules_hold(task.losses, params)
+    texts = torch.tensor([[97, 98, 99, 0, 0, 0, 0, 0], [100, 7, 5, 3, 9, 8, 1, 2]]).double()
+    batch = Examples(texts, torch.tensor([0, 1]))
+    sums = task.clipped_sum(task.losses, params, batch, draws, 0.1, 2)
+    slow = one_by_one(task.losses, params, batch, draws, 0.1, 2)
+    assert all(torch.allclose(sums[name] * 1.0, slow[name], atol=1e-9) for name in slow)
+    assert torch.allclose(net(texts[:1, :3]), net(texts)[:1], atol=1e-9)
