@@ -4,9 +4,10 @@ A subject is a unit under a relation: an example that is replaced, a client whos
 release may have claims about several. Its cost to a subject follows from a claim about that subject, or from a claim
 that covers it:
 
-    a larger unit     an example lies in a cell, a cell in a client; whoever may change altogether may change in one
-                      example, also in that it counts for nothing
-    another relation  what is replaced is counted for nothing, and then as another: two steps (Dwork and Roth 2014, 2.3)
+    a larger unit     an example lies in a cell, a cell in a client; any change within a unit is a change of the unit,
+                      whether an example is replaced or left out
+    another relation  a replacement is two steps: leave the unit out, then put another in its place (Dwork and Roth 2014,
+                      2.3)
 
 Never from a smaller unit (a client is many examples), and never from `replace` to `zero_out` of the same unit, or of a
 part of anything but a client: "nothing" is not a value that replaces it. A release without a claim about a subject, and
@@ -127,9 +128,8 @@ def _claims(release: Release, adversary: Adversary) -> list[Claim]:
 
 
 def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Claim]] | None:
-    """The claims of a release that cover a subject in the fewest steps, and those steps. All are about one subject,
-    since claims about other subjects describe the same release.
-    """
+    """The claims of a release that cover a subject in the fewest steps (see `steps`), and the number of steps. All are
+    about one subject, since claims about other subjects describe the same release."""
     by: dict[Subject, list[Claim]] = {}
     for claim in _claims(release, asked.adversary):
         by.setdefault(claim.subject, []).append(claim)
@@ -195,9 +195,8 @@ def _alone(part: CountedPart, delta: float, check: bool) -> Bounded:
 
 @lru_cache(maxsize=64)
 def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
-    """The epsilon of group privacy for two changes, such as a client that counts for nothing, and then with one example
-    changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
-    """
+    """The epsilon of group privacy for two changes, such as leaving a client out and then counting it again with one
+    example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3)."""
     return 2 * of_one_change(lambda smaller: (best(event, smaller, neighbours).epsilon, smaller), delta, 2)[0]
 
 

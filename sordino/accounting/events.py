@@ -30,9 +30,8 @@ from sordino.errors import COUNT, FRACTION, InvalidBudget, UnsupportedEvent, che
 
 @dataclass(frozen=True)
 class Once(Event):
-    """An event that is drawn once and then looked at again: each further release under the same name costs nothing
-    more.
-    """
+    """An event whose noise is drawn once in a run and then reused: each further release under the same name costs
+    nothing more."""
 
     meaning = "`event`, drawn once under this `name` and then only looked at again."
 
@@ -211,9 +210,8 @@ _NAMES = {cls: kind for kind, cls in KINDS.items()}
 
 
 def leaves(event: Event, whole: bool = False) -> Counter[Event]:
-    """Elementary events and their counts. With `whole`, what was drawn once stays one event, under its name. Only here
-    are counts multiplied, and are repeats of one draw told from fresh ones.
-    """
+    """Elementary events and their counts. With `whole`, an event that is drawn once stays one event, under its name.
+    Only here are nested counts multiplied, and is a reused draw distinguished from fresh ones."""
     found: Counter[Event] = Counter()
     for leaf, times in event.unfold(1, set(), whole):
         found[leaf] += times

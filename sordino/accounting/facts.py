@@ -1,4 +1,4 @@
-"""Facts: plain values with names, as they are written into files and read from there.
+"""Facts: records with named and typed fields, as they are written into files and read from there.
 
 A file may have been edited by anybody, so reading is strict: a value of another type is refused. JSON has no infinity;
 it is written as "inf", and only this module converts it.

@@ -169,9 +169,9 @@ class Renyi:
 
 @dataclass(frozen=True)
 class Counted:
-    """Pricing of one phase in a fixed plan of sampled releases, of one phase or several. The plan as a whole is
-    accounted for by its privacy loss distribution, and the ledger counts releases. Each phase has a component of its
-    own: what one phase leaves unspent cannot be spent by another.
+    """Pricing of one phase, where a fixed plan of sampled releases in all phases is accounted for as a whole, by its
+    privacy loss distribution, and the ledger counts releases. Each phase has a component of its own: what one phase
+    leaves unspent cannot be spent by another.
 
     Valid because nothing in the plan adapts to outputs; it needs several percent less noise than the Renyi filter.
     """

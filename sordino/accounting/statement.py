@@ -204,10 +204,10 @@ def lacking(epsilon: float, drift: float) -> float:
 
 
 def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> tuple[int, float, float]:
-    """The index of the client that lost most, the delta at which its noise is priced as if of the ideal law, and the
-    delta of the row. The delta of the row is the one asked for, and the noise is priced at what remains of it after
-    `lacking`; where nothing remains, the noise is priced at the delta asked for, and the delta of the row is larger.
-    """
+    """The index of the client that lost most, the delta at which its noise is priced, and the delta of the row. Real
+    noise differs a little from the ideal law, which costs the part `lacking` of delta: noise is priced at what remains
+    of the delta asked for. Where nothing remains, it is priced at the delta asked for, and the delta of the row is
+    larger."""
 
     def most(at: float) -> tuple[int, float]:
         found = [_epsilon(each, at, neighbours) for each in costs]
@@ -265,9 +265,8 @@ def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
 
 
 def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
-    """The row of a unit about which nothing holds under any relation, since one release reveals it. What the noised
-    releases beside that one cost alone is shown among the reasons; it is no guarantee.
-    """
+    """The row of a unit without any guarantee, since one release reveals it. The cost of the other, noised releases is
+    shown among the reasons; it is no guarantee."""
     spoken = {claim for releases in clients for release in releases for claim in release}
     open_ = {claim.subject for claim in spoken if not claim.finite}
     bare = [row for row in found if row.subject in open_]

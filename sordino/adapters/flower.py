@@ -85,10 +85,11 @@ class PrivateStrategy:
     """A strategy of Flower behind central noise: clients send their updates to a server that they trust, and whoever
     sees a model after that sees no single client.
 
-    `clients`: the most that may be registered. Every client pays for every round: Flower draws cohorts of a fixed size,
-    which hide nobody, and where one client more would push another one out, the change is a replacement. With a `rate`
-    each message of a strategy that asks everybody is sent or not by a coin of its own, which nobody else sees: then
-    noise counts for more (Balle, Barthe and Gaboardi 2018), and the change is that a client counts for nothing.
+    `clients`: the most that may be registered. Every client pays for every round. Flower draws cohorts of a fixed size,
+    which amplify nothing, and where one client more would push another one out, so neighbours differ by a replaced
+    client. With a `rate` each message of a strategy that asks everybody is sent with this probability, by a secret
+    coin: this Poisson sampling amplifies (Balle, Barthe and Gaboardi 2018), and neighbours differ by a client that is
+    left out.
     """
 
     def __init__(

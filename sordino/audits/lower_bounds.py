@@ -87,9 +87,8 @@ def epsilon_lost(outputs: Outputs, threshold: float, delta: float, alpha: float 
 
 
 def tuned(outputs: Outputs, claimed: Mapping[float, float], alpha: float = ALPHA) -> Found:
-    """The bound at a threshold and delta chosen on a quarter of the draws, where it is largest relative to the claim;
-    the other draws give the bound. `claimed`: epsilon by delta.
-    """
+    """The lower bound at one threshold and delta. A quarter of the draws chooses these two, where the bound is largest
+    relative to the claim; the other draws give the bound. `claimed`: epsilon by delta."""
     chooses = Outputs(*(side[: len(side) // 4] for side in outputs))
     believed = Outputs(*(side[len(side) // 4 :] for side in outputs))
     both = torch.cat(list(chooses)).sort().values

@@ -262,7 +262,7 @@ class NoiseRead(NamedTuple):
 def noise_lacking(reads: Sequence[NoiseRead], told: ScoredCanaries, alpha: float) -> float:
     """Lower confidence limit for the factor by which noise is smaller than in these releases; above 1 it is too small.
 
-    Who was drawn in secret moves the scores of present canaries too, so where that counts only absent ones are used.
+    Secret sampling moves the scores of present canaries too, so where that counts only absent ones are used.
     """
     promised = math.sqrt(sum(one.times * (one.rate / one.noise.noise_multiplier) ** 2 for one in reads))
     off = (told.scores - told.there.double()) * (told.weight / told.weight.max()).sqrt()

@@ -207,9 +207,9 @@ class Forks:
         keep: bool = False,
         cost: float | None = None,
     ) -> Iterator[tuple[int, UnitAnswers]]:
-        """Answers of each unit, with its number, in the order in which they are completed. `keep`: copies answers,
-        which may be read after the round. `cost`: total cost of all units; None takes that of the round before.
-        """
+        """Answers of each unit (clients computed in one call), with its number, in the order in which they are
+        completed. `keep`: copies answers, which may be read after the round. `cost`: total cost of all units; None
+        takes that of the round before."""
         for fork in self._forks:
             fork.cost = fork.busy = 0.0
             fork.ends.begin(t)

@@ -79,9 +79,9 @@ class FederatedServer(Accounts):
         )
 
     def _reach(self, price: Price | None) -> float:
-        """Factor on a client's personal clip radius where one noise, sized for the smallest planned multiplier, serves
-        all: the client's upload may be as large as its own noise would have allowed. 1 under other uplinks.
-        """
+        """Factor on a client's clip radius where one noise serves clients with personal clips: the smallest planned
+        multiplier divided by the client's own, so that a client with a smaller budget sends a shorter upload. 1 under
+        other uplinks."""
         personal = self.algorithm.uplink.personal and price is not None
         return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
 

@@ -79,9 +79,8 @@ class Site(Executor):
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
-        """One round of every client named in `terms`: an upload of each, or sums of units where the site may add.
-        Within one process no message needs to be encoded.
-        """
+        """One round of every client named in `terms`: an upload of each or, where the site may add uploads, sums over
+        clients that are computed in one call. Within one process no message needs to be encoded."""
         if not self.adds:
             return Answers(self.each(t, down, terms))
         return Answers(self._by_unit(self._found(RoundHere(self, t, down, apart=False, adds=True), terms)))

@@ -133,9 +133,8 @@ def least(cohort: int) -> int:
 
 
 def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[list[Member]]:
-    """Splits clients into parts of at most `most`. The parts become smaller, as far as `worth`, so that processes that
-    share them end together; on a GPU, which no processes share, they do not.
-    """
+    """Splits clients into parts of at most `most`. Parts are made smaller, but not below `worth`, so that the processes
+    that share them end together; on a GPU, which no processes share, they are not."""
     start, parts = 0, 1 if on_gpu() else PARTS
     while start < len(few):
         size = min(most, max(worth, -(-(len(few) - start) // parts)))

@@ -154,9 +154,8 @@ class Accounts:
         return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
     def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        """Clients for which an earlier attempt at this round, cut short, had reserved it, where they differ from those
-        asked now because other clients can be reached. Empty where it was reserved for the same clients, or not at all.
-        """
+        """Clients for which an earlier attempt at this round, cut short, had reserved budget, where they differ from
+        those asked now because other clients can be reached. Empty where they are the same, or nothing was reserved."""
         if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
             return []
         before = self.ledger.entry(self.op(t))

@@ -187,10 +187,9 @@ def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
 
 
 def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: float) -> float:
-    """The part of delta by which real noise differs from the law that prices a budget. It is 0 with noise from a seed;
-    and on a ledger that several runs share, where the cap is that of all of them, and each run's statement adds what
-    its own noise lacks.
-    """
+    """The part of delta that real noise costs because it differs from the law that prices a budget. It is 0 with noise
+    from a seed; and on a ledger that several runs share, where the cap is that of all of them, and each run's statement
+    adds the part of its own noise."""
     if not privacy.real or privacy.ledger is not None:
         return 0.0
     drift = math.fsum(one.drift for one in phases if any(typed is None for _, typed in one.offers))

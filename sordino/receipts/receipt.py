@@ -297,9 +297,8 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
 
 
 def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:
-    """Number of clients with each value: `values` belong to the clients that took part, or to all where everyone pays
-    alike; every other client has the value `otherwise`.
-    """
+    """Number of clients with each value: `values` are those of the clients that took part or, where everyone pays
+    alike, of all; every other client has the value `otherwise`."""
     counted = Counter(dict.fromkeys(values, people) if everyone else values)
     counted[otherwise] += people - counted.total()
     return counted

@@ -166,10 +166,9 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
 
 
 def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], between: bool = False) -> list[str]:
-    """Releases whose claims, which hold the noise, or whose price differ from the experiment's plan. This also finds a
-    ledger that was written anew as a whole. `between`: the run is between sites, where absent clients are not asked,
-    and a site may have missed rounds.
-    """
+    """Releases whose claims (noise included) or whose price differ from the experiment's plan. This also finds a ledger
+    that was written anew as a whole. `between`: the run is between sites, where absent clients are not asked, and a
+    site may have missed rounds."""
     wrong: list[str] = []
     for mine in (*setup.preparation, setup):
         with (again := mine.accounts(Accounts, "", ":memory:", "again", known.only)).ledger:

@@ -77,9 +77,8 @@ def _started(
 
 
 def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, dry: bool = False) -> Simulation:
-    """A simulation that may begin in this folder. Every refusal happens here, before any file exists; a new shared
-    ledger is created last of all, with `dry` not even that.
-    """
+    """Creates the simulation of a new run in this folder, after all checks: every refusal happens here, before any file
+    exists. A new shared ledger is created last of all, and with `dry` not at all."""
     if len(folder.parts) > DEEPEST:
         raise RunError(
             f"--out has {len(folder.parts)} folders inside each other",
@@ -209,9 +208,8 @@ FIX = (
 
 
 def joined(simulation: Simulation, place: Path, dry: bool) -> Simulation:
-    """The simulation under the key of its shared ledger, which is created where it is new, and refused where it is of
-    other data or other clients. `dry`: nothing is touched.
-    """
+    """The simulation with the data key of its shared ledger, which is created where it is new, and refused where it is
+    of other data or other clients. `dry`: nothing is written."""
     if dry and not place.exists():
         storage.check_never_there(place)
         return simulation

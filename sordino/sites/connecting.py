@@ -23,9 +23,8 @@ from sordino.transport.tls import of_site
 
 @dataclass
 class Leave:
-    """Condition for leaving a server: it has the last answer, or is gone. A process that is started after the run
-    has ended stays a moment, if the server can be reached: the server may not know that this side has learned of the
-    end."""
+    """Condition for leaving a server: it has the last answer, or is gone. A process that is started after the end of
+    the run stays for a moment if it can reach the server, which may not know that this side has learned of the end."""
 
     over: Callable[[], bool]  # true where the server has said that the run is over
     stop: Callable[[], bool]  # true where somebody wants to stop
@@ -86,9 +85,8 @@ def attend_for(
     say: Says,
     most: int,
 ) -> None:
-    """Answer the messages of a server until it is time to leave; raise the error of a folder that is behind a head that
-    this side has signed. `most`: longest message that is accepted, in bytes.
-    """
+    """Answers the messages of a server until it is time to leave; raises an error where the folder here is an older
+    copy, behind a ledger head that this side has signed. `most`: longest message that is accepted, in bytes."""
     head, run = attendant.head, invitation.told.run
     leave = Leave(lambda: attendant.over, lambda: stop() or head.behind is not None, say, attendant.was_over)
     tls = None if options.certificates is None else of_site(options.certificates, name)

@@ -42,8 +42,7 @@ class SignedHead:
 
     def __init__(self, letterhead: Letterhead, place: Callable[[], str], check: Callable[[str], None]) -> None:
         """`place`: current head of this side's ledger, as its messages state it. `check`: raises an error where the
-        ledger is behind the head that it is given, which this side has signed.
-        """
+        ledger is behind a head that this side has signed."""
         self._letterhead, self._place, self._check = letterhead, place, check
         self._shown, self._unshown = False, 0
         self.behind: LedgerError | None = None  # why this folder may not go on
@@ -269,9 +268,8 @@ class Purse:
     def _prices(
         self, books: FederatedServer, now: OpenRound, who: Sequence[int], terms: Mapping[int, Terms]
     ) -> Mapping[int, Price | None]:
-        """Prices of this round by the plan, provided that the server asks for the planned noise. A client that
-        missed rounds pays for this one alone.
-        """
+        """Prices of this round by the plan; refused unless the server asks for the planned noise. A client that missed
+        rounds pays for this one alone."""
         for _ in books.skipping(who, 0 if books.plan.everyone_pays else now.t):
             for stalled in (False, True):  # what an adaptive schedule saw at the server, only the server knows
                 prices = books.prices(now, who, stalled)

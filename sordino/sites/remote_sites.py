@@ -79,10 +79,8 @@ class RemoteSites(Sites):
         self._gathered, self._here = True, set(here)
 
     def part(self, message: bytes | None) -> None:
-        """Tell every site that the run is over. Waits at most `PARTING` seconds for the sites of the last round; after
-        a restart for all sites; in no case longer than a round waits. Other sites were told before, or would not have
-        come.
-        """
+        """Tells every site that the run is over. Waits at most `PARTING` seconds for the sites of the last round, after
+        a restart longer and for all sites, and never longer than a round waits."""
         command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
         awaited = self._here if self._gathered else self.members.keys()
         until = time.monotonic() + min(PARTING if self._gathered else FOREVER, self.patience.timeout)

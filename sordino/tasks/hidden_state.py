@@ -234,10 +234,9 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def remembered(
     net: nn.Module, frozen: Mapping[str, object], asked: Sequence[object], params: Params, *passes: Callable[[], object]
 ) -> str:
-    """The name of the first state, of the network or of the functions `asked`, that a later pass changes, or of the
-    first of the trained `params` that any pass changes; "" where none does. Each pass has other rows. What the first
-    pass stores for good, such as a table of positions, is no sign of later rows.
-    """
+    """The name of the first state (of the network or of the functions `asked`) that a later pass changes, or of the
+    first trained parameter in `params` that any pass changes; "" where there is none. Each pass has other rows. A state
+    that only the first pass stores, such as a table of positions, does not depend on later rows."""
     trained = {name: value.clone() for name, value in params.items()}
     first, *others = passes
     first()

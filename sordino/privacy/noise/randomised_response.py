@@ -131,8 +131,7 @@ def respond(index: Tensor, epsilon: float, k: int, source: NoiseSource) -> Tenso
 
 def threshold(epsilon: float, k: int = GREYS) -> int:
     """Number of the 2^32 high halves of a random word at which the value is replaced: the smallest number, at least 1,
-    that keeps the guarantee even for the value that the fewest low halves give.
-    """
+    that keeps the guarantee even for the least likely replacement."""
     rarest = HALF // _check_levels(k) / HALF
     odds = math.exp(-_check_epsilon(epsilon))
     replaced = odds / (odds - rarest * math.expm1(-epsilon))

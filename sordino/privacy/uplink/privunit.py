@@ -80,9 +80,8 @@ def parameters(dimension: int, epsilon: float) -> Cap:
 
 
 def cap_at(dimension: int, epsilon: float, odds: float) -> Cap:
-    """The cap that is hit with the log-odds `odds` (0 to epsilon). Under the uniform law on the sphere it then has the
-    log-odds odds - epsilon, so that densities differ by a factor of e^epsilon.
-    """
+    """The spherical cap that the answer hits with the log-odds `odds` (0 to epsilon). A uniform direction hits it with
+    the log-odds odds - epsilon, so that densities inside and outside differ by a factor of e^epsilon."""
     from scipy.special import betainccinv, betaincinv, betaln, log_expit
 
     half = (dimension - 1) / 2
