@@ -1,4 +1,4 @@
-"""Branches: optional subpackages that the rest of the program runs without, and the parts that they add.
+"""Optional subpackages (branches), without which the rest of the program runs, and the parts that they add.
 
 A branch has a module `branch` with one table, PARTS: for each kind of part, each part's name and its place
 ("module:attribute", or a module). A part is loaded when it is first used.

@@ -233,12 +233,12 @@ class Reader(ABC):
         """Number of noisy reads of one round: the reservation covers exactly these."""
 
     def touched(self, work: Work, size: int) -> float:
-        """Expected number of examples, repeats included, that one round computes on at a client of `size` examples."""
+        """Expected number of examples, repeats included, on which a client of `size` examples computes in one round."""
         return float(work.count(size) * work.batch(size) if work.steps else (work.epochs or 1) * size)
 
     @abstractmethod
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        """The sealed examples that the `local` of an algorithm gets."""
+        """The client's private examples, in the form that the `local` of an algorithm gets."""
 
     def check(self, work: Work, task: Task) -> None:  # noqa: B027 (a default, not a hole)
         """Refuses, before anything starts, settings whose guarantee would be false."""

@@ -59,7 +59,7 @@ class EpsilonBound:
 
 
 def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS) -> list[EpsilonBound]:
-    """One bound from every accountant that supports the event; infinite if anything in it is unprotected.
+    """One bound from every accountant that supports the event; infinite if a part of the event has no protection.
 
     `delta = 0` is allowed: a pure guarantee.
     """
@@ -102,7 +102,7 @@ def best(event: Event, delta: float, neighbours: str) -> EpsilonBound:
 def epsilon_by(
     accountant: str, event: Event, delta: float, neighbours: str, *, orders: Sequence[float] = ORDERS
 ) -> float:
-    """The epsilon by one accountant alone, chosen by name, as calibration asks for many times."""
+    """The epsilon by one accountant alone, chosen by name; calibration calls this many times."""
     delta, reduced = valid_delta(delta, zero=True), _reduce(event, neighbours)
     if not reduced.private:
         return math.inf

@@ -65,7 +65,7 @@ class Subject(Fact):
 
     @property
     def subject(self) -> Subject:
-        """The unit, the relation and the adversary alone, of a fact that holds more fields."""
+        """The unit, the relation and the adversary alone, from a record with more fields."""
         return Subject(unit=self.unit, neighbours=self.neighbours, adversary=self.adversary)
 
 
@@ -99,7 +99,7 @@ class Claim(Subject):
     def to_everyone(
         cls, unit: Unit, neighbours: Neighbours, event: Event, status: Status, because: tuple[str, ...]
     ) -> list[Claim]:
-        """The same claim against each adversary."""
+        """The same claim against every adversary."""
         return [
             cls(unit=unit, neighbours=neighbours, adversary=a, event=event, status=status, because=because)
             for a in ADVERSARIES

@@ -6,8 +6,7 @@ that covers it:
 
     a larger unit     an example lies in a cell, a cell in a client; any change within a unit is a change of the unit,
                       whether an example is replaced or left out
-    another relation  a replacement is two steps: leave the unit out, then put another in its place (Dwork and Roth 2014,
-                      2.3)
+    another relation  a replacement is two steps: leave the unit out, then put in another (Dwork and Roth 2014, 2.3)
 
 Never from a smaller unit (a client is many examples), and never from `replace` to `zero_out` of the same unit, or of a
 part of anything but a client: "nothing" is not a value that replaces it. A release without a claim about a subject, and
@@ -170,7 +169,7 @@ def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) 
 
 
 def _said(event: Event, delta: float, neighbours: Neighbours, check: bool) -> dict[str, float]:
-    """Epsilon of an event by each accountant that is asked."""
+    """Epsilon of an event by each accountant that applies."""
     asked: list[EpsilonBound] = (checked if check else needed)(event, delta, neighbours)
     return {bound.accountant: bound.epsilon for bound in asked}
 

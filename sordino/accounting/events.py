@@ -228,7 +228,7 @@ def compact(events: Iterable[Event]) -> Event:
 
 
 def draws_afresh(event: Event) -> bool:
-    """True where the event has noise that is drawn afresh in each release, unlike what is drawn once in a run."""
+    """True where the event draws new noise in each release, unlike noise that is drawn once in a run."""
     return any(leaf.fresh for leaf in leaves(event, whole=True))
 
 
@@ -283,9 +283,7 @@ def _only_zero_out(neighbours: str) -> None:
 
 
 def _single(inside: Reduced) -> Event | None:
-    """The one mechanism that reads a Poisson sample: several Gaussians make one Gaussian, any other mixture is
-    refused.
-    """
+    """The one mechanism on a Poisson sample: several Gaussians make one Gaussian, any other mixture is refused."""
     if not inside.others:
         return inside.gaussian
     (event, count), *more = inside.others
@@ -311,7 +309,7 @@ def to_json(event: Event) -> Json:
 
 
 def from_json(data: Any) -> Event:
-    """The event that plain data describe. Only kinds listed in `KINDS` are read, with exactly their fields."""
+    """The event in plain data (see `to_json`). Only kinds listed in `KINDS` are read, with exactly their fields."""
     if not isinstance(data, Mapping):
         raise UnsupportedEvent(
             f"{data!r} is not an event",

@@ -87,12 +87,12 @@ class Fact(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def beside(self, **known: object) -> Self:
-        """Copy of the fact with these values changed."""
+        """Copy of the record with these values changed."""
         return self.model_copy(update=known)
 
 
 def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
-    """The fact that a JSON text holds; refused where the format is another one or the text does not fit."""
+    """The record in a JSON text; refused where the format is another one or the text does not fit."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:

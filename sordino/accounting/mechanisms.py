@@ -42,9 +42,8 @@ Orders: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events: something that was done with the data. A kind overrides what is proved of it; None: not
-    proved.
-    """
+    """Base of all events: an event is something that was done with the data. A kind overrides what is proved of it;
+    None: not proved."""
 
     meaning: ClassVar[str]  # of its fields, for readers of receipts
     sampled: ClassVar[bool] = False  # is its price on a Poisson sample proved?
@@ -52,7 +51,7 @@ class Event:
 
     @property
     def fresh(self) -> bool:
-        """True where the event has noise that is drawn afresh in each release."""
+        """True where each release draws new noise."""
         return True
 
     @property
@@ -61,9 +60,8 @@ class Event:
         return "nothing"
 
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
-        """Elementary events and how often they happen. `seen` collects what is drawn once: it counts the first time
-        only, `whole` as one event or else unfolded.
-        """
+        """Elementary events and how often they happen. `seen` collects events that are drawn once: these count the
+        first time only, `whole` as one event or else unfolded."""
         yield self, times
 
     def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:

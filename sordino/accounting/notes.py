@@ -50,9 +50,8 @@ def under(text: str, config: str) -> str:
 
 
 def of_a_run(text: str, run: str) -> str:
-    """The note of a release for a statement over several runs: names of what is drawn once in a run get the run's
-    name.
-    """
+    """The note of a release for a statement over several runs: noise that is drawn once in a run gets the run's name,
+    so that runs do not share it."""
 
     def renamed(part: object) -> Any:
         if isinstance(part, dict):

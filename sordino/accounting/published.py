@@ -80,7 +80,7 @@ def scaffold_epsilon(round_number: int, delta: float, scale: float = 1.0, rate: 
 
 
 def udp_multiplier(round_number: int, epsilon: float, delta: float, rate: float = 0.1) -> float:
-    """The deviation of the noise over the sensitivity in one round."""
+    """The noise multiplier of one round as published."""
     return math.sqrt(2 * rate * round_number * math.log(1 / delta)) / epsilon
 
 

@@ -65,7 +65,7 @@ class Guarantee(Subject):
 
     @property
     def in_short(self) -> str:
-        """The epsilon with all that it depends on, in one line."""
+        """The epsilon in one line, with unit, neighbours, adversary, delta and status."""
         return (
             f"epsilon {self.epsilon:.4g} per {self.unit} ({self.neighbours}) against the {self.adversary} "
             f"at delta {delta_text(self.delta)}, {self.status}"

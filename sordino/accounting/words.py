@@ -25,7 +25,7 @@ from sordino.accounting.statement import Guarantee, Promised, strongest
 
 
 class PhasePromise(Protocol):
-    """Interface of a phase with its guarantees."""
+    """Interface of a phase with its privacy guarantees."""
 
     @property
     def phase(self) -> str: ...
@@ -59,7 +59,7 @@ CHANGE: Mapping[Neighbours, str] = {
 
 
 class Against(Protocol):
-    """Interface of a fact that holds against one adversary."""
+    """Interface of a record that holds against one adversary."""
 
     @property
     def adversary(self) -> Adversary: ...
@@ -81,7 +81,7 @@ class Described(Promised):
 
 
 def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
-    """Rows grouped by what they say, each group as its first row and all its adversaries."""
+    """Rows with equal statements merged: for each statement its first row, and all its adversaries."""
     found: dict[str, tuple[Line, list[Adversary]]] = {}
     for row in rows:
         same = {name: value for name, value in row.to_json().items() if name not in ("adversary", "releases", "event")}
@@ -161,7 +161,7 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulat
 
 
 def strength(epsilon: float) -> str:
-    """An epsilon in one word, by rough grades."""
+    """Rough grade of an epsilon in one word."""
     if epsilon == math.inf:
         return "no protection"
     grades = ((1, "strong"), (MODERATE, "moderate"), (FORMALITY, "weak but real"))
@@ -169,7 +169,8 @@ def strength(epsilon: float) -> str:
 
 
 def _grade(epsilon: float) -> str:
-    """Colour of a box by the size of epsilon, beside its status: a proved but weak guarantee must not look safe."""
+    """Colour of a box by the size of epsilon, shown beside the status: a proved but weak guarantee must not look
+    safe."""
     if epsilon == math.inf or epsilon <= MODERATE:
         return ""
     return "weak" if epsilon <= FORMALITY else "formality"
@@ -277,7 +278,7 @@ def rounded_up(epsilon: float) -> float:
 
 
 def _cut(value: float, digits: int, way: Callable[[float], int]) -> float:
-    """A value to this number of digits, by floor or ceiling."""
+    """A value rounded to this number of digits, by floor or ceiling."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)

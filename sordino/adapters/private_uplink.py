@@ -156,9 +156,8 @@ class PrivateUplink:
         return released
 
     def of_server(self, uploads: Iterable[Params], zero: Params, asked: float) -> Params:
-        """The sum of clipped uploads with noise, divided by the number of clients that were asked; by its expectation,
-        where coins drew them.
-        """
+        """The sum of clipped uploads with noise, divided by the number of clients that were asked, or by its
+        expectation under Poisson sampling."""
         with self._release() as (books, now, source):
             uplink, most = books.algorithm.uplink, len(books.sizes)
             encoded = ((k, uplink.encode(one, Grant(k, 1, 1, source))) for k, one in enumerate(uploads))

@@ -1,5 +1,5 @@
-"""LC-FL, LDP-FL and CDP-FL; Paillier-FL and its kin. Sun, Ding and Cheng, Computer Science (China) 51(6A), 230600211,
-2024.
+"""LC-FL, LDP-FL and CDP-FL; Paillier-FL and other encrypted variants. Sun, Ding and Cheng, Computer Science (China)
+51(6A), 230600211, 2024.
 
 FedAvg on images with randomised pixels (local), with Laplace noise on the average (central), or both; or on encrypted
 uploads. `published` keeps the constants of the paper and says what they are worth; `rigorous` keeps the structure: one

@@ -48,9 +48,8 @@ class Walk:
         self.steps: int | Tensor = 0
 
     def __call__(self, direction: Params, live: Tensor | None = None) -> None:
-        """Takes one step. `live`: 1 where the step belongs to this client, 0 where it only fills a stack of clients;
-        None: always a step.
-        """
+        """Takes one step. `live`: 1 where the step belongs to this client, 0 where it only pads a stack of clients to
+        equal numbers of steps; None: always a step."""
         rule = self._rule
         self.steps = self.steps + (1 if live is None else live)
         direction = self._of_weights(direction)

@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Results of phases, for the report."""
+    """Results of a run's phases, for the report."""
 
     skills: Sequence[Sequence[DeviceSkill]] = ()  # of each device, class by class
     asked: Sequence[Sequence[Asked]] = ()  # for each class, in the order of asking
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
 
 
 class RunNumbers(NamedTuple):
-    """Public numbers of a run that a formula may count."""
+    """Public numbers of a run for a publication's traffic formula."""
 
     devices: int
     chosen: int  # per round
@@ -135,7 +135,7 @@ AnyPhase: TypeAlias = Phase[Any, Any, Any, Any]
 
 @dataclass(frozen=True)
 class Phased:
-    """A training and the phases before it."""
+    """A training with the phases before it (its preparation)."""
 
     preparation: tuple[AnyPhase, ...]
     training: AnyAlgorithm

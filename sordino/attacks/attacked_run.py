@@ -184,7 +184,7 @@ class AttackedRun:
 
     @cached_property
     def rows(self) -> dict[int, Examples]:
-        """The rows of each attacked client in the attacked round: some of its own."""
+        """The rows of each attacked client in the attacked round: a few of its own."""
         every, found = raw(self.simulation), {}
         for client in self.clients:
             own = every[client]
@@ -358,7 +358,7 @@ class AttackedRun:
 
 
 def _agreeing(rounds: Rounds) -> Rounds:
-    """The same rounds, in which each client's agreed size is the number of rows that it holds in the attack."""
+    """The same rounds, where each client's agreed size is set to the number of rows that it holds in the attack."""
     rounds.site = replace(rounds.site, sizes=None)
     return rounds
 

@@ -30,7 +30,7 @@ def gradient(task: Task, params: Params, x: Tensor, shares: Tensor) -> list[Tens
 
 
 def squared(seen: Params) -> Mismatch:
-    """Mismatch by squared distance, relative to the squared norm of the observed gradient."""
+    """Loss for gradient matching: squared distance to the observed gradient, relative to its squared norm."""
     whole = sum((g.double() ** 2).sum() for g in seen.values())
     scale = 1 / max(float(whole), 1e-30)
 
@@ -42,7 +42,7 @@ def squared(seen: Params) -> Mismatch:
 
 
 def turned(seen: Params) -> Mismatch:
-    """Mismatch by cosine distance, which ignores the lengths of gradients."""
+    """Loss for gradient matching: cosine distance to the observed gradient, which ignores lengths."""
     length = torch.sqrt(torch.stack([(g**2).sum() for g in seen.values()]).sum()).clamp_min(1e-30)
 
     def off(found: list[Tensor]) -> Tensor:

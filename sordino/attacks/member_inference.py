@@ -67,9 +67,8 @@ def losses(task: Task, params: Params, examples: Examples) -> Tensor:
 def with_verdict(
     finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None
 ) -> AttackFinding:
-    """The finding, completed with the area under the ROC curve, its verdict, and the members found at few false
-    alarms.
-    """
+    """The finding, completed with the area under the ROC curve, its verdict, and the members found at a low false
+    positive rate."""
     found = by_area(finding, seen, control, "members", bound)
     return found.beside(measured=(*found.measured, *(_rate(seen, control, alarms) for alarms in ALARMS)))
 
@@ -109,7 +108,7 @@ def _verdict(low: float, control: float | None, whom: str) -> tuple[Verdict, str
 
 
 def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGuess:
-    """The share of members found at this rate of false alarms, with its Clopper-Pearson interval."""
+    """The true positive rate at this false positive rate (`alarms`), with its Clopper-Pearson interval."""
     share, many = hits_at(*seen, alarms), len(seen.members)
     hits, tail = round(share * many), (1 - LEVEL) / 2
     return BesideGuess(
@@ -124,7 +123,7 @@ def _rate(seen: TwoSides, control: TwoSides | None, alarms: float) -> BesideGues
 
 
 def roc(sides: TwoSides) -> tuple[tuple[float, float], ...]:
-    """Points (false alarms, members found) at thresholds from high to low."""
+    """Points of the ROC curve (false positive rate, true positive rate), at thresholds from high to low."""
     members, others = (side.sort().values for side in sides)
     tried = torch.unique(torch.cat([members, others]))
     picked = tried[torch.linspace(0, len(tried) - 1, min(POINTS, len(tried))).long()].flip(0)

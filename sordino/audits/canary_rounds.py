@@ -30,8 +30,7 @@ from sordino.types import Terms
 @dataclass
 class Overheard(Clients):
     """Clients whose uploads are recorded; for those in `asked` also the uploads that they would send without noise,
-    once without canaries and once with all of theirs.
-    """
+    once without any canary and once with all canaries."""
 
     inner: Site
     without: tuple[Site, Site]

@@ -78,9 +78,8 @@ class Stand:
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
         def call(source: NoiseSource) -> torch.Tensor:
-            """One release. `OneDirection` adds no noise that could be made too small, so its broken twin spends more
-            than was granted.
-            """
+            """One release. `OneDirection` adds no noise that could be made too small, so its broken twin (a copy that
+            must be caught) spends a larger epsilon instead."""
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)

@@ -1,4 +1,4 @@
-"""`sordino audit`: attack the guarantees of an experiment, at its gates or in a replay of the whole run."""
+"""`sordino audit`: attack the guarantees of an experiment: its mechanisms alone, or a replay of the whole run."""
 
 from __future__ import annotations
 

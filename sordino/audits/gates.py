@@ -108,7 +108,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """The worst verdict of all subjects; a run with an unprotected phase holds in part at best."""
+        """The worst verdict over all guarantees; a run with an unprotected phase holds in part at best."""
         worst = (VIOLATED, ESCAPED, SKIPPED, NOTHING, CAUGHT, HOLDS)
         found = next((verdict for verdict in worst if self.having(verdict)), EMPTY if self.unprotected else UNPROVED)
         return PARTLY if found == HOLDS and self.unprotected else found
@@ -328,7 +328,7 @@ def gaussian(event: Event) -> bool:
 
 
 def _cores(event: Event) -> Iterator[Event]:
-    """Elementary events; sampling at rate 1 is ignored."""
+    """Elementary events of an event; sampling at rate 1 is ignored."""
     for leaf in leaves(event):
         yield from _cores(leaf.event) if isinstance(leaf, Poisson) and leaf.rate == 1 else (leaf,)
 

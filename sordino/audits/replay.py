@@ -183,7 +183,7 @@ class Rounds(ABC):
 
 
 class Replay(Rounds):
-    """Rounds with the run's own gates and ledger."""
+    """Rounds with the run's own reader, uplink and ledger."""
 
     def __init__(
         self,

@@ -118,9 +118,8 @@ def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
 
 
 def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
-    """True if the gates give this guarantee directly; False if it only follows from one for another unit or other
-    neighbours.
-    """
+    """True if a mechanism of the run gives this guarantee directly; False if it only follows from one for another unit
+    or other neighbours."""
     if row.unit not in KINDS:
         return row.unit != "person"  # a randomised response is about pixels or images itself
     gates = simulation.setup.whole.phases

@@ -52,9 +52,8 @@ class Budget:
 
     @property
     def ideal(self) -> float:
-        """The part of delta that noise of the ideal law may spend: delta without what the drawn noise lacks of that
-        law.
-        """
+        """The part of delta that noise of the ideal law may spend: delta minus the cost of the drawn noise's distance
+        from that law."""
         return self.delta - self.lacking
 
     def of(self, client: int) -> float:
@@ -246,7 +245,7 @@ class Plan:
 
 
 def kinds(*columns: Sequence[float]) -> list[tuple[int, int]]:
-    """The first client, and the number of clients, of every group of clients that are alike in all columns."""
+    """Groups of clients that are alike in all columns: the first client and the size of each group."""
     kind = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, which = np.unique(np.asarray(column), return_inverse=True)

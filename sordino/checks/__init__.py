@@ -141,7 +141,7 @@ def _check_words(given: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
-    """Context in which modules are imported from the file's folder; undone afterwards."""
+    """Context in which modules can be imported from the file's folder."""
     before = sys.path.copy()
     with contextlib.chdir(path.parent):
         sys.path.insert(0, str(path.parent))

@@ -1,6 +1,5 @@
-"""Laws of an algorithm's class and of its methods, each called by hand: arguments, results, and inputs that stay
-unchanged.
-"""
+"""Laws of an algorithm's class and of its methods, each called directly: arguments, results, and inputs that stay
+unchanged."""
 
 from __future__ import annotations
 

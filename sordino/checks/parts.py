@@ -334,7 +334,8 @@ FUNCTIONS = {
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:
-    """Kind of the part that a class or function is, `said` for a function; None for an algorithm."""
+    """Kind of a user's part by the base class of a class, or by the kind that the user `said` for a function; None for
+    an algorithm."""
     base = FUNCTIONS.get(str(said))
     if inspect.isfunction(made):
         return next((kind for kind in KINDS if kind.base is base), None)

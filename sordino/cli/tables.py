@@ -230,8 +230,8 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
 
 
 def _epsilons(row: Guarantee) -> str:
-    """Text of the epsilon that holds; before it, where they differ, the number that the publication prints and the one
-    that its own formula gives over all rounds."""
+    """Text of the epsilon that holds; where a publication claims others, these come first: the one that it prints, and
+    the one that its own formula gives over all rounds."""
     holds, printed, composed = epsilon_text(row.epsilon), row.nominal_epsilon, row.nominal_composed
     if printed is None:
         return holds

@@ -100,7 +100,8 @@ def has_natural_clients(data: object) -> bool:
 
 
 def check(given: Mapping[str, object]) -> None:
-    """Refuses keys that the source does not take. `given`: the keys of [data] that differ from their defaults."""
+    """Refuses keys of [data] that the chosen source does not take. `given`: the keys of [data] that differ from their
+    defaults."""
     source = str(given.get("source", "digits"))
     if isinstance(given.get("path"), list) and source != "tabular":
         raise ConfigError(

@@ -83,7 +83,7 @@ def _table(text: str) -> dict[str, Any]:
 
 
 def parsed(override: str) -> tuple[str, Any]:
-    """The key and the value of `key=value`."""
+    """Key and value of an override `key=value`."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise ConfigError(
@@ -208,9 +208,8 @@ LIKE = {"int_type": "10", "float_type": "0.5", "bool_type": "true"}
 
 
 def sweep(setting: str) -> str:
-    """The command that runs several values. Two whole numbers may be meant as one with a decimal comma: then that is
-    offered too.
-    """
+    """The command that runs a setting with several values. Two whole numbers may be meant as one with a decimal comma:
+    then that is suggested, too."""
     comma = re.fullmatch(r"([\w.]+=-?\d+),(\d+)", setting)
     point = f"; or write {comma[1]}.{comma[2]}, with a decimal point" if comma else ""
     return f"sordino compare EXPERIMENT.toml --set {setting}{point}"

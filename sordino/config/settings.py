@@ -38,7 +38,7 @@ class Section(BaseModel):
 
 
 def _or_own(source: Any, known: ValidatorFunctionWrapHandler) -> Any:
-    """Validator that accepts a known word, or a user's own `module:Class`."""
+    """Validator that accepts one of the known names, or a user's own `module:Class`."""
     return source if isinstance(source, str) and user_code.is_own(source) else known(source)
 
 
@@ -228,7 +228,7 @@ class Engine(Section):
 
 
 class Experiment(Section):
-    """The whole of a run. Its digest leaves out `[engine]`, which changes no result, and the places of files."""
+    """All settings of a run. Its digest leaves out `[engine]`, which changes no result, and the places of files."""
 
     name: str = "digits"
     """what the run is called in folders and tables; without it, the name of the file"""

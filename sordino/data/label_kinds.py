@@ -28,7 +28,7 @@ class LabelKind(ABC):
 
     @abstractmethod
     def taken(self, y: Array) -> Array | None:
-        """One label for each row, from an array in memory; None if it holds no labels of this kind."""
+        """One label for each row, from an array in memory; None if the array holds no labels of this kind."""
 
     @property
     @abstractmethod

@@ -120,7 +120,7 @@ class TokenColumn(TextColumn):
         return self.vocabulary + 1
 
     def ids(self, text: str) -> Sequence[int]:
-        """The tokens of a text, from 0 on."""
+        """The tokens of a text as numbers, from 0 on."""
         return text.encode() if self.tokenizer == BYTES else loaded(self.tokenizer).encode(text).ids
 
 
@@ -316,7 +316,7 @@ def _text_column(name: str, said: Mapping[str, Any]) -> TextColumn:
 
 
 def _tokenizer(name: str, given: object) -> str:
-    """`BYTES`, or the content of the named file, tried."""
+    """Content of the named tokenizer file, after a trial, or `BYTES`."""
     if given == BYTES:
         return BYTES
     try:

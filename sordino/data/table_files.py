@@ -105,9 +105,8 @@ class TableRows:
 
 
 def found_files(path: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
-    """The files that a path stands for: a single file, the files of a folder or pattern in the order of names, or those
-    of a list in its order.
-    """
+    """Files of a table given by a path: a single file, the files of a folder or pattern in the order of names, or those
+    of a list in its order."""
     if not isinstance(path, str | Path):
         files = [file for one in path for file in found_files(one)]
         if not files:

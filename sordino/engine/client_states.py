@@ -87,7 +87,7 @@ class States(Mapping[int, Tree]):
         return ({f"states/{len(who)}": packed} if who else {}) | odd
 
     def anew(self) -> States:
-        """Empty mapping with the same template and the same folder."""
+        """Empty copy of the mapping, with the same template and the same folder."""
         return States(self._template, self._place)
 
     def restore(self, trees: Mapping[str, Tree]) -> States:

@@ -153,7 +153,7 @@ def _held_back() -> Iterator[None]:
 
 @dataclass
 class Own:
-    """Work that the parent process does itself in a round."""
+    """The parent process's own work in a round."""
 
     cost: float = 0.0
     busy: float = 0.0  # seconds

@@ -59,7 +59,8 @@ class Differences(NamedTuple):
 
 
 def alike(a: Member, b: Member, counts: bool = False) -> bool:
-    """True where both may be in one stack. `counts`: also if they differ in a single number of their states."""
+    """True where both may be in one stack (computed in one call). `counts`: also if they differ in a single number of
+    their states."""
     ours, theirs = list(tree.named(a.state)), list(tree.named(b.state))
     return (
         a.examples.x.shape == b.examples.x.shape
@@ -71,7 +72,7 @@ def alike(a: Member, b: Member, counts: bool = False) -> bool:
 
 
 def near(a: Member, b: Member, counts: bool = False) -> bool:
-    """True where both may be in one stack, with at most a third of padding rows for b."""
+    """True where both may be in one stack (computed in one call), with at most a third of padding rows for b."""
     padded = b._replace(examples=Examples(a.examples.x, a.examples.y))
     return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded, counts)
 
@@ -200,7 +201,7 @@ def _padded(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _taken_apart(value: Tree, into: list[Tensor]) -> Callable[[Sequence[Tensor]], Tree]:
-    """Put the tensors of a tree into a list, and say how to build the tree from such a list."""
+    """Puts the tensors of a tree into a list, and returns the function that rebuilds the tree from such a list."""
     if isinstance(value, dict):
         parts = {name: _taken_apart(part, into) for name, part in value.items()}
         return lambda found: {name: build(found) for name, build in parts.items()}

@@ -186,7 +186,8 @@ class Books:
         return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))
 
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
-        """The names that can pay their charge. A charge to everyone comes first and needs room under every cap."""
+        """Names of the clients that can pay their charge. A charge to everyone comes first and needs room under every
+        cap."""
         names, below = set(), self.charter.currency.zero()
         if EVERYONE in charges and self.all_fit(charges[EVERYONE]):
             names, below = {EVERYONE}, charges[EVERYONE]

@@ -178,14 +178,14 @@ class Ledger:
         return self._advance(op, State.DRAWN, {})
 
     def stored(self, op: str, digest: bytes) -> None:
-        """Records the digest of the one content that this operation may ever publish."""
+        """Records the digest of the release of this operation, which may never have another content."""
         self._advance(op, State.STORED, {"digest": digest.hex()})
 
     def published(self, op: str) -> None:
         self._advance(op, State.PUBLISHED, {})
 
     def seal(self, digest: bytes) -> None:
-        """Records, once, the digest of files that were made of the releases and are shown with them."""
+        """Records, once, the digest of files that were computed from the releases and are published with them."""
         with self._turn() as books:
             if digest.hex() not in books.seals:
                 self._append({"kind": "sealed", "digest": digest.hex()})
@@ -364,7 +364,7 @@ class Ledger:
         return row
 
     def _record(self, sequence: int) -> Json:
-        """A record that was folded before, with its hash checked again: the disk may have changed since."""
+        """A record that was read before, with its hash checked again: the disk may have changed since."""
         (before, _), (digest, body) = self._row(sequence - 1), self._row(sequence)
         if link(before, body) != digest:
             raise damaged(f"record {sequence} has changed")

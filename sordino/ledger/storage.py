@@ -213,7 +213,7 @@ def file_system(directory: Path, mounts: str) -> str:
 
 
 def identity(place: Path | None) -> tuple[int, int] | None:
-    """Device and inode of the file at a path; None where there is none."""
+    """Device and inode number of the file at a path; None where there is none."""
     try:
         found = place.stat() if place else None
     except FileNotFoundError:

@@ -101,16 +101,15 @@ def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str], models: 
 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
-    """The first of the ways of personalisation that needs a client's examples alone and no state of the client; None
-    where none does.
-    """
+    """The first way of personalisation that needs only a client's examples, and no state of the client; None where
+    there is none."""
     own = algorithm.own_way if isinstance(algorithm, OwnModels) else None
     each = (own if way == OWN else way for way in ways(algorithm, asked))
     return next((way for way in each if way not in (None, PLAIN)), None)
 
 
 def _spread(found: Scores) -> Scores:
-    """The scores without the list of single clients, which only the headline keeps."""
+    """The scores without the list of single clients; only the headline score keeps that list."""
     return found if found.clients is None else found.beside(clients=found.clients.beside(each=None))
 
 
@@ -127,9 +126,8 @@ def check_models(names: Sequence[str], held: Mapping[str, Params]) -> None:
 
 
 def check_scores(asked: Sequence[str], own: Sequence[str], task: Task, personal: Sequence[str]) -> None:
-    """Refuses scores that the task lacks, and scores of one model where each client has its own. `own`: a user's
-    metrics.
-    """
+    """Refuses scores that the task lacks, and scores that need one model for all clients where each client has its own.
+    `own`: a user's metrics."""
     if wrong := [name for name in asked if name not in task.scores]:
         raise ConfigError(
             f"evaluation.scores = {list(asked)!r}: this task has no {wrong[0]}",

@@ -15,12 +15,12 @@ Measure = Callable[[Metrics], float | None]
 
 
 def headline(run: Metrics) -> Metric:
-    """The name of the metric by which a run is judged."""
+    """The name of the headline metric of a run."""
     return next((found[0].name for row in reversed(run) if (found := row.headline) is not None), "loss")
 
 
 def scores(run: Metrics, metric: Metric | None = None) -> list[tuple[RoundRow, float]]:
-    """The evaluated rounds, each with its score; by default in the metric by which the run is judged."""
+    """The evaluated rounds, each with its score in this metric, by default the headline metric."""
     metric = headline(run) if metric is None else metric
     found = [(row, getattr(row, metric)) for row in run]
     return [(row, score) for row, score in found if score is not None]

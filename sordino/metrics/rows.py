@@ -133,7 +133,7 @@ class RoundRow(Scores, Played):
     seconds: float | None = None  # by the clock
 
     def with_more(self, more: Fact) -> RoundRow:
-        """This round, with the fields that another file adds."""
+        """Copy of this round with the fields of another record added."""
         return self.beside(**{name: value for name, value in more if name in more.model_fields_set})
 
 

@@ -208,7 +208,7 @@ class Accounts:
         return clients
 
     def _of_all(self, now: OpenRound, price: Price) -> Groups:
-        """The claims of a round in which any client may have taken part, grouped by the clients' sampling rates."""
+        """The claims of a round about all clients, any of which may have taken part, grouped by sampling rate."""
         if now.rates is None:
             return [("*", self._claims(now, 0, price.multiplier))]
         levels, which = np.unique(now.rates, return_inverse=True)
@@ -285,7 +285,7 @@ class Accounts:
                 self.witness(self.ledger, self.op(now.t))
 
     def store(self, t: int, release: bytes) -> None:
-        """Fixes the one content that this release will ever have."""
+        """Fixes, in the ledger, the one content that this release will ever have."""
         self.ledger.stored(self.op(t), release)
 
     def publish(self, t: int) -> None:
@@ -343,9 +343,9 @@ class Accounts:
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     def skipping(self, clients: Sequence[int], most: int) -> Iterator[None]:
-        """Tries other participation counts (rounds that a client has paid for) for these clients: 0, 1, ... and at most
-        `most` more than their own records hold. The server counts the rounds in which it asked them, and a client that
-        was cut off has paid for fewer. An iteration to the end restores the counts."""
+        """Iterates over the participation counts that the server may assume for these clients: the rounds that they
+        have paid for, and up to `most` more, since a client that was cut off has paid for fewer rounds than the server
+        asked it in. An iteration to the end restores the counts."""
         paid = {self.payer(k): self.exposures.get(self.payer(k), 0) for k in clients}
         for missed in range(most + 1):
             self.exposures.update({k: many + missed for k, many in paid.items()})

@@ -120,7 +120,7 @@ class Agreement(Fact, extra="forbid"):
         atomic_write(folder / FILE, json.dumps(self.to_json()).encode())
 
     def says(self, other: Agreement) -> bool:
-        """True where both agree in all that a file holds, except the digest of the data."""
+        """True where both agreements are equal, except for the digest of the data."""
         return self.beside(dataset="").to_json() == other.beside(dataset="").to_json()
 
     @classmethod

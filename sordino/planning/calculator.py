@@ -121,9 +121,8 @@ def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **f
 
 
 def bought(multiplier: float, question: Question) -> float:
-    """The epsilon of this noise multiplier in the plan in question, by the accountant that calibrates it
-    (`question.epsilon` is not read).
-    """
+    """The epsilon of a plan with this noise multiplier, by the accountant that calibrates it (`question.epsilon` is not
+    read)."""
     q = question
     check_multiplier(multiplier, "give a multiplier above 0: noise / sensitivity")
     try:
@@ -231,7 +230,7 @@ LIKELY_STEP = 0.1  # step size of a method that does not say
 
 
 def alternatives(phase: PlannedPhase) -> Iterator[tuple[str, list[str]]]:
-    """Name of each alternative, and its changes as arguments of `sordino run`."""
+    """Alternatives to the plan of a phase: the name of each, and its changes as arguments of `sordino run`."""
     experiment, offer = phase.experiment, phase.plan.offer
     if offer is None or experiment.privacy.epsilon is None:
         return
@@ -288,6 +287,6 @@ def _other_gates(phase: PlannedPhase) -> Iterator[tuple[str, list[str]]]:
 
 
 def untouched(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """Overrides without those whose settings the changes set again."""
+    """Overrides, except those whose settings the changes set again."""
     new = [change.partition("=")[0] for change in changes]
     return [o for o in overrides if not any((o.partition("=")[0] + ".").startswith(f"{path}.") for path in new)]

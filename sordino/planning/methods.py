@@ -28,7 +28,7 @@ class Methods:
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem that is learned; refused where the methods cannot learn it."""
+        """The learning problem of the experiment; refused where the methods cannot learn it."""
         found = problem_of(self.experiment)
         check_learns(found, self.experiment, self.phases)
         return found
@@ -85,12 +85,12 @@ class Methods:
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
-    """True where the algorithm's reader opens examples as they are. Another one may depend on the client."""
+    """True where the algorithm's reader gives examples unchanged. Another reader may depend on the client."""
     return type(algorithm.read).open is Open.open
 
 
 def problem_of(experiment: Experiment) -> Problem:
-    """The problem that is learned; refused where the data do not have its labels."""
+    """The learning problem of an experiment; refused where the data do not have its labels."""
     found = build(experiment.task, dict(PROBLEMS), "task")
     name, data = experiment.task["name"], experiment.data
     if found.needs_task_loss and data.source == "quadratic":

@@ -31,8 +31,7 @@ class Loudness(NamedTuple):
 @singledispatch
 def of_reader(reader: object, work: Work, multiplier: float, size: int) -> Loudness | None:
     """Noise and largest signal of the sum of a round's gradients at one client, before the step size; None for a reader
-    that does not tell its noise.
-    """
+    whose noise is not known."""
     return None
 
 

@@ -112,9 +112,8 @@ class Planner:
 
     @cached_property
     def _before(self) -> list[str]:
-        """Notes of the preparation in the worst case: every client takes part in every round that its phases may
-        have.
-        """
+        """Ledger notes of the phases before the training, in the worst case: every client takes part in every round
+        that a phase may have."""
         notes = []
         for phase in self.phase.preparation:
             books = phase.accounts(Accounts, "", MEMORY, "plan", self.only)
@@ -162,8 +161,7 @@ class Planner:
     @cached_property
     def expected_noise(self) -> ExpectedNoise | None:
         """The noise in the mean of a cohort of the expected size, whose clients are weighted by how often the plan
-        draws them; None where nothing is noised, or by a reader that does not tell its noise.
-        """
+        draws them; None where nothing is noised, or by a reader whose noise is not known."""
         phase = self.phase
         plan, algorithm, slow, sizes = phase.plan, phase.algorithm, phase.experiment.stragglers, phase.public.sizes
         if plan.offer is None:

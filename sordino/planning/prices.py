@@ -176,9 +176,8 @@ def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
 
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
-    """Refuses, before a run, a secure sum that its largest round could not add or open, and one whose single uploads
-    the algorithm reads.
-    """
+    """Refuses, before a run, a secure sum that could not add or open the uploads of its largest round, and one whose
+    single uploads the algorithm reads."""
     if uplink.secure is None or uplink.grid is None:
         return
     if reads_each:
@@ -285,9 +284,8 @@ def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) ->
 
 
 def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
-    """Refuses layers that mix examples where somebody is protected, and running statistics that the method does not
-    carry.
-    """
+    """Refuses layers that mix examples where privacy is guaranteed, and running statistics that the method does not
+    carry."""
     if promises or not algorithm.read.plain:  # clients, too, share the network of this process
         check_apart(task)
     if not task.statistics:

@@ -133,7 +133,8 @@ def _record(found: Evidence, best: Guarantee) -> Json:
 
 
 def _number_of_units(found: Evidence, best: Guarantee) -> Json:
-    """Number of privacy units, where it is public: sizes of clients may be not, and how many rows make a person."""
+    """Number of privacy units, where it is public: the sizes of clients may be secret, and so may the number of rows
+    that belong to one person."""
     many = {"client": len(found.public.sizes)}
     if found.experiment.privacy.public_sizes:
         many["example"] = sum(found.public.sizes)
@@ -141,7 +142,7 @@ def _number_of_units(found: Evidence, best: Guarantee) -> Json:
 
 
 def _model(best: Guarantee) -> str:
-    """Trust model by the registry's names. A client that holds rows of several people is trusted by them."""
+    """Trust model in the registry's terms. A client that holds rows of several people is trusted by them."""
     if best.adversary != "server":
         return "Central"
     return "Local" if best.unit == "client" else "Federated"

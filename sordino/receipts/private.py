@@ -5,14 +5,14 @@ A simulation protects nobody, and everything it computes is its result: it has n
 of the digest that stands for the data), which every run keeps beside it for its owner alone. A run with noise of the
 operating system keeps here
 
-    clients.secret   what clients draw from once in a run
-    metrics.jsonl    what an evaluator may see: accuracies and losses on the test data, client by client
-    model.json       how the model is used, where rows decided columns, classes or scale
-    sites.json       at a server: the newest place of its ledger that each site has signed, which it is given back
-    events.jsonl     between sites: who came, was asked and answered, with all addresses and reasons
-    log.txt          what the owner was told of the rows
+    clients.secret   source of the randomness that clients draw once in a run
+    metrics.jsonl    scores for the evaluator: accuracies and losses on the test data, client by client
+    model.json       inputs and outputs of the model, where rows decided columns, classes or scale
+    sites.json       at a server: the newest ledger head that each site has signed, to be returned to the site
+    events.jsonl     between sites: connections, requests and answers, with all addresses and reasons
+    log.txt          remarks about the rows, for their owner
     evaluator-only.html, figures   the page of an evaluator
-    here             which folder this is, so that a copy is noticed before it releases a round again
+    here             identity of this folder, so that a copy is noticed before it releases a round again
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_no_copy(run: Path) -> None:
 
 
 def secret_of(run: Path) -> bytes | None:
-    """Secret from which clients draw randomness that they use all through a run; None in a simulation."""
+    """Secret from which clients draw the randomness that they use all through the run; None in a simulation."""
     place = run / FOLDER / CLIENTS
     return kept(place, KEY) if place.exists() else None
 

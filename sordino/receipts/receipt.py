@@ -99,7 +99,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
 
 
 def _scored(environment: Environment) -> tuple[str, ...]:
-    """Assumptions about test metrics that no row covers."""
+    """Assumptions about test metrics, which no guarantee of the receipt covers."""
     if environment.clients is not None:
         return () if environment.shares_scores else (NOT_SHARED,)
     return (AT_THE_SERVER if environment.site else EVALUATION,)

@@ -171,7 +171,7 @@ def _counts(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[s
 
 
 def _passed_on(found: Environment) -> Environment:
-    """The environment without this machine's paths, because pages are passed on."""
+    """The environment without this machine's paths, since pages are given to others."""
     return found.beside(prepared=Path(found.prepared).name) if found.prepared else found
 
 

@@ -37,9 +37,8 @@ class PlayedCanaries(Fact):
 
 
 class Noticed(Fact):
-    """Power of an audit: by what factor the noise of broken twins was too small, of the twin that was caught and of
-    those that were missed.
-    """
+    """Power of an audit: the factors by which the noise of its broken twins (copies with too little noise) was too
+    small, for the twin that was caught and for those that were missed."""
 
     caught: float | None = None
     missed: tuple[float, ...] = ()

@@ -327,7 +327,8 @@ def _ways(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _unasked(experiment: Experiment) -> object:
-    """[evaluation] without the ways of personalisation asked for: methods are compared by the ways that take effect."""
+    """The [evaluation] table without the requested ways of personalisation: methods are compared by the ways that take
+    effect."""
     return experiment.evaluation.model_copy(update={"personal": []})
 
 

@@ -151,9 +151,8 @@ def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, s
 
 
 def _facts(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
-    """Facts at the ends of finished phases; or the reason why they cannot be read. The bytes sent are reported all the
-    same.
-    """
+    """Results of the finished phases, or the reason why they cannot be read. The bytes sent are reported in both
+    cases."""
     told = Facts()
     for mine in setup.preparation:
         try:

@@ -114,9 +114,8 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
 
 
 def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guarantee]:
-    """Guarantees of all configurations together, against those adversaries for whom every configuration states its
-    claims in the same terms; otherwise steps of several kinds would be compared.
-    """
+    """Guarantees of all configurations together, against those adversaries for whom all configurations make claims
+    about the same units and neighbours; other claims would first have to be converted by group privacy."""
     spoken = [keys for notes in configurations if (keys := _spoken(notes))]
     population = max(notes.population for notes in configurations)
     texts = itertools.chain.from_iterable(notes.texts for notes in configurations)

@@ -1,1 +1,1 @@
-"""Runs: rows, phases and rounds that are played into a folder, and resumed from it."""
+"""Runs: experiments that are executed into a run folder, phase by phase and round by round, and resumed from it."""

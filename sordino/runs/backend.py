@@ -66,9 +66,8 @@ class Backend(ABC):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for the holder of the data alone: they are read off the rows. Between sites each site gets its
-        own.
-        """
+        """Remarks that depend on the rows, and so are for the holder of the data alone. Between sites each site gets
+        its own."""
         return ()
 
     @abstractmethod
@@ -96,7 +95,7 @@ class Backend(ABC):
         return self.setup.whole.agreement(self.dataset)
 
     def federation(self, ledger: Path | str, run: str) -> FederatedServer:
-        """The server's side, on its ledger."""
+        """The server of this phase, with its privacy ledger."""
         return self.setup.federation(self.home, self.dataset, ledger, run)
 
 

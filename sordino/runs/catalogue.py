@@ -128,7 +128,7 @@ def _entry(
 
 
 def _of_method(made: Callable[..., Any]) -> dict[str, Any]:
-    """Description of a method: its paper, its base, and the guarantees of its default gates."""
+    """Description of a method: its paper, its base, and the guarantees of its default reader and uplink."""
     from sordino.algorithms.phases import Phased
     from sordino.algorithms.preset import Preset
 

@@ -91,9 +91,8 @@ class DeclaredData:
 
     @cached_property
     def schema(self) -> TableSchema | None:
-        """The schema of a table; None where columns are inferred from its rows, and for other data. With real noise
-        nothing is inferred in silence.
-        """
+        """The schema of a table; None where columns are inferred from its rows, and for other data. With real noise,
+        columns are inferred only where the experiment says so."""
         data, private = self.data, self.experiment.privacy.real
         if self.given is not None or data.source != "tabular" or data.schema == LEARNED:
             return self.given
@@ -231,7 +230,7 @@ def check_own(data: Data, own: RowSource, classes: bool) -> None:
 
 
 def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
-    """Refuses to leave out rows that lack a value, where real noise could not hide it."""
+    """Refuses to leave out rows with a missing value, where real noise could not hide it."""
     if data.source != "tabular" or data.missing != "drop" or (natural and not sizes_are_public):
         return
     raise UnsoundGuarantee(

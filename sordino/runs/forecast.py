@@ -59,7 +59,7 @@ class Traffic(Fact):
 
 
 class Planned(Traffic, PlanRow):
-    """Plan of an experiment whose rows are at hand."""
+    """Plan of an experiment whose data can be read."""
 
     examples: int
     parameters: int

@@ -72,7 +72,7 @@ def listed(place: Path) -> list[Listed]:
 
 
 def adding_up(found: Sequence[Listed]) -> list[str]:
-    """Warnings about runs that read the same data: their privacy costs add up."""
+    """Warnings about runs on the same data, whose privacy costs add up."""
     real = Counter(one.data for one in found if one.data and one.simulated is False and one.guarantee is not None)
     return [
         f"{count} runs with real noise read the same data ({data}): what they cost adds up, and no row shows the sum. "

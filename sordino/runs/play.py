@@ -174,7 +174,7 @@ def _ended(
 
 
 def _moved(setup: Setup, before: Tree, now: Tree) -> str:
-    """Remark on the model's move in a round without clients: a server with a momentum moves it on."""
+    """Remark on a round without clients in which the model moved all the same, as under a server momentum."""
     was, is_ = (tree.leaves(next(iter(setup.algorithm.models(server).values()))) for server in (before, now))
     if all(map(torch.equal, was, is_)):
         return "the model stays as it was"

@@ -33,9 +33,7 @@ LISTED = 8  # names in a sentence
 
 @dataclass(frozen=True)
 class Population:
-    """The rows of all clients, and those of the server. Members are listed in the order in which rows pass through
-    them.
-    """
+    """The rows of all clients, and those of the server. Attributes stand in the order in which rows are processed."""
 
     experiment: Experiment
     data_key: bytes = field(default=b"", repr=False)  # of the digest that stands for the data
@@ -94,7 +92,7 @@ class Population:
 
     @property
     def kept(self) -> ServerRows:
-        """The server's own examples: for tests, to rank models, and to choose candidates from."""
+        """The server's own examples: for tests, for ranking models, and for choosing candidates."""
         return ServerRows(self.dataset.test, self.reserved.probe, self.reserved.pool)
 
     # clients ----------------------------------------------------------------------------------------------------------

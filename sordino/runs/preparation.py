@@ -45,7 +45,7 @@ Watch = Callable[[Backend, FederatedServer, RoundRow], None]
 
 
 class Prepared(NamedTuple):
-    """The end of the last phase before the training."""
+    """Final state of the last phase before the training."""
 
     server: Tree  # state of the server before the first round of training
     handed: Params | None  # what every client has been given; None if nothing
@@ -98,7 +98,7 @@ def _played(
 
 
 def _write_tables(mine: Backend, place: Path, server: Tree) -> None:
-    """Write the server's findings as tables, from its state alone: written again, they are the same."""
+    """Writes the server's results as tables, computed from its state alone, so that a repeated call writes the same."""
     assert isinstance(mine.setup.algorithm, Phase)
     for name, rows in mine.setup.algorithm.tables(server).items():
         atomic_write(place / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())

@@ -151,9 +151,8 @@ class Share:
         return {k: command.terms[k] for k in sorted(command.terms) if k in self.site.shards}
 
     def _broadcast(self, t: int, message: bytes) -> Tree:
-        """The decoded broadcast, whole even where each client is sent only a part: every rank has everybody's data
-        anyway.
-        """
+        """The decoded broadcast, whole even where each client is sent only a part of it: every rank holds the data of
+        all clients anyway."""
         a, site = self.site.algorithm, self.site
         _, down = wire.decode(message, site.header(t, -1), a.broadcast(a.init(site.task, 0)))
         return down

@@ -104,9 +104,8 @@ class PlayedPhase:
         return self.setup.over(self.at.server) if self.setup.prepares else self.at.t >= self.setup.rounds
 
     def rounds(self, crash: int | None = None) -> Iterator[Outcome]:
-        """Every round that is left, until a stop. `crash`: the round in which the process kills itself on purpose, once
-        budget is reserved.
-        """
+        """Plays every remaining round, until a stop. `crash`: the round in which the process kills itself on purpose,
+        once budget is reserved."""
         while not self.over and not self.stopped():
             t, begin = self.at.t, time.monotonic()
             execute = PowerCut() if t + 1 == crash else self.execute

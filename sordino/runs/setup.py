@@ -195,7 +195,7 @@ class Setup(PlannedPhase):
     def federation(
         self, home: Home, dataset: str, ledger: Path | str, run: str, only: Members = None, reading: bool = False
     ) -> FederatedServer:
-        """The server's side of this phase on its ledger."""
+        """The server of this phase, on its ledger."""
         return self.accounts(partial(FederatedServer, home=home), dataset, ledger, run, only, reading)
 
 

@@ -43,7 +43,7 @@ MANY = 1000  # clients in one message
 
 
 def simulated(experiment: Experiment, data_key: bytes = b"") -> Simulation:
-    """The training of an experiment; unknown words are refused before any data are read."""
+    """Simulation of an experiment's training; unknown names in the settings are refused before any data are read."""
     whole = Methods(experiment).phases
     population = Population(experiment, data_key)
     return Simulation.of(population, len(whole) - 1)

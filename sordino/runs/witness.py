@@ -92,7 +92,8 @@ class Witness:
         return found
 
     def __call__(self, ledger: Ledger, op: str) -> None:
-        """Notes that an operation is about to leave; refuses where a copy of this run has noted something meanwhile."""
+        """Notes that the release of an operation is about to leave; refuses where a copy of this run has noted
+        something meanwhile."""
         if op not in self.noted and not self._note([Departure.of(ledger, op)]):
             raise LedgerError(
                 f"{self.folder} is running at the same time as a copy of it",
@@ -191,7 +192,7 @@ def place_for(run: str, site: str, shared: str = "") -> Path:
 
 
 def needed(setup: PlannedPhase) -> bool:
-    """True for a run with real noise, which cannot be drawn again: it needs a witness."""
+    """True for a run with real noise, which cannot be drawn again: it needs a record of its releases."""
     return setup.policy.real and setup.promising.offer is not None
 
 
@@ -218,7 +219,7 @@ def _rolled_back(folder: Path, many: int) -> LedgerError:
 
 
 def _tell(folder: Path, why: str) -> None:
-    """Write down for the receipt why a run has no witness."""
+    """Records for the receipt why a run has no witness (a record of its releases outside the folder)."""
     mine = RunFolder(folder)
     if mine.environment.unwitnessed != why:
         told = mine.environment.beside(unwitnessed=why)

@@ -107,7 +107,7 @@ def pack(values: Ints, slots: int, layout: Layout) -> list[int]:
 
 
 def unpack(sums: Sequence[int], count: int, size: int, slots: int, layout: Layout) -> Ints:
-    """The `size` signed sums of `count` contributions; refused where `sums` cannot be such sums."""
+    """The `size` signed sums of `count` contributions; refused where `sums` cannot be sums of packed integers."""
     layout.check(count)
     if count < 1:
         raise no_sum("it says that nothing was added", "nothing-added")

@@ -46,7 +46,7 @@ class Ciphertexts:
         return GENERATE[self._stage.scheme](self._stage)
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        """Sum of clients in this process, with a key holder in it."""
+        """Encrypted sum over clients in this process, which also holds the key."""
         watch = Stopwatch()
         with watch("keys"):
             holder = self._holder

@@ -106,7 +106,7 @@ class Masks:
         self._stage, self._layout, self._run = stage, layout, run
 
     def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
-        """Sum of clients in this process."""
+        """Masked sum over clients in this process."""
         beyond, masked, watch = 0, MaskedWords(self._stage, self._layout, len(cohort)), Stopwatch()
 
         def words() -> Iterator[tuple[int, Ints]]:
@@ -142,7 +142,7 @@ class Masks:
 
 
 class ClientsHere:
-    """Clients of a masked round in this process. Those without words have dropped out after sharing."""
+    """Clients of a masked round in this process. Those that upload no words have dropped out after sharing."""
 
     def __init__(
         self, session: Session, clients: Iterable[int], words: Iterable[tuple[int, Integers]], watch: Stopwatch
@@ -189,7 +189,7 @@ class MaskedRound:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Phase and round."""
+        """Phase and round of this masked round."""
         return self.asked.stage, self._command.t
 
     def first(self, asked: Operation) -> Given:
@@ -199,13 +199,14 @@ class MaskedRound:
         return self._gives("round", asked, _all(self._participants.messages("round", [*self._command.terms], [])))
 
     def given(self, asked: Operation, command: Mask) -> Given | None:
-        """Answer to a later message, where it was given before; None where it was not."""
+        """Stored answer to a later message that was answered before; None where it was not."""
         if not command.clients or not all(k in self._participants for k in command.clients):
             raise WireError(f"clients {command.clients} are asked, who have not begun", fix="ignore it", code="others")
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
-        """Answers a later message; `keep` records durably that masked words leave, with the states after them."""
+        """Answers a later message; `keep` records durably that masked words leave, with the clients' states after
+        it."""
         sent = list(map(bytes, asked.messages))
         found = _all(self._participants.messages(command.step, command.clients, sent, self._words(command.clients)))
         if command.step == "inbox":

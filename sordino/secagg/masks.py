@@ -82,7 +82,7 @@ def blend(words: Words, key: bytes, operation: np.ufunc = np.add) -> None:
 
 
 def derive(secret: bytes, context: bytes, label: bytes, *who: int) -> bytes:
-    """A key of 32 bytes for one purpose of one round."""
+    """Derives a key of 32 bytes for one purpose in one round."""
     info = label + struct.pack(f"<{len(who)}I", *who)
     return HKDF(SHA256(), KEY_BYTES, salt=context, info=info).derive(secret)
 
@@ -100,7 +100,7 @@ def agree(own: X25519PrivateKey, peer: bytes) -> bytes:
 
 
 def pair_key(own: X25519PrivateKey, peer: bytes, context: bytes, one: int, other: int) -> bytes:
-    """Key of the stream that one of two clients adds and the other subtracts."""
+    """Derives the key of the mask that one of two clients adds and the other subtracts."""
     return derive(agree(own, peer), context, b"mask", min(one, other), max(one, other))
 
 

@@ -73,7 +73,7 @@ class PaillierPublic:
 
     @cached_property
     def hs(self) -> int:
-        """Number h^n for h = -x^2, x a hash of n, so that no sender of the key can choose it."""
+        """The number h^n for h = -x^2, where x is a hash of n, so that nobody who makes a key can choose h."""
         seed = b"sordino paillier " + self.n.to_bytes(self.bits // 8, "big")
         x = int.from_bytes(hashlib.shake_256(seed).digest(self.bits // 8 + 16), "big")
         return pow(-x * x % self.n, self.n, self.square)

@@ -147,7 +147,8 @@ def _digest(ring: Ring) -> Foreign:
 
 
 def _ends(ring: Ring) -> tuple[bytes, bytes]:
-    """TenSEAL's envelope, a protocol buffer: the number of slots before the ciphertext, CKKS's scale after it."""
+    """The bytes of TenSEAL's envelope (a protocol buffer) before and after a ciphertext: the number of slots, and
+    CKKS's scale."""
     return b"\x0a\x02\x80\x20\x12", b"" if ring.exact else b"\x19" + struct.pack("<d", ring.scale)
 
 

@@ -20,7 +20,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 class Participants:
-    """Clients of one place in one round, as a `Participant` each."""
+    """Clients of one process or site in one round, as a `Participant` each."""
 
     def __init__(self, session: Session, clients: Iterable[int]) -> None:
         self._each = {k: Participant(session, k) for k in sorted(clients)}
@@ -31,9 +31,8 @@ class Participants:
     def messages(
         self, step: str, who: Sequence[int], sent: Sequence[bytes], words: Iterable[tuple[int, Integers]] = ()
     ) -> Iterator[tuple[int, Callable[[], bytes]]]:
-        """Functions that make the message of each of these clients, from what the server has sent them; `words` are
-        masked as they come.
-        """
+        """Functions that make the messages of these clients, from what the server has sent to each; `words` are masked
+        as they come."""
         if step == "inbox":
             boxes = dict(zip(who, sent, strict=True))
             return ((k, partial(self._each[k].masked, boxes[k], each)) for k, each in words)

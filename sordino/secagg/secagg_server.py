@@ -39,7 +39,7 @@ class Aggregator:
         self.sent: dict[int, int] = defaultdict(int)  # bytes of each client
 
     def play(self, take: TakeStep) -> None:
-        """Runs all steps of the protocol before the opening."""
+        """Runs all steps of the protocol up to the opening of the sum."""
         take("round", lambda who: [], self.receive_from)
         roster = self.roster()
         take("roster", lambda who: [roster], self.receive_from)
@@ -88,7 +88,8 @@ class Aggregator:
         return (self._due, *self._session.unpack(data, self._due))
 
     def roster(self) -> bytes:
-        """Ends the step of adverts; returns the message to all clients that sent one."""
+        """Ends the step in which clients advertise their public keys; returns the roster of these keys, which all these
+        clients receive."""
         self._session.check(len(self._heard))
         heard = self._close(MessageKind.ADVERT, MessageKind.SHARES)
         message = self._session.pack(MessageKind.ROSTER, SERVER, [(who, *self._adverts[who]) for who in heard])
@@ -96,14 +97,14 @@ class Aggregator:
         return message
 
     def inboxes(self) -> dict[int, bytes]:
-        """Ends the step of shares; returns the message to each client that sent them."""
+        """Ends the step in which clients send shares of their secrets; returns the shares for each of these clients."""
         heard = self._close(MessageKind.SHARES, MessageKind.MASKED)
         boxes = {who: self._session.pack(MessageKind.INBOX, SERVER, self._inboxes[who]) for who in heard}
         self._inboxes.clear()
         return boxes
 
     def request(self) -> bytes:
-        """Ends the step of uploads; returns the message to all clients that uploaded."""
+        """Ends the step in which clients upload; returns the request for shares, which all these clients receive."""
         shared = self._awaited or set()
         survivors = self._close(MessageKind.MASKED, MessageKind.ANSWER)
         self._request = [(who, who in survivors) for who in sorted(shared)]

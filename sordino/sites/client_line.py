@@ -166,9 +166,8 @@ class _Line:
         proofs: queue.SimpleQueue[bytes | None],
         heard: queue.SimpleQueue[Posted | Exception | None],
     ) -> None:
-        """Prove the identity of this site; put None into `heard` once connected, and then the message, or None where
-        there is none.
-        """
+        """Proves the identity of this site; puts None into `heard` once connected, and then the message, or None where
+        there is none."""
         try:
             challenge = next(call, b"")
             if len(challenge) != grpc_line.CHALLENGE:

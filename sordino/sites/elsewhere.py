@@ -141,7 +141,7 @@ class NodesCarrier(Carrier):
             time.sleep(min(LOOK, left))
 
     def _look(self) -> None:
-        """Take in what has come, and ask the nodes that have nothing to do."""
+        """Takes in the answers that have come, and asks the nodes that have nothing to do."""
         for ticket, data in self._nodes.answers(self._asked).items():
             self._take(self._asked.pop(ticket), data)
         present = set(self._nodes.present())
@@ -202,9 +202,8 @@ def serve_elsewhere(
     moved: bool = False,
     watch: Callable[[Progress], None] | None = None,
 ) -> Ended:
-    """Play a run between sites with the nodes of another program, from where its folder stands to its end. The settings
-    are those of `sordino serve`; `sites`: the list of allowed sites.
-    """
+    """Plays a run between sites, or continues the one in `folder`, where another federated learning program carries the
+    messages to its nodes. The settings are those of `sordino serve`; `sites`: the list of allowed sites."""
     options = ServeOptions(
         experiment=config.load(Path(experiment)),
         agreement=Path(agreement),
@@ -229,7 +228,7 @@ def serve_elsewhere(
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTerms:
-    """Terms on which a site takes part: the experiment and the server that it has accepted, and what is its own."""
+    """Terms on which a site takes part: the experiment and the server that it accepts, and the site's own settings."""
 
     experiment: str | Path
     server_key: str | Path  # the public key of the server
@@ -265,7 +264,7 @@ class SiteElsewhere:
             return b""
 
     def close(self) -> None:
-        """Write the receipt, and let the folder go."""
+        """Writes the receipt, and releases the folder."""
         self._stack.close()
         self.__dict__.pop("_member", None)
 
@@ -336,7 +335,7 @@ def framed(parts: Iterable[bytes]) -> bytes:
 
 
 def unframed(data: bytes, many: int) -> list[bytes]:
-    """The parts of a question or an answer, exactly so many."""
+    """Splits a question or an answer into its parts; refused unless there are exactly `many`."""
     stream = io.BytesIO(data)
     found = [pipes.read(stream) for _ in range(many)]
     parts = [one for one in found if one is not None]

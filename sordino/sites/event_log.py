@@ -65,9 +65,8 @@ class EventLog:
             self.hears(event)
 
     def _bounded(self, event: RunEvent) -> RunEvent | None:
-        """Limit the number of lines that others can cause: `FEW` at once, then one a minute; None where there is no
-        room.
-        """
+        """Limits the number of log lines that other parties can cause: `FEW` at once, then one a minute; None where the
+        limit is reached."""
         now = time.monotonic()
         self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
         self._since = now

@@ -314,10 +314,9 @@ class Rpc(Carrier):
 
     @contextlib.contextmanager
     def _silence(self, hole: _Pigeonhole, call: Foreign, method: str) -> Iterator[None]:
-        """Limit the time until a call sends its first message: one such call per site and method, so that silent
+        """Limits the time until a call sends its first message: only one such call per site and method, so that silent
         callers hold no threads. A new call is turned away, unless the waiting one has had `PROMPT` seconds, or the new
-        one shows the certificate of whoever last proved to be the site and the waiting one shows another.
-        """
+        one alone shows the certificate with which the site last proved its identity."""
         shown, now = _certificate(call), time.monotonic()
         with self._lock:
             before = hole.silent.get(method)

@@ -43,7 +43,7 @@ class Invited(Fact, extra="forbid"):
 
 @dataclass(frozen=True)
 class Invitation:
-    """Invitation, parsed."""
+    """Invitation of a site to a run, parsed."""
 
     told: Invited
 
@@ -98,7 +98,8 @@ def invite(
 
 
 def read(path: Path, with_code: bool = False) -> Invitation:
-    """Read and check an invitation. `with_code`: the reader knows the classes that it names, and lets them run."""
+    """Read and check an invitation. `with_code`: the caller knows the user-defined classes that the invitation names,
+    and lets them run."""
     try:
         return parsed(path.read_bytes(), with_code, str(path))
     except OSError as error:

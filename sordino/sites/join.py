@@ -132,7 +132,8 @@ class Proposed:
         return math.inf if self.worst is None else self.worst.epsilon
 
     def check(self) -> None:
-        """Refuse what this site does not allow: scores that would show training examples, or a plan above its cap."""
+        """Refuses what this site does not allow: sharing scores that would reveal training examples, or a plan above
+        its cap."""
         if self.options.shares_scores:
             check_shared(self.whole.phases[-1].ways)
         most = self.options.max_epsilon
@@ -182,9 +183,8 @@ def join(
 def membership(
     asked: Proposed, consent: Callable[[Proposed], bool], hears: Callable[[RunEvent], None] = lambda event: None
 ) -> Iterator[tuple[Membership, EventLog] | None]:
-    """The site's part of a run, with its folder held; founded at the first time, where the site consents. None where it
-    declined.
-    """
+    """The site's part of a run, with its folder locked; created the first time, if the site consents. None where it
+    declined."""
     asked.check()
     options, folder, known = asked.options, asked.folder, RunFolder(asked.folder).exists
     if known:

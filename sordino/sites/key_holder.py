@@ -87,7 +87,8 @@ class KeyHolder:
         return SignedHead(self.letterhead, lambda: self.place, self._check_returned)
 
     def _check_returned(self, told: str) -> None:
-        """Refuse to go on where a head that this key holder has signed names a sum that its folder does not know."""
+        """Refuses to go on where this key holder has signed a head that names a sum unknown to its folder, which is
+        then an older copy."""
         if not told:
             return
         signed = Place.parse(told)
@@ -102,7 +103,7 @@ class KeyHolder:
             )
 
     def _decline(self, why: str) -> None:
-        """Tell the owner of a refusal, repeated refusals for the same reason only once."""
+        """Reports a refusal to the owner; of repeated refusals for the same reason only the first."""
         if why != self._declined:
             self._declined = why
             self.note(f"warning: this key holder does not do what the server asks: {why}")
@@ -186,7 +187,7 @@ class KeyHolder:
 
     @property
     def was_over(self) -> bool:
-        """True where the server has told the end of the run to this process or an earlier one."""
+        """True where the server has announced the end of the run to this process or an earlier one."""
         return self._ended.exists()
 
     @property

@@ -102,7 +102,7 @@ class Membership(Porter):
         return self.desk.answer(data)
 
     def _site(self, stage: int) -> Site:
-        """Clients of this site, with the states that the last stored answer left."""
+        """Clients of this site, with the states that they had after the last stored answer."""
         setup: Setup = self.whole.phases[stage]
         before = self.whole.phases[Operation.stage_of(self.shelf.last)]  # whose clients left the last states
         start = before.algorithm.init_client(before.task)
@@ -125,14 +125,13 @@ class Membership(Porter):
         return self.purse.pay(asked, command)
 
     def declined(self, error: SordinoError) -> None:
-        """Tell the owner of a refusal, for instance of a forged plan or over a full disk."""
+        """Reports a refusal to the owner, for instance of a forged plan or over a full disk."""
         if error.code != FAILED and not self.head.puts_right(error):  # that one has been told in full
             self.note(RunEvent(event="declined", why=f"{error.what} {error.why}".strip()))
 
     def failed(self, error: SordinoError) -> SordinoError:
-        """Error for the server. Its text, which may repeat a row, is kept from the server unless a message was at
-        fault.
-        """
+        """Error that the server receives. Its text, which may repeat a row, is withheld unless a message was at
+        fault."""
         if isinstance(error, OF_MESSAGES):
             return error
         self.note(RunEvent(event="failed", why=f"{error.what} {error.why}".strip()))
@@ -154,7 +153,7 @@ class Membership(Porter):
 
     @property
     def was_over(self) -> bool:
-        """True where the server has told the end of the run to this process or an earlier one."""
+        """True where the server has announced the end of the run to this process or an earlier one."""
         return self._ended.exists()
 
     @property
@@ -208,9 +207,8 @@ class Membership(Porter):
             append_line(self._rows_of(setup), json.dumps(row.to_json()))
 
     def _rows_of(self, setup: Setup) -> Path:
-        """File for the rows of this site's rounds. With a hidden cohort under real noise it is private: it tells who
-        was drawn.
-        """
+        """File for the metrics of this site's rounds. With a hidden cohort under real noise it is private: it tells who
+        was drawn."""
         if setup.prepares:
             return self._mine.preparation_file
         hidden = setup.policy.secret_cohort

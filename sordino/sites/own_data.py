@@ -34,7 +34,7 @@ class OwnData:
 
     @cached_property
     def _population(self) -> Population:
-        """Population of this client alone, with no examples set aside for a server."""
+        """Data of this client alone, with no examples set aside for a server."""
         data = self.experiment.data.model_copy(
             update={"path": str(self.path), "train": None, "test": None, "probe": None}
         )

@@ -79,7 +79,7 @@ def _leaves(phase: Setup, client: int) -> str:
 
 
 def _protected(phase: Setup, client: int) -> str:
-    """Description of what is done to a message at the site; noise is told though it proves nothing."""
+    """Description of the protection of a message at the site; noise is mentioned even where it proves nothing."""
     uplink, read = phase.algorithm.uplink, phase.algorithm.read
     claims = read.claims(phase.algorithm.work, phase.public.sizes[client], 1.0)
     found = []

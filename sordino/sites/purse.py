@@ -48,9 +48,8 @@ class SignedHead:
         self.behind: LedgerError | None = None  # why this folder may not go on
 
     def begin(self, returned: Sequence[bytes | memoryview]) -> None:
-        """Check the heads that the server returned. A server that has none learns it from the answer, and has to begin
-        again.
-        """
+        """Checks the ledger heads that the server returned. A server that has none learns it from the answer, and has
+        to begin again."""
         try:
             for signed in returned:
                 self._check(self._letterhead.own(bytes(signed)).ledger)
@@ -61,7 +60,7 @@ class SignedHead:
         self._unshown += not self._shown
 
     def require(self) -> None:
-        """Refuse whatever costs budget until the server has returned the head."""
+        """Refuses commands that cost budget until the server has returned the head."""
         if not self._shown or self.behind is not None:
             raise LedgerError(
                 "this side was started again, and has not been asked to begin",
@@ -71,7 +70,8 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """True for a refusal that the server resolves by returning the head, unless it repeatedly does not."""
+        """True for a refusal that ends once the server returns the head, unless the server has failed to do so
+        repeatedly."""
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
@@ -120,14 +120,15 @@ class Purse:
 
     @property
     def place(self) -> str:
-        """Number of rounds whose answers have left this site, and the head of its ledger at the last one."""
+        """Number of rounds whose answers have left this site, and the ledger head at the last one."""
         if self._witness is None or not self._answered:
             return ""
         newest = self._witness.newest or self.training.ledger.place()
         return str(Place(len(self._answered), newest.head))
 
     def check_returned(self, told: str) -> None:
-        """Refuse to go on with a folder that is behind a head that this site has signed and the server has kept."""
+        """Refuses to go on with a folder that is an older copy, behind a head that this site has signed and the server
+        has kept."""
         if self._witness is None or not told:
             return
         signed = Place.parse(told)
@@ -194,7 +195,7 @@ class Purse:
             )
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
-        """Record that the answer to a round, the only one, leaves this site."""
+        """Records that the answer to a round leaves this site; no round has a second answer."""
         assert isinstance(asked.command, Round)
         books, t = self._books[asked.stage], asked.command.t
         if not books.plan.everyone_pays:
@@ -250,7 +251,8 @@ class Purse:
         return replace(command, terms={k: _as_paid(terms, prices[k]) for k, terms in command.terms.items()})
 
     def _check_learned(self, phase: Setup, command: Round, messages: Sequence[bytes | memoryview]) -> None:
-        """Refuse a round, before it is paid for, whose public numbers are outside the bounds of its uplink."""
+        """Refuses a round, before it is paid for, whose public numbers (such as adaptive radii) are outside the bounds
+        of its uplink."""
         if phase.algorithm.uplink.learns:
             for _, down in broadcasts(phase.algorithm, phase.task, phase.header(self._run), command, messages):
                 phase.algorithm.uplink.at(command.t, down)
@@ -283,9 +285,8 @@ class Purse:
         )
 
     def _check_server(self, told: str) -> None:
-        """Refuse a server whose ledger was put back. The ledger only grows: it may not be shorter than before, nor
-        another one of the same length.
-        """
+        """Refuses a server whose ledger was replaced by an older copy. The ledger only grows: it may not be shorter
+        than before, nor another one of the same length."""
         try:
             now = Place.parse(told)
         except ValueError:

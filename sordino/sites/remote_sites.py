@@ -179,9 +179,8 @@ class RemoteSites(Sites):
         return "; ".join(told)
 
     def _due(self, until: float) -> float:
-        """End of a wait. Once a stop is wanted, rounds that can be played again end after `LEAVE` seconds: nothing is
-        lost by it.
-        """
+        """End of a wait. After a stop was requested, rounds that can be played again end within `LEAVE` seconds, since
+        nothing is lost by that."""
         if self.repeats and self.stopped():
             self._stop = min(self._stop, time.monotonic() + LEAVE)
         return min(until, self._stop)
@@ -262,7 +261,8 @@ class RemoteSites(Sites):
         return of
 
     def _introduce(self, peer: str) -> None:
-        """Send a site the messages that must come first, unless it has answered them or has just refused them."""
+        """Sends a site the messages that must come first in a run, unless it has answered them or has just refused
+        them."""
         # in this order: its answer may just have come
         if self._free(peer) and peer not in self._ready and not self._pauses(peer):
             self._begin(peer)
@@ -281,9 +281,8 @@ class RemoteSites(Sites):
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        """Messages that must come first. They return to a site the newest head that it has signed, which it may have
-        lost.
-        """
+        """Messages to a site that must come first. They return the newest ledger head that the site has signed, which
+        it may have lost."""
         if peer not in self.signed:
             return self.prelude
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]

@@ -17,7 +17,7 @@ from sordino.sites.remote_sites import RemoteSites
 
 
 def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
-    """Class of the sites of a phase, as its uplink needs it."""
+    """Class that represents the sites of a phase, depending on the secure sum of its uplink."""
     uplink = setup.algorithm.uplink
     check_between_sites(uplink, setup.stragglers, setup.policy.hidden)
     if uplink.secure is None:

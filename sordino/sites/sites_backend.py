@@ -164,7 +164,7 @@ class SitesEvaluation:
 
 
 def _signed(file: Path) -> Kept:
-    """Newest heads that sites have signed, from the file that keeps them; none where it cannot be read."""
+    """Newest ledger heads that sites have signed, read from the server's file; none where it cannot be read."""
     try:
         return {site: (many, bytes.fromhex(head)) for site, (many, head) in json.loads(file.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):

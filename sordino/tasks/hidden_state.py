@@ -69,7 +69,7 @@ def statistics(net: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def several() -> Iterator[None]:
-    """Turns torch's error on a batch of one example in a batch norm into one that names a fix."""
+    """Turns torch's error on a batch of one example in a batch norm into an error that names a fix."""
     try:
         yield
     except ValueError as error:
@@ -104,7 +104,7 @@ def of_calls(asked: Iterable[object]) -> dict[str, tuple[object, object]]:
 
 
 def _is_library(value: object) -> bool:
-    """True for code of sordino or torch."""
+    """True for code of sordino or torch, as opposed to a user's."""
     module = getattr(value, "__module__", None) or type(value).__module__
     return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
 

@@ -236,7 +236,7 @@ class NetworkOnRows:
 
     @property
     def _values(self) -> Params:
-        """The model's parameters and running statistics at the network's present values."""
+        """Current values of the network's trained parameters and running statistics."""
         return {name: p.detach() for name, p in self._trained} | self._first
 
     @cached_property

@@ -27,7 +27,7 @@ def _convolution(inputs: int, outputs: int, side: int, stride: int, norm: Norm, 
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a short cut, which is a 1x1 convolution where the shapes differ."""
+    """Residual block: two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shapes differ."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm, groups: int) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class AttentionBlock(nn.Module):
 class Transformer(nn.Module):
     """A decoder as in GPT-2, without dropout and with untied output weights.
 
-    `each`: outputs at every place of a text; else for the text, at its last token.
+    `each`: outputs at every position of a text; else one output for the text, at its last token.
     """
 
     def __init__(self, tokens: int, length: int, outputs: int, width: int, layers: int, heads: int, each: bool) -> None:

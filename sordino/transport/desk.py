@@ -76,11 +76,11 @@ class Porter:
         return command
 
     def does(self, asked: Operation) -> Answer | None:
-        """Answer that needs no clients of the site; None for commands that need them."""
+        """Answer to a command that needs no clients of the site; None for commands that need them."""
         return None
 
     def secure(self, stage: int) -> SecureStage | None:
-        """Stage of this phase that adds uploads securely; None where single uploads are read."""
+        """Secure sum of this phase; None where the server reads single uploads."""
         return None
 
     def key(self, stage: int) -> PublicKey:
@@ -247,9 +247,8 @@ class Desk:
             raise
 
     def _kept(self, asked: Operation) -> Given | None:
-        """Stored answer to a round, None where the round is new; refused where it comes before the round answered last
-        and its answer is no longer stored.
-        """
+        """Stored answer to a round, None where the round is new; refused where the round is older than the last one and
+        its answer is no longer stored."""
         if self._shelf is None:
             return None
         found = self._shelf.find(asked.name, asked.digest)

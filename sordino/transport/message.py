@@ -35,7 +35,7 @@ Size = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Heading:
-    """Head of a message: all of it but signature and bodies."""
+    """Head of a message: everything but signature and bodies."""
 
     run: Name
     stage: int  # of the phases of the run
@@ -136,7 +136,7 @@ def peek(data: bytes | memoryview) -> Heading:
 
 
 def each(data: bytes | memoryview) -> Iterator[memoryview]:
-    """Messages that stand one behind another."""
+    """Splits bytes into the messages that follow one another in them."""
     view = memoryview(data).cast("B")
     while view:
         head, text, signature = _opened(view)

@@ -109,7 +109,7 @@ class Sites(Executor):
         self._close()
 
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
-        """Every site scores its own clients, all at once."""
+        """Scores of models by all sites at once, each on its own clients' test examples."""
         message = wire.encode(self.header(t), tuple(models))
         found: Scores = {}
         for peer, letter in self.ask(Score(t, len(models), list(ways)), message).items():
@@ -184,7 +184,7 @@ class Sites(Executor):
         return False
 
     def _due(self, until: float) -> float:
-        """Current deadline of a wait that began with this one; a subclass may end it earlier."""
+        """Current deadline of a wait that was to end at `until`; a subclass may end it earlier."""
         return until
 
     def _ask_others(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> dict[int, int]:
@@ -265,7 +265,7 @@ class Sites(Executor):
     def _writer(
         self, peer: str, command: Command, bodies: Sequence[bytes], ledger: str = "", digest: str = ""
     ) -> Callable[[], bytes]:
-        """Function that writes the message, called each time that it is delivered."""
+        """Function that writes the message to a site, called each time that the message is delivered."""
         told = asdict(command)
         return lambda: self.letterhead.write(peer, self.stage, told, bodies, ledger, digest)
 
@@ -321,7 +321,7 @@ class Sites(Executor):
             self._came[ticket] = found
 
     def _uploads(self, ticket: int, clients: Sequence[int]) -> dict[int, memoryview]:
-        """Messages in an answer, of clients that were asked for only."""
+        """Uploads in an answer, only those of clients that were asked."""
         if isinstance(letter := self._came.pop(ticket), SordinoError):
             return {}
         answer = read_answer(letter.head.said)

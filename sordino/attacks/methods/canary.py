@@ -1,5 +1,5 @@
-"""Nasr et al., S&P 2021 and USENIX Security 2023: the white-box distinguishing game on one client's upload, which is
-released many times.
+"""White-box distinguishing game on one client's upload, which is released many times: Nasr et al., S&P 2021 and USENIX
+Security 2023.
 
 Deviations: the canary is noise with a label at random, one of a client's few images; the other side holds another image
 in its place, or none where the guarantee is about removing an example (zero_out).

@@ -35,7 +35,7 @@ class BesidePublic:
     _draws: Tensor = field(repr=False)  # one key for each row of both
 
     def joint(self, loss: EpisodeLoss, params: Params) -> Params:
-        """The gradient of one loss of (params, sealed rows, public rows, keys)."""
+        """The gradient of one loss of (params, private rows, public rows, keys)."""
         if self._raw is None:
             raise PrivacyError(
                 "a loss that joins sealed and public examples",
@@ -93,9 +93,8 @@ def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
 
 
 def halved(work: Work, size: int, how: How) -> tuple[Work, int]:
-    """The work on sealed rows, and the number of public rows beside each batch; the number of steps stays as it is
-    without public rows.
-    """
+    """The work on private rows, and the number of public rows beside each batch; the number of steps stays as it is
+    without public rows."""
     batch = work.batch(size)
     if how == "half":
         return Work(None, work.count(size), max(1, batch // 2)), max(1, batch // 2)

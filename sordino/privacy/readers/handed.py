@@ -103,7 +103,7 @@ class HandedShard(GuardedShard[Handed]):
 
 
 def _in_fresh_process(compute: Callable[[], Params]) -> Params:
-    """The result of `compute`, called in a fork of this process, which ends with it."""
+    """The result of `compute`, called in a forked process that ends after it."""
     from safetensors.torch import load
 
     with _ONE_AT_A_TIME:

@@ -57,7 +57,7 @@ class NoisyReader(Reader):
     @property
     @abstractmethod
     def mechanism(self) -> NoiseLaw:
-        """The law of the noise."""
+        """The law of the reader's noise."""
 
     @property
     @abstractmethod
@@ -76,7 +76,7 @@ class NoisyReader(Reader):
 
     @property
     def because(self) -> tuple[str, ...]:
-        """Assumptions of the guarantee, part of every claim."""
+        """Assumptions of the guarantee, which are part of every claim."""
         return (SIZES,)
 
     @property

@@ -92,7 +92,7 @@ class EncryptedChannel(Channel, Protocol):
 
 
 class CiphertextHeader(Protocol):
-    """Head of a message of ciphertexts."""
+    """Header of a message of ciphertexts."""
 
     @property
     def count(self) -> int: ...  # of uploads in it

@@ -54,7 +54,7 @@ class RobustStage(Stage, ABC):
 
     @property
     def needs(self) -> int:
-        """The smallest number of uploads in a round for which its theory holds."""
+        """The smallest number of uploads in a round for which the stage's theory holds."""
         return 2 * self.f + 1
 
     @property
@@ -64,7 +64,7 @@ class RobustStage(Stage, ABC):
 
     @abstractmethod
     def kept(self, rows: Rows) -> Rows:
-        """The uploads whose plain mean replaces that of `rows`."""
+        """Replacements of the uploads `rows`, whose plain mean is the robust estimate."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
 
 
 class Gate(Protocol):
-    """Interface of an uplink, as the rules for robust sums need it."""
+    """Interface of an uplink, as far as the rules for robust sums need it."""
 
     @property
     def client(self) -> tuple[Stage, ...]: ...

@@ -239,7 +239,7 @@ def _beyond_integers(links: Links) -> Stage | None:
 
 
 def _quiet(links: Links) -> bool:
-    """True where a secure sum may open with so few uploads that their shares of noise are not enough."""
+    """True where a secure sum may open with so few uploads that their shares of noise add up to too little."""
     survivors = next((stage.survivors for stage in links.client if isinstance(stage, NoiseShare)), 0)
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
 

@@ -47,9 +47,8 @@ class Stage:
         return x
 
     def decode(self, y: Tree, like: Tree) -> Tree:
-        """The sum of what was given to `encode`, from the sum `y` of what it returned; `like` has the structure of the
-        result.
-        """
+        """The sum of the inputs of `encode`, computed from the sum `y` of its outputs; `like` has the structure of the
+        result."""
         return y
 
     @property

@@ -84,9 +84,8 @@ class Uplink(Links):
         return bound
 
     def fitted(self, coordinates: int, least: float) -> Uplink:
-        """The same uplink, whose per-coordinate noise knows the size of the model and the smallest weight of a
-        cohort.
-        """
+        """Copy of the uplink, whose per-coordinate noise is fitted to the size of the model and the smallest weight of
+        a cohort."""
         if self.per_coordinate is None:
             return self
         clipped = self.bound(coordinates).l1 / self.scale

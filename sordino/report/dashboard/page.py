@@ -213,7 +213,7 @@ def of_event(event: RunEvent) -> dict[str, str]:
 
 
 def happened(event: RunEvent) -> Html:
-    """One event as a line of HTML."""
+    """HTML of one event, as a line."""
     return tag("li", _clock(event.at), " ", event.words, class_=event.event.replace(" ", "-"))
 
 

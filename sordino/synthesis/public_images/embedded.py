@@ -115,9 +115,8 @@ def shows(of: int, classes: int, count: int, bad: float, key: keys.Key) -> Array
 
 
 def _anyone(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
-    """A random row for each image, of the class that it really shows; every row of a class is used once before any
-    repeats.
-    """
+    """A random row for each image, of the class that the image really shows; every row of a class is used once before
+    any repeats."""
     taken = np.zeros(len(shown), np.int64)
     for of, own in enumerate(rows):
         at = np.flatnonzero(shown == of)

@@ -271,9 +271,7 @@ class Ask(
         return wishes.device[wishes.device >= 0].tolist()
 
     def broadcast(self, s: Asking) -> Wishes:
-        """The first waiting slot of every device and of every class, because an answer names its class, not its
-        device.
-        """
+        """The first waiting request to every device, and for every class: an answer names its class, not its device."""
         device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
         for i, (label, place, state) in enumerate(
             zip(s.slots.tolist(), s.place.tolist(), s.state.tolist(), strict=True)

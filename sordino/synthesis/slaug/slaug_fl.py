@@ -74,7 +74,7 @@ class Settings(SlaugFL):
     share: float = 0.2  # of a budget, for each phase of the preparation
 
     def recipe(self) -> Recipe:
-        """Recipe by which the server makes the generator."""
+        """Settings by which the server trains the generator."""
         diversity = self.diversity if isinstance(self.diversity, float) else None
         gan = acgan.AcganSettings(self.gan_epochs, self.gan_batch, self.gan_lr, weight_decay=self.gan_decay)
         match = matching.MatchingSettings(
@@ -157,7 +157,7 @@ if TYPE_CHECKING:
 
 
 class Holding(NamedTuple):
-    """State of the server between rounds."""
+    """State of the server between rounds, for a server that computes the prototypes itself."""
 
     x: Params
     prototypes: Tensor
