@@ -1,1 +1,1 @@
-"""Runs: experiments that are executed into a run folder, phase by phase and round by round, and resumed from it."""
+"""Runs: experiments that are executed into a run folder, round by round, and resumed from it."""
