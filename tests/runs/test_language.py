@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 import sordino
 from sordino import config
@@ -109,6 +111,38 @@ def test_texts_in_memory_are_tokens_already(tmp_path: Path) -> None:
         with pytest.raises(SordinoError) as refused:
             sordino.run(data=rows, **{**made, **learned, **wrong}, out=tmp_path / "wrong")
         assert refused.value.code == ("no-such-scaling" if "task" not in wrong else "own-rows-unfit")
+
+
+class TwoHeads(nn.Module):
+    """A network whose second head no loss of the library sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.head, self.other = nn.Flatten(), nn.Linear(64, 10), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.flat(x))  # type: ignore[no-any-return]
+
+
+def with_both(model: nn.Module, rows: Any, round: int) -> nn.Module:
+    flat = rows.x.flatten(1)
+    loss = nn.functional.cross_entropy(model.head(flat) + model.other(flat), rows.y)  # type: ignore[operator]
+    step = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss.backward()
+    step.step()
+    return model
+
+
+def test_a_parameter_that_nothing_trains_is_refused_before_round_one(tmp_path: Path) -> None:
+    made: dict[str, Any] = {"model": TwoHeads, "rounds": 1, "partition": {"scheme": "iid", "clients": 2}}
+    for method, privacy in (("fedavg", {}), ("gaussian_gdp", {"epsilon": 1.0, "delta": 1e-5})):
+        with pytest.raises(SordinoError) as refused:
+            sordino.run(**made, algorithm={"name": method}, privacy=privacy, out=tmp_path / "refused")
+        assert refused.value.code == "unused-parameter"
+        assert "other" in refused.value.what
+        assert not (tmp_path / "refused").exists()
+    # somebody's own training may well use it
+    assert sordino.run(**made, train=with_both, privacy={}, out=tmp_path / "run").accuracy is not None
 
 
 def test_sites_train_what_the_simulation_trains(tmp_path: Path) -> None:
