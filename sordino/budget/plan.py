@@ -8,9 +8,10 @@ multiplier, and refuses what no longer fits. Everything in it is public. Clients
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import add
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -179,11 +180,24 @@ class Plan:
             for exposure in range(times if self.budget is not None else 1):  # a typed price is the same for all
                 self.price(client, exposure, self.currency.zero())
 
+    def prices(self, client: int) -> Iterator[Price]:
+        """Prices of all participations of a client that takes part, and spends, as much as it may."""
+        spent, last = self.currency.zero(), None
+        for exposure in range(self.exposures[client]):
+            if (price := self.price(client, exposure, spent, stalled=True, last=last)) is None:
+                return
+            spent, last = tuple(map(add, spent, price.charge)), price.charge
+            yield price
+
+    @property
+    def different(self) -> list[int]:
+        """One client of each kind of clients that have the same prices."""
+        levels = None if self.budget is None else self.budget.personal
+        return [client for client, _ in kinds(self.exposures, self.reads, *([] if levels is None else [levels]))]
+
     def _kinds(self) -> list[tuple[int, int]]:
         """Number of participations, and first client, of every group of clients that have the same prices."""
-        levels = None if self.budget is None else self.budget.personal
-        found = kinds(self.exposures, self.reads, *([] if levels is None else [levels]))
-        return [(self.exposures[client], client) for client, _ in found]
+        return [(self.exposures[client], client) for client in self.different]
 
     @cached_property
     def quietest(self) -> float:

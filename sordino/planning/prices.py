@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import add
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from sordino.accounting.statement import lacking
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import OtherReads
-from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, kinds, shared_currency
+from sordino.budget.plan import Budget, Plan, draft, exactly_gaussian, shared_currency
 from sordino.budget.schedules import Adaptive
 from sordino.config import Privacy
 from sordino.errors import ConfigError, EmptyClient, InvalidBudget, UnsoundGuarantee
@@ -152,7 +151,7 @@ def check_price(plan: Plan) -> None:
     if not (own := list(user_code.parts(offer.mechanism))):
         return
     whole = replace(plan, portion=1.0)  # other phases have no share in what a law costs
-    for client, _ in kinds(plan.exposures, plan.reads, *([] if budget.personal is None else [budget.personal])):
+    for client in plan.different:
         released = compact(_priced(whole, offer, client))
         stated = best(released, budget.ideal, offer.subject.neighbours).epsilon
         if stated > (granted := budget.of(client)) * (1 + 1e-6):
@@ -166,11 +165,7 @@ def check_price(plan: Plan) -> None:
 
 def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
     """Events of all participations of a client that takes part, and spends, as much as it may."""
-    spent, last = plan.currency.zero(), None
-    for exposure in range(plan.exposures[client]):
-        if (price := plan.price(client, exposure, spent, stalled=True, last=last)) is None:
-            return
-        spent, last = tuple(map(add, spent, price.charge)), price.charge
+    for price in plan.prices(client):
         event = offer.mechanism.event(price.multiplier)
         yield Repeat(Poisson(offer.rate, event) if offer.rate < 1 else event, plan.reads[client])
 
@@ -349,13 +344,12 @@ def check_secure(
     if noise is None or grid is None:
         return
     population = len(plan.exposures)
-    first = next((k for k in range(population) if plan.exposures[k]), 0)
-    price, bound = plan.price(first, 0, plan.currency.zero()), uplink.bound(coordinates)
-    if price is not None and noise not in uplink.client[: uplink.client.index(grid)]:
-        noise.check_width(bound, price.multiplier)
+    multipliers, bound = [p.multiplier for k in plan.different for p in plan.prices(k)], uplink.bound(coordinates)
+    if multipliers and noise not in uplink.client[: uplink.client.index(grid)]:
+        noise.check_width(bound, min(multipliers))
         if isinstance(noise, NoiseShare):
             most = population if cohort.hidden else round(cohort.expected(population))
-            check_room(grid.layout, most, noise.room(bound, price.multiplier))
+            check_room(grid.layout, most, noise.room(bound, max(multipliers)))
     if secure is None:
         return
     if cohort.hidden and uplink.central:

@@ -167,6 +167,13 @@ SUMS = [
         "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
     ),
     one(
+        "noise that gets too narrow is noticed when it does",
+        "planning/prices.py",
+        "noise.check_width(bound, min(multipliers))",
+        "noise.check_width(bound, max(multipliers))",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start",
+    ),
+    one(
         "Laplace noise on integers has the discrete law, which composes to more",
         "privacy/noise/distributions.py",
         "return rounded_laplace(source, count, scale)",

@@ -109,6 +109,13 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "noise-too-narrow",
         up([CLIP, {"name": "quantise", "bits": 8}, {"name": "secagg"}], [CENTRAL]),
     ),
+    "central noise that has too few steps in a later round": (  # 4,574 in the first, 2,287 in the last
+        "noise-too-narrow",
+        {
+            **up([CLIP, {"name": "quantise", "bits": 11}, {"name": "secagg"}], [CENTRAL]),
+            **budget(schedule={"name": "linear_back"}),
+        },
+    ),
     "a client's noise of few steps of the grid": (
         "noise-too-narrow",
         up([CLIP, {"name": "quantise", "bits": 8}, NOISE]),
