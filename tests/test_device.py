@@ -12,7 +12,8 @@ import torch
 from sordino import device, keys
 from sordino.config import Experiment, validate
 from sordino.engine.executor import check_between_machines, device_of
-from sordino.errors import ConfigError, OwnCodeError
+from sordino.errors import ConfigError
+from sordino.privacy.readers import handed
 from sordino.privacy.uplink.sensing import cosines, matrix
 from sordino.runs import run
 from tests.laws.cases import BY_NAME, CASES
@@ -41,9 +42,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Experim
 
 
 def alike(name: str, executor: str = "auto") -> Experiment:
-    case = BY_NAME[name]  # on an accelerator a training function shares the process of the run
-    shared = {"read": {"name": "handed", "process": "shared"}} if case.algorithm["name"] == "trainer" else {}
-    return case.experiment(engine={"executor": executor, "workers": 1, "precision": "fp32"}, **shared)
+    return BY_NAME[name].experiment(engine={"executor": executor, "workers": 1, "precision": "fp32"})
 
 
 @pytest.mark.one_fast
@@ -162,11 +161,13 @@ def test_sites_and_hosts_have_none() -> None:
     assert error.value.code == "device-of-one-process"
 
 
-def test_a_fork_in_which_torch_does_not_differentiate_says_so(tmp_path: Path) -> None:
-    """It knows of an accelerator, and has differentiated in this process."""
+def test_where_a_fork_does_not_differentiate_a_clean_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process knows of an accelerator, and has differentiated."""
+    monkeypatch.setattr(handed, "_CANNOT_FORK", set[str]())
     torch.ones(2, requires_grad=True).sum().backward()
-    with pytest.raises(OwnCodeError) as error:
-        finished(BY_NAME["trainer"].experiment(), tmp_path / "run")
-    assert error.value.code == "no-fresh-process"
+    apart = finished(BY_NAME["trainer"].experiment(), tmp_path / "run")
+    assert {handed.NO_FORK} == handed._CANNOT_FORK
     read = {"name": "handed", "process": "shared"}
-    assert finished(BY_NAME["trainer"].experiment(read=read), tmp_path / "shared").ledger
+    assert apart.model == finished(BY_NAME["trainer"].experiment(read=read), tmp_path / "shared").model

@@ -8,22 +8,26 @@ from the run, the round and the client. `local` is thus whatever the function do
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from safetensors.torch import save
 
 from sordino import keys, tree, user_code
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.fedavg import Server, Up
 from sordino.algorithms.optional import Estimates, FitsData, Home, Known, OtherReads
+from sordino.device import on_gpu
 from sordino.errors import ConfigError, OwnCodeError
 from sordino.keys import Key
-from sordino.privacy.readers.handed import Handed, HandedShard
+from sordino.privacy.readers.handed import FORK_CANNOT, Handed, HandedShard
 from sordino.privacy.uplink import Uplink
-from sordino.tasks.architecture import seeded
+from sordino.tasks.architecture import Architecture, seeded
 from sordino.types import Examples, Params, Reader, Received, Shard, Task, Work
 
 if TYPE_CHECKING:
@@ -73,6 +77,8 @@ class Trainer(
 
     def init_client(self, task: Task) -> tuple[()]:
         _ = self._function  # one that is missing is missed before the first round
+        if on_gpu() and self.read == Handed() and self._apart(task) is None:
+            raise OwnCodeError(**FORK_CANNOT)
         return ()
 
     def broadcast(self, s: Server) -> Server:
@@ -83,17 +89,23 @@ class Trainer(
 
     def local(self, task: Task, down: Server, c: tuple[()], shard: Shard, key: Key) -> tuple[Up, tuple[()]]:
         assert isinstance(shard, HandedShard), "a plan refuses every other reader"
-        train, t = self._function, int(down.round)
+        train, t, word = self._function, int(down.round), keys.word(key)
 
         def trained(rows: Examples) -> Params:
-            with seeded(keys.word(key)), torch.enable_grad(), user_code.blamed():
-                model = task.module(down.x)
-                held = {n: v.clone() for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-                frozen = {name for name, p in model.named_parameters() if name not in down.x}
-                returned = train(model, rows, t)
-                return _tensors(returned, down.x, held, frozen)
+            return trained_by(train, task.module(down.x), down.x, rows, t, word)
 
-        return Up(tree.sub(shard.handed(trained), down.x)), ()
+        apart = None
+        if (made := self._apart(task)) is not None:
+            told = {"of": self.of, "round": t, "seed": word, "architecture": asdict(made), "names": list(down.x)}
+            apart = partial(request, told, task.state_dict(down.x), down.x)
+        return Up(tree.sub(shard.handed(trained, apart), down.x)), ()
+
+    def _apart(self, task: Task) -> Architecture | None:
+        """The architecture from which another process builds the network; None where it, or the function, is known in
+        this one alone.
+        """
+        made: Architecture | None = getattr(task, "architecture", None)
+        return None if made is None or any(map(user_code.is_lent, (self.of, made.name))) else made
 
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return Server(tree.add(s.x, r.mean.delta), s.round + 1)
@@ -106,15 +118,43 @@ class Trainer(
 
     @property
     def _function(self) -> Callable[[nn.Module, Examples, int], object]:
-        found: Callable[[nn.Module, Examples, int], object] = user_code.load(self.of, "training function")
-        if not callable(found) or isinstance(found, type):
-            raise ConfigError(
-                f"algorithm.of = {self.of!r} is no function",
-                why="it is called with the network, the rows of a client and the number of the round",
-                fix="write def train(model, rows, round), which returns the model",
-                code="trainer-not-a-function",
-            )
-        return found
+        return function_named(self.of)
+
+
+def function_named(name: str) -> Callable[[nn.Module, Examples, int], object]:
+    found: Callable[[nn.Module, Examples, int], object] = user_code.load(name, "training function")
+    if not callable(found) or isinstance(found, type):
+        raise ConfigError(
+            f"algorithm.of = {name!r} is no function",
+            why="it is called with the network, the rows of a client and the number of the round",
+            fix="write def train(model, rows, round), which returns the model",
+            code="trainer-not-a-function",
+        )
+    return found
+
+
+def trained_by(
+    train: Callable[[nn.Module, Examples, int], object],
+    model: nn.Module,
+    given: Params,
+    rows: Examples,
+    t: int,
+    seed: int,
+) -> Params:
+    """The trained values of a model by the names of `given`, as the function returns them."""
+    with seeded(seed), torch.enable_grad(), user_code.blamed():
+        held = {n: v.clone() for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+        frozen = {name for name, p in model.named_parameters() if name not in given}
+        return _tensors(train(model, rows, t), given, held, frozen)
+
+
+def request(told: Mapping[str, Any], state: Params, given: Params, rows: Examples) -> tuple[str, bytes]:
+    """A call of a training function in a clean process (see `clean_process`)."""
+    parts = {"state": state, "given": given, "rows": rows._asdict()}
+    tensors = {
+        f"{part}/{name}": v.detach().cpu().contiguous().clone() for part, of in parts.items() for name, v in of.items()
+    }
+    return "sordino.algorithms.clean_process", json.dumps(told).encode() + b"\n" + save(tensors)
 
 
 def _tensors(returned: object, given: Params, held: Params, frozen: Set[str]) -> Params:

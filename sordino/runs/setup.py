@@ -67,6 +67,7 @@ class Whole(PlannedRun):
             precision=torch.bfloat16 if decided(experiment.engine, training).precision == "bf16" else torch.float32,
             augment=experiment.data.augment,
             keeps=self.architecture.is_own and not experiment.model.get("reset", False),
+            architecture=self.architecture,
         )
         made = self.methods.problem.built(net, inputs, loss, public.called_classes)
         wants = OtherReads.of(training).wants

@@ -22,6 +22,7 @@ from sordino.device import drawing, on_gpu
 from sordino.errors import ConfigError
 from sordino.fast.for_all import transforming
 from sordino.privacy.readers.per_example_gradients import Recorder
+from sordino.tasks.architecture import Architecture
 from sordino.tasks.augment import AUGMENT
 from sordino.tasks.features import Head, of_chain
 from sordino.tasks.hidden_state import check_adapters, check_tables, coupling, of_calls, several, statistics, still
@@ -45,6 +46,18 @@ class InputSettings(NamedTuple):
     precision: torch.dtype = torch.float32
     augment: str = "none"
     keeps: bool = False  # training starts from the network's own values, and not from drawn ones
+    architecture: Architecture | None = None  # from which another process builds the network
+
+
+def handed_out(net: nn.Module, state: Params) -> nn.Module:
+    """The network with this `state_dict`, for training that is not the library's: in training mode, with dropout from
+    torch's own generator.
+    """
+    for one in net.modules():
+        if isinstance(one, Dropout):
+            one.keyed = False
+    net.load_state_dict(state)
+    return net.train()
 
 
 class NetworkOnRows:
@@ -52,7 +65,7 @@ class NetworkOnRows:
 
     def __init__(self, net: nn.Module, inputs: InputSettings, written_out: bool = True) -> None:
         """`written_out`: whether the gradient of the loss is written out, so that no autograd graph is needed."""
-        name, shape, mean, std, image, precision, augment, keeps = inputs
+        name, shape, mean, std, image, precision, augment, keeps, self.architecture = inputs
         self.name = name
         self._augment = AUGMENT[augment]
         self._net, self._image, self._shape = net, image, shape
@@ -115,15 +128,8 @@ class NetworkOnRows:
         return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
 
     def module(self, params: Params) -> nn.Module:
-        """A copy of the network at these parameters, for training that is not the library's: in training mode, with
-        dropout from torch's own generator.
-        """
-        made = copy.deepcopy(self._net)
-        for one in made.modules():
-            if isinstance(one, Dropout):
-                one.keyed = False
-        made.load_state_dict(self.state_dict(params))
-        return made.train()
+        """A copy of the network at these parameters, for training that is not the library's."""
+        return handed_out(copy.deepcopy(self._net), self.state_dict(params))
 
     def inputs(self, x: Tensor) -> Tensor:
         """Rows as the network takes them: (x - mean) / std, images as [n, c, h, w]."""

@@ -16,6 +16,7 @@ from sordino.errors import ConfigError, DataError
 from sordino.fast.factored import ClientRows, Part, Ready
 from sordino.fast.graphs import replayed
 from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_by_one, slow_medians, slow_sum
+from sordino.tasks.architecture import Architecture
 from sordino.tasks.hidden_state import remembered, several
 from sordino.tasks.losses import CrossEntropy, LossFunction, WrittenLoss, bits
 from sordino.tasks.nets import bounded
@@ -276,11 +277,12 @@ class Classification(Supervised):
         labels: int | None = None,
         loss: LossFunction | None = None,
         keeps: bool = False,
+        architecture: Architecture | None = None,
     ) -> None:
         """`labels`: number of classes, if the network has more outputs; `loss`: a loss per example that replaces
         cross-entropy; `keeps`: training starts from the network's own values, not from drawn ones.
         """
-        inputs = InputSettings(name, shape, mean, std, image, precision, augment, keeps)
+        inputs = InputSettings(name, shape, mean, std, image, precision, augment, keeps, architecture)
         super().__init__(net, inputs, CrossEntropy() if loss is None else loss)
         self._labels = labels
         self.feature_radius = bounded(net) if loss is None else None  # it speaks of cross-entropy

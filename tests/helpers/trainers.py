@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -35,3 +37,11 @@ def draws(model: nn.Module, rows: Examples, round: int) -> nn.Module:
     """Draws from the global generators, as training in other libraries does."""
     order = torch.randperm(len(rows.y))[: len(rows.y) // 2 + 1]
     return sgd(model, Examples(rows.x[order], rows.y[order]), round)
+
+
+def fails(model: nn.Module, rows: Examples, round: int) -> nn.Module:
+    raise ValueError("it fails")
+
+
+def ends(model: nn.Module, rows: Examples, round: int) -> nn.Module:
+    os._exit(3)

@@ -135,8 +135,8 @@ TOGETHER = [
     one(
         "a training function that is called where it has been called before",
         "privacy/readers/handed.py",
-        "return _in_fresh_process(lambda: to(",
-        "return (lambda compute: compute())(lambda: to(",
+        "return _in_fresh_process(lambda: to(rows))",
+        "return to(rows)",
         f"{TRAINER}::test_nothing_of_one_client_reaches_the_next",
     ),
     one(

@@ -4,7 +4,8 @@ No guarantee for single examples follows: what the function does with them is no
 needs only what the uplink does with the tensors, as long as nothing of one client stays behind for the next. So the
 function runs in a process of its own for each client and round: a fork of this one, in which it was never called and
 which ends with the answer. What it keeps in memory is gone; files and other machines are beyond that, and the claims
-say so.
+say so. Where this process has used an accelerator, a fork of it cannot compute: then the function is called in a fork
+of a clean process, which holds nothing but what it has imported.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import importlib
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -26,20 +29,28 @@ import torch
 
 from sordino import user_code
 from sordino.accounting.events import NonPrivate
-from sordino.device import on_gpu
+from sordino.device import CPU
 from sordino.errors import ConfigError, OwnCodeError, PrivacyError, SordinoError
 from sordino.privacy.readers.private_reader import GuardedShard
 from sordino.types import Claim, Examples, Grant, Offer, Params, Reader, Shard, Task, Work
 
 HANDED = "a client's rows are handed to a function that is trusted with them"
-_FORK_CANNOT = {
+NO_FORK = "no-fresh-process"
+FORK_CANNOT = {
     "what": "torch does not differentiate in a process of its own for each client",
-    "why": "it sees an accelerator, and has differentiated in this process before the run: no fork of it can any more",
-    "fix": 'start the run in a new process (`sordino run`), or set read = {name = "handed", process = "shared"}',
-    "code": "no-fresh-process",
+    "why": "this process has used an accelerator, or has differentiated where it sees one: no fork of it can any more; "
+    "and a clean process has no function and no network of a Python session",
+    "fix": "put both into a file (`module:function`), start the run in a new process (`sordino run`), or set "
+    'read = {name = "handed", process = "shared"}',
+    "code": NO_FORK,
 }
+MOST_IMPORTS = 1000  # names, as many as one message holds; the rest comes with them
+STATUS = 16  # bytes, at most, in which a clean process tells how a fork has ended
+Elsewhere = Callable[[Examples], tuple[str, bytes]]  # makes the module and the request of a call from rows
+_CANNOT_FORK = set[str]()  # not empty where a fork of this process has told so
 # forks, so that none inherits the pipe of another; calls in this process, which share its random generators
 _ONE_AT_A_TIME = threading.Lock()
+_CLEAN: dict[str, _Clean] = {}  # clean processes, by module
 
 
 @dataclass(frozen=True)
@@ -59,14 +70,13 @@ class Handed(Reader):
         return 0
 
     def check(self, work: Work, task: Task) -> None:
-        if self.process == "fresh" and (on_gpu() or not sys.platform.startswith("linux")):
+        if self.process == "fresh" and not sys.platform.startswith("linux"):
             raise ConfigError(
-                'read.process = "fresh" ' + ("in a run on a GPU" if on_gpu() else "on this system"),
-                why="a process for each client is a fork of this one, in which a GPU is lost, and which only Linux "
-                "libraries survive",
+                'read.process = "fresh" on this system',
+                why="a process for each client is a fork, which only Linux libraries survive",
                 fix='set read = {name = "handed", process = "shared"}: the guarantee of a client then rests on the '
-                "function keeping nothing between them; or leave engine.device out, and let the function use the GPU",
-                code="no-fresh-process",
+                "function keeping nothing between them",
+                code=NO_FORK,
             )
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
@@ -93,19 +103,29 @@ class HandedShard(GuardedShard[Handed]):
             code="rows-only",
         )
 
-    def handed(self, to: Callable[[Examples], Params]) -> Params:
-        """The tensors that `to` computes from the rows, which it gets as the network takes them."""
+    def handed(self, to: Callable[[Examples], Params], elsewhere: Elsewhere | None = None) -> Params:
+        """The tensors that `to` computes from the rows, which it gets as the network takes them; `elsewhere` does the
+        same in a clean process, where a fork of this one cannot.
+        """
         x, y = self._examples
+        rows = Examples(self._task.inputs(x), y.clone())
         if self._reader.process == "shared":
             with _ONE_AT_A_TIME:
-                return to(Examples(self._task.inputs(x), y.clone()))
-        return _in_fresh_process(lambda: to(Examples(self._task.inputs(x), y.clone())))
+                return to(rows)
+        if rows.x.device.type == CPU and not _CANNOT_FORK:
+            try:
+                return _in_fresh_process(lambda: to(rows))
+            except OwnCodeError as error:
+                if error.code != NO_FORK:
+                    raise
+                _CANNOT_FORK.add(NO_FORK)
+        if elsewhere is None:
+            raise OwnCodeError(**FORK_CANNOT)
+        return {name: value.to(rows.x.device) for name, value in _in_clean_process(*elsewhere(rows)).items()}
 
 
 def _in_fresh_process(compute: Callable[[], Params]) -> Params:
-    """The result of `compute`, called in a forked process that ends after it."""
-    from safetensors.torch import load
-
+    """The result of `compute`, called in a fork of this process that ends after it."""
     with _ONE_AT_A_TIME:
         read, write = os.pipe()
         sys.stdout.flush()
@@ -114,7 +134,7 @@ def _in_fresh_process(compute: Callable[[], Params]) -> Params:
             warnings.simplefilter("ignore", DeprecationWarning)
             parent, child = os.getpid(), os.fork()
         if not child:
-            _answer(compute, write, parent)
+            answer(compute, write, parent)
         os.close(write)
     try:
         with os.fdopen(read, "rb") as pipe:
@@ -124,15 +144,94 @@ def _in_fresh_process(compute: Callable[[], Params]) -> Params:
         raise
     finally:
         _, status = os.waitpid(child, 0)
+    told, found = _understood(said, os.waitstatus_to_exitcode(status))
+    _import(told["imported"])
+    return found
+
+
+def _understood(said: bytes, status: int) -> tuple[dict[str, Any], Params]:
+    """What a process has answered, and its tensors; or the error that it has met."""
+    from safetensors.torch import load
+
     head, _, tensors = said.partition(b"\n")
     if not head:
-        raise _ended(os.waitstatus_to_exitcode(status))
+        raise _ended(status)
     told = json.loads(head)
     if "refused" in told:
         raise OwnCodeError(**told["refused"])
-    _import(told["imported"])
     found = load(tensors)
-    return {name: found[name] for name in told["names"]}
+    return told, {name: found[name] for name in told["names"]}
+
+
+class _Clean:
+    """A clean process: it was started with nothing of this one, and forks for each call before it is told anything.
+
+    For each call it is handed one end of a pair of sockets, through which its fork reads and answers.
+    """
+
+    def __init__(self, module: str) -> None:
+        """`module`: answers calls (see `forking`)."""
+        mine, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", module, str(its.fileno())]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], process_group=0
+        )
+        its.close()
+        self._line, self._owner, self._imports = mine, os.getpid(), list[str]()
+
+    @property
+    def usable(self) -> bool:
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def __call__(self, request: bytes) -> Params:
+        mine, its = socket.socketpair()
+        with mine:
+            with its:
+                socket.send_fds(self._line, [json.dumps(self._imports).encode()], [its.fileno()])
+            mine.sendall(request)
+            mine.shutdown(socket.SHUT_WR)
+            with mine.makefile("rb") as stream:
+                said = stream.read()
+        status = self._line.recv(STATUS)
+        told, found = _understood(said, int(status or b"1"))
+        self._imports = told["imported"][:MOST_IMPORTS]
+        return found
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._line.close()
+
+
+def _in_clean_process(module: str, request: bytes) -> Params:
+    with _ONE_AT_A_TIME:
+        if not (known := _CLEAN.get(module)) or not known.usable:
+            known = _CLEAN[module] = _Clean(module)
+        try:
+            return known(request)
+        except OwnCodeError:
+            raise
+        except BaseException:  # what it would answer to the next call is unknown
+            known.end()
+            raise
+
+
+def forking(line: socket.socket, compute: Callable[[bytes], Params]) -> None:
+    """Main loop of a clean process: a fork for each call, which alone reads what the call says."""
+    while True:
+        said, ends, _, _ = socket.recv_fds(line, 1 << 20, 1)
+        if not ends:  # whoever asks is gone
+            return
+        _import(json.loads(said))
+        (end,), parent = ends, os.getpid()
+        if not (child := os.fork()):
+            line.close()
+            with open(end, "rb", closefd=False) as stream:
+                answer(lambda: compute(stream.read()), end, parent)
+        os.close(end)
+        _, status = os.waitpid(child, 0)
+        line.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _ended(status: int) -> OwnCodeError:
@@ -144,8 +243,8 @@ def _ended(status: int) -> OwnCodeError:
     )
 
 
-def _answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
-    """Main function of the fork: sends the tensors, or the error, and exits without the parent's cleanup."""
+def answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
+    """Main function of a fork: sends the tensors, or the error, and exits without the parent's cleanup."""
     from safetensors.torch import save
 
     try:
@@ -162,7 +261,7 @@ def _answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
             tensors = save(found)
         except SordinoError as error:
             told = {
-                "refused": _FORK_CANNOT
+                "refused": FORK_CANNOT
                 if "Autograd-and-Fork" in error.what
                 else {name: getattr(error, name) for name in ("what", "why", "fix", "code")}
             }

@@ -1,0 +1,43 @@
+"""A clean process, in whose forks a training function runs: `python -m sordino.algorithms.clean_process LINE`.
+
+It has imported torch and this library, and computes nothing. A call names the function and the architecture of the
+network, as an experiment does, and brings its weights and the rows of one client, which the fork alone reads.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from sordino.algorithms.trainer import function_named, trained_by
+from sordino.privacy.readers.handed import forking
+from sordino.tasks.architecture import Architecture
+from sordino.tasks.nets import keyed_dropout
+from sordino.tasks.network import handed_out
+from sordino.types import Examples, Params
+
+
+def computed(request: bytes) -> Params:
+    head, _, tensors = request.partition(b"\n")
+    told: dict[str, Any] = json.loads(head)
+    parts: dict[str, Params] = {"state": {}, "given": {}, "rows": {}}
+    for name, value in load(tensors).items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = value
+    net = Architecture(**told["architecture"]).built(0)
+    keyed_dropout(net)
+    given = {name: parts["given"][name] for name in told["names"]}
+    rows = Examples(**parts["rows"])
+    return trained_by(
+        function_named(told["of"]), handed_out(net, parts["state"]), given, rows, told["round"], told["seed"]
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    forking(socket.socket(fileno=int(sys.argv[1])), computed)
