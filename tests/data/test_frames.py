@@ -12,6 +12,8 @@ import pytest
 
 import sordino
 from sordino.errors import ConfigError, DataError, RunError
+from sordino.planning.agreement import Agreement
+from sordino.receipts.folder import RunFolder
 from sordino.results.comparison import Comparison
 from sordino.results.one_run import Result
 
@@ -124,3 +126,17 @@ def test_two_frames_are_no_fair_comparison(tmp_path: Path) -> None:
         compared(tmp_path / "compared", pa.table(COLUMNS), pa.table(COLUMNS))
     assert refused.value.code == "two-objects-of-one-name"
     assert not (tmp_path / "compared").exists()
+
+
+def test_a_public_table_is_a_natural_federation_by_one_of_its_columns(tmp_path: Path) -> None:
+    """Penguins of three islands: no two of these have the same species."""
+    penguins = pytest.importorskip("palmerpenguins", reason="palmerpenguins is not installed")
+    frame = penguins.load_penguins()
+    frame.to_csv(tmp_path / "penguins.csv", index=False)
+    table = {"source": "tabular", "path": str(tmp_path / "penguins.csv"), "label": "species", "group": "island"}
+    of_file = sordino.run(data={**table, "missing": "drop"}, rounds=3, out=tmp_path / "file")
+    of_frame = sordino.run(data=frame.dropna(), label="species", group="island", rounds=3, out=tmp_path / "frame")
+    for found in (of_file, of_frame):
+        assert RunFolder(found.folder).experiment.partition["scheme"] == "natural"
+        assert sorted(Agreement.read(found.folder).public.clients) == ["Biscoe", "Dream", "Torgersen"]
+        assert found.accuracy > 0.4
