@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -24,6 +24,36 @@ from sordino.errors import COUNT, INSIDE, ConfigError, DataError, check_range
 
 Array = NDArray[Any]
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
+AT_ONCE = 1 << 16  # rows that are hashed in one go
+
+
+class DrawnRows:
+    """Inputs of very many invented clients, of which none is held: those of a client are drawn again, to the same
+    bytes, when they are asked for. `draw`: the inputs of one client; `ends`: where the rows of each end.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, draw: Callable[[int], Array], ends: Array, width: int) -> None:
+        self._draw, self._ends = draw, ends
+        self.shape = int(ends[-1]), width
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        asked = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
+        clients = np.searchsorted(self._ends, asked, side="right")
+        order = np.argsort(clients, kind="stable")
+        each, begins = np.unique(clients[order], return_index=True)
+        found = np.empty((len(asked), self.shape[1]), self.dtype)
+        for k, places in zip(each.tolist(), np.split(order, begins[1:]), strict=False):
+            drawn = self._draw(k)
+            found[places] = drawn[asked[places] - (self._ends[k] - len(drawn))]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype, copy=False)
 
 
 class Split(NamedTuple):
@@ -77,9 +107,11 @@ class Dataset:
             if array is None:
                 digest.update(b"none;")
                 continue
-            little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-            digest.update(f"{little.dtype.str}{little.shape};".encode())
-            digest.update(little.reshape(-1).view(np.uint8).data)
+            little = array.dtype.newbyteorder("<")
+            digest.update(f"{little.str}{array.shape};".encode())
+            for begin in range(0, len(array), AT_ONCE):
+                block = np.ascontiguousarray(array[begin : begin + AT_ONCE], dtype=little)
+                digest.update(block.reshape(-1).view(np.uint8).data)
         digest.update(self.declared.encode())
         return digest.hexdigest()
 

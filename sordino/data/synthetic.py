@@ -10,15 +10,16 @@ v_k = 0. Sizes are 50 + floor(LogNormal(4, 2)).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sordino.data.dataset import Array, Dataset, Split
+from sordino.data.dataset import Array, Dataset, DrawnRows, Split
 from sordino.errors import DataError
 
 FEATURES, CLASSES = 60, 10
 SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
+HELD = 1 << 30  # bytes of training inputs that are kept in memory; more are drawn again when a device is asked for
 
 
 class Truth(NamedTuple):
@@ -68,20 +69,37 @@ def load(
     shared = Truth(rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES), np.zeros(FEATURES))
     cuts = [max(1, int((1 - test_fraction) * size)) for size in sizes.tolist()]
     held = [np.array(cuts), sizes - np.array(cuts)]
+    ends = [np.cumsum(many) for many in held]
+    states = np.empty((clients, 2), np.uint64) if held[0].sum() * FEATURES * DrawnRows.dtype.itemsize > HELD else None
+
+    def drawn(rng: np.random.Generator, k: int) -> tuple[Array, Array]:
+        return device_examples(shared if iid else truth(alpha, beta, rng), int(sizes[k]), rng)
+
+    def again(k: int) -> Array:
+        assert states is not None
+        repeated = np.random.default_rng(seed)
+        told: Any = repeated.bit_generator.state
+        told["state"]["state"] = int(states[k, 0]) << 64 | int(states[k, 1])
+        repeated.bit_generator.state = told
+        return drawn(repeated, k)[0][: cuts[k]]
+
     # every row has its place before it is drawn: of many devices two copies would not fit
     train, test = (
-        Split(
-            np.empty((many.sum(), FEATURES), np.float32),
-            np.empty(many.sum(), np.int64),
-            np.repeat(range(clients), many),
-        )
-        for many in held
+        Split(np.empty((rows, FEATURES), np.float32), np.empty(many.sum(), np.int64), np.repeat(range(clients), many))
+        for many, rows in ((held[0], held[0].sum() if states is None else 0), (held[1], held[1].sum()))
     )
-    ends = [np.cumsum(many).tolist() for many in held]
-    for k, (size, cut) in enumerate(zip(sizes.tolist(), cuts, strict=True)):
-        x, y = device_examples(shared if iid else truth(alpha, beta, rng), size, rng)
+    for k, cut in enumerate(cuts):
+        if states is not None:
+            state: Any = rng.bit_generator.state
+            states[k] = divmod(state["state"]["state"], 1 << 64)
+        x, y = drawn(rng, k)
         for split, end, rows in ((train, ends[0][k], slice(cut)), (test, ends[1][k], slice(cut, None))):
-            split.x[end - len(y[rows]) : end], split.y[end - len(y[rows]) : end] = x[rows], y[rows]
+            split.y[end - len(y[rows]) : end] = y[rows]
+            if split is test or states is None:
+                split.x[end - len(y[rows]) : end] = x[rows]
+    if states is not None:
+        inputs: Any = DrawnRows(again, ends[0], FEATURES)
+        train = train._replace(x=inputs)
     untouched = (0.0,) * FEATURES, (1.0,) * FEATURES
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
     return Dataset(name, "table", CLASSES, train, test, *untouched)

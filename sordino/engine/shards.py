@@ -8,21 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from sordino.data.dataset import Split
+from sordino.data.dataset import DrawnRows, Split
 from sordino.device import here
 from sordino.types import Examples, NoiseSource, Reader
 
 
 class Shards(Mapping[int, Examples]):
-    """Examples of each client, gathered when they are asked for from the one copy of the data in memory."""
+    """Examples of each client, gathered when they are asked for from the one copy of the data in memory, or drawn."""
 
     def __init__(self, train: Split, rows: Sequence[Any], which: range) -> None:
-        self._x, self._y = here(torch.from_numpy(np.asarray(train.x))), here(torch.from_numpy(np.asarray(train.y)))
+        self._drawn = isinstance(train.x, DrawnRows)
+        self._x: Any = train.x if self._drawn else here(torch.from_numpy(np.asarray(train.x)))
+        self._y = here(torch.from_numpy(np.asarray(train.y)))
         self._rows, self._which = rows, which
 
     def __getitem__(self, client: int) -> Examples:
-        rows = here(torch.from_numpy(np.asarray(self._rows[client])))
-        return Examples(self._x.index_select(0, rows), self._y.index_select(0, rows))
+        numbers = np.asarray(self._rows[client])
+        rows = here(torch.from_numpy(numbers))
+        x = here(torch.from_numpy(self._x[numbers])) if self._drawn else self._x.index_select(0, rows)
+        return Examples(x, self._y.index_select(0, rows))
 
     def __contains__(self, client: object) -> bool:
         return client in self._which

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sordino.data import synthetic
+from sordino import run
+from sordino.data import dataset, synthetic
+from sordino.data.dataset import DrawnRows
 from sordino.data.synthetic import CLASSES, FEATURES, device_examples, truth
 from sordino.errors import DataError
 
@@ -84,3 +87,40 @@ def test_rows_lie_in_memory_once() -> None:
         tracemalloc.stop()
     held = sum(column.nbytes for split in (found.train, found.test) for column in split)
     assert peak < 1.2 * held
+
+
+@pytest.mark.parametrize("iid", [False, True])
+def test_rows_that_are_drawn_again_are_the_rows_that_were_held(iid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = synthetic.load(clients=40, seed=3, largest=90, iid=iid)
+    monkeypatch.setattr(synthetic, "HELD", 0)
+    drawn = synthetic.load(clients=40, seed=3, largest=90, iid=iid)
+    assert isinstance(drawn.train.x, DrawnRows)
+    assert (np.asarray(drawn.train.x) == held.train.x).all()
+    for rows in (np.array([5, 0, 700, 700, 3]), np.array([], np.int64), slice(100, 400)):
+        assert (drawn.train.x[rows] == held.train.x[rows]).all()
+    assert all((getattr(drawn.train, part) == getattr(held.train, part)).all() for part in ("y", "group"))
+    assert (drawn.test.x == held.test.x).all()
+    assert drawn.fingerprint(b"key") == held.fingerprint(b"key")
+    monkeypatch.setattr(dataset, "AT_ONCE", 7)
+    assert drawn.fingerprint(b"key") == held.fingerprint(b"key") != drawn.fingerprint(b"other")
+
+
+def test_a_run_on_rows_that_are_drawn_again_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ('data={source="synthetic", clients=12, largest=60}', "rounds=2", "model.name=logistic", "algorithm=fedavg")
+    run(None, *words, "privacy={}", "partition={scheme='natural'}", out=tmp_path / "held")
+    monkeypatch.setattr(synthetic, "HELD", 0)
+    run(None, *words, "privacy={}", "partition={scheme='natural'}", out=tmp_path / "drawn")
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("held", "drawn")]
+    assert models[0] == models[1]
+
+
+def test_of_many_devices_no_input_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "HELD", 0)
+    tracemalloc.start()
+    try:
+        found = synthetic.load(clients=2000, seed=1, largest=60)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    inputs = len(found.train.x) * FEATURES * 4
+    assert peak < inputs / 2  # labels, owners, test rows and states
