@@ -57,12 +57,12 @@ def drawing() -> Iterator[None]:
     if _at is None:
         yield
         return
-    with _by_the_processor()():
+    with _draws_on_cpu()():
         yield
 
 
 @cache
-def _by_the_processor() -> Any:
+def _draws_on_cpu() -> Any:
     """The class of a torch dispatch mode that runs every random operation on the CPU, and moves its result to the
     device."""
     from torch.utils import _pytree as pytree  # who only looks at runs needs no torch

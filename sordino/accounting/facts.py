@@ -74,7 +74,7 @@ class Fact(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespaces=())
 
     @model_validator(mode="after")
-    def _says_nothing_by_silence(self, info: ValidationInfo) -> Self:
+    def _refuse_nulls(self, info: ValidationInfo) -> Self:
         """Refuses a null in a file for an optional value: files leave such values out, so a null is an edit."""
         if info.mode == "json":
             for name, value in self:

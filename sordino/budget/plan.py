@@ -135,7 +135,7 @@ class Plan:
             self._caps[epsilon, delta] = cap(self.pricing.total(epsilon, delta))
         return self._caps[epsilon, delta]
 
-    def _mine(self, client: int) -> Amount | None:
+    def _limit(self, client: int) -> Amount | None:
         """The part of one client's budget that this phase may spend; real noise costs a little of delta for its
         distance from the ideal law."""
         if self.budget is None or self.pricing is None:
@@ -238,7 +238,7 @@ class Plan:
         return self._multipliers[charge, reads]
 
     def _share(self, client: int, exposure: int) -> Amount:
-        times, limit = self.exposures[client], self._mine(client)
+        times, limit = self.exposures[client], self._limit(client)
         assert limit is not None
         if (limit, times) not in self._shares:
             assert self.budget is not None
@@ -248,7 +248,7 @@ class Plan:
         return self._shares[limit, times][exposure]
 
     def _adaptive(self, client: int, exposure: int, spent: Amount, stalled: bool, last: Amount | None) -> Amount:
-        limits = self._mine(client)
+        limits = self._limit(client)
         assert limits is not None
         assert self.budget is not None
         assert isinstance(self.budget.schedule, Adaptive)

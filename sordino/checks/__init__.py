@@ -114,7 +114,7 @@ def check(
             code="no-algorithm-file",
         )
     path = file.resolve()
-    with _beside(path), tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+    with _importing_from(path), tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         made = _class(path, name, kind)
         named = f"{path.stem}:{made.__name__}"
         if (part := kind_of(made, kind)) is not None:
@@ -140,7 +140,7 @@ def _check_words(given: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[None]:
+def _importing_from(path: Path) -> Iterator[None]:
     """Context in which modules can be imported from the file's folder."""
     before = sys.path.copy()
     with contextlib.chdir(path.parent):

@@ -66,7 +66,7 @@ def scene(trial: PartTrial) -> ModelScene:
 
 def task_of(trial: PartTrial) -> Supervised:
     outputs, image = _outputs(trial), len(trial.inputs) == 3
-    _elsewhere()
+    _disturb_generators()
     try:
         net = Architecture(trial.name, trial.options, trial.inputs, outputs[-1]).built(SEED)
     except DataError as error:
@@ -104,7 +104,7 @@ def rows_of(inputs: tuple[int, ...], seed: int, many: int = ROWS) -> Tensor:
     return (255 * x).to(torch.uint8) if image else x.float()
 
 
-def _elsewhere() -> None:
+def _disturb_generators() -> None:
     """Put every random generator into another state."""
     some = random.SystemRandom().randrange(10**6)
     random.seed(some)
@@ -160,9 +160,9 @@ def each_alone(trial: PartTrial) -> None:
 def answers_again(trial: PartTrial) -> None:
     at = scene(trial)
     for when, answer in at.ways.items():
-        _elsewhere()
+        _disturb_generators()
         one = answer(at.rows.x)
-        _elsewhere()
+        _disturb_generators()
         require(
             torch.equal(one, answer(at.rows.x)),
             f"{when}, the same rows and keys get another answer",

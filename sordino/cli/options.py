@@ -19,17 +19,17 @@ class Kind(StrEnum):
     svg = "svg"
 
 
-class _Heard(logging.StreamHandler[TextIO]):
+class _VerboseHandler(logging.StreamHandler[TextIO]):
     """Log handler that the option --verbose has added."""
 
 
 def _listen(asked: bool) -> None:
     """Print the library's log messages if asked to, else stop printing them."""
     log = logging.getLogger("sordino")
-    for old in [handler for handler in log.handlers if isinstance(handler, _Heard)]:
+    for old in [handler for handler in log.handlers if isinstance(handler, _VerboseHandler)]:
         log.removeHandler(old)
     if asked:
-        shown = _Heard()
+        shown = _VerboseHandler()
         shown.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         log.addHandler(shown)
         log.setLevel(logging.INFO)

@@ -135,7 +135,7 @@ def ended(do: Callable[[], None]) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:
-        _hush()
+        _discard_output()
         return status or _lost(error)
     return status
 
@@ -146,7 +146,7 @@ def _status(do: Callable[[], None]) -> int:
             do()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # said by typer and rich as "1", which is a bug here
-            _hush()
+            _discard_output()
             return CLOSED_PIPE
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except SordinoError as error:
@@ -170,7 +170,7 @@ def _status(do: Callable[[], None]) -> int:
         at = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
         if not PRINTERS & {*at.parts}:
             return _tell(_failed(error))
-        _hush()
+        _discard_output()
         return _lost(error)
     return 0
 
@@ -235,7 +235,7 @@ def _missing(package: str) -> BackendUnavailable:
     )
 
 
-def _hush() -> None:
+def _discard_output() -> None:
     """Discard later output: it cannot be printed, and Python would complain of that at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

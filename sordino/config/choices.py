@@ -1,6 +1,7 @@
-"""Tables that choose something and take exactly the parameters of what they choose: `[algorithm] name = "fedprox"`.
+"""Settings tables that name a choice and take exactly its parameters: `[algorithm] name = "fedprox"`.
 
-The signature of the chosen class or function is the schema, so a new algorithm needs nothing beside its file."""
+The signature of the chosen class or function is the schema, so a new algorithm needs nothing beside its file.
+"""
 
 from __future__ import annotations
 

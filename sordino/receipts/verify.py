@@ -122,7 +122,7 @@ def _guarantees(again: Json, claimed: Json) -> list[str]:
             wrong += [
                 f"{' / '.join(subject)}: the ledger gives {name} {value!r}, the receipt says {b.get(name)!r}"
                 for name, value in (dict.fromkeys(b) | a).items()
-                if not _same(_as_far_as_told(name, value, b), b.get(name))
+                if not _same(_as_far_as_stated(name, value, b), b.get(name))
             ]
     return wrong
 
@@ -144,7 +144,7 @@ def _below(a: float | str, b: float | str) -> bool:
     return float(a) < float(b) * (1 - 1e-6) - 1e-9
 
 
-def _as_far_as_told(name: str, value: Any, told: Json) -> Any:
+def _as_far_as_stated(name: str, value: Any, told: Json) -> Any:
     """The value computed from the ledger, without the limits of an exact epsilon where the receipt leaves them out, as
     it may."""
     stated = told.get(name)

@@ -135,7 +135,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         by_phase=by_phase(spent.guarantees, spent.phases, spent.simulated),
         assumptions=spent.assumptions,
         delta=delta,
-        epsilon=_drawn(spent_curve, _printed(entries, spent.budget), spent.simulated),
+        epsilon=_drawn(spent_curve, _published_epsilons(entries, spent.budget), spent.simulated),
         budget=spent.budget,
         by_client=spent.by_client,
         currency=spent.currency,
@@ -155,7 +155,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
             f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
             f"sordino privacy verify {shlex.quote(folder.name)}",
         ),
-        environment=_passed_on(run.environment),
+        environment=_without_paths(run.environment),
         ledger_head=spent.ledger_head,
         audit=read_audit(folder) if all_ else None,
         attackers=read_attacks(folder) if all_ else None,
@@ -170,7 +170,7 @@ def _counts(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[s
     return tuple(map(tuple, table(labels, shown, classes).tolist())), dict(summary(labels, rows, classes))
 
 
-def _passed_on(found: Environment) -> Environment:
+def _without_paths(found: Environment) -> Environment:
     """The environment without this machine's paths, since pages are given to others."""
     return found.beside(prepared=Path(found.prepared).name) if found.prepared else found
 
@@ -198,7 +198,7 @@ def _drawn(curves: Sequence[Curve], printed: Points, simulated: bool) -> tuple[D
     )
 
 
-def _printed(entries: Sequence[Entry], budget: ReceiptBudget | None) -> Points:
+def _published_epsilons(entries: Sequence[Entry], budget: ReceiptBudget | None) -> Points:
     """Epsilon over rounds by a publication's own count: the budget's epsilon, times the share that the busiest client
     has spent.
     """

@@ -301,7 +301,7 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
                 code="unequal-comparison",
             )
         pairs = {section: (getattr(first, section), getattr(other, section)) for section in EQUAL}
-        pairs["evaluation"] = _unasked(first), _unasked(other)
+        pairs["evaluation"] = _effective_evaluation(first), _effective_evaluation(other)
         pairs["stragglers.share"] = first.stragglers.share, other.stragglers.share
         for section, (one, another) in pairs.items():
             if one != another:
@@ -326,7 +326,7 @@ def _ways(experiment: Experiment) -> tuple[str, ...]:
     return ways(Methods(experiment).training, experiment.evaluation.personal)
 
 
-def _unasked(experiment: Experiment) -> object:
+def _effective_evaluation(experiment: Experiment) -> object:
     """The [evaluation] table without the requested ways of personalisation: methods are compared by the ways that take
     effect."""
     return experiment.evaluation.model_copy(update={"personal": []})

@@ -116,7 +116,7 @@ def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
 def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guarantee]:
     """Guarantees of all configurations together, against those adversaries for whom all configurations make claims
     about the same units and neighbours; other claims would first have to be converted by group privacy."""
-    spoken = [keys for notes in configurations if (keys := _spoken(notes))]
+    spoken = [keys for notes in configurations if (keys := _claimed_subjects(notes))]
     population = max(notes.population for notes in configurations)
     texts = itertools.chain.from_iterable(notes.texts for notes in configurations)
     rows = statement(texts, population, delta, rows_per_key=max(notes.rows_per_key for notes in configurations))
@@ -128,7 +128,7 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guar
     return {row.subject: row for row in rows if row.adversary in alike}
 
 
-def _spoken(notes: Notes) -> set[Subject]:
+def _claimed_subjects(notes: Notes) -> set[Subject]:
     claims = (
         c for releases in read_notes(notes.texts, notes.population).values() for release in releases for c in release
     )

@@ -230,7 +230,7 @@ def key_of(ledger: Path) -> Iterator[bytes]:
         yield private.kept(key, private.KEY, FIX)
         return
     storage.check_directory(ledger)
-    with storage.refusals(), _held(draft) as file:
+    with storage.refusals(), _locked_draft(draft) as file:
         try:
             if not ledger.exists():
                 storage.check_never_there(ledger)
@@ -250,10 +250,9 @@ def key_of(ledger: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def _held(draft: Path) -> Iterator[int]:
-    """The draft of a key, locked for this process; opened again where another process has renamed or removed it
-    meanwhile.
-    """
+def _locked_draft(draft: Path) -> Iterator[int]:
+    """File of a new ledger's key while the ledger is being created, locked for this process; opened again where another
+    process has renamed or removed it meanwhile."""
     while True:
         file = os.open(draft, os.O_RDWR | os.O_CREAT, 0o600)
         try:

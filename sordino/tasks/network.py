@@ -93,7 +93,7 @@ class NetworkOnRows:
         self._trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         self._moving = [(name, net.get_buffer(name)) for name in self.statistics]
         self._held = {name: p.detach().clone() for name, p in (*self._trained, *self._moving)} if keeps else None
-        self._rest = _beside(net, dict(self._trained), self.statistics)
+        self._rest = _state_entries(net, dict(self._trained), self.statistics)
         self._first = {name: value.clone() for name, value in self._moving}
         self._chain = Chain.of(net, shape) if written_out and not self.mixes_examples else None
         # bf16 pays where convolutions do the work; weights, sums and everything private stay in fp32
@@ -332,7 +332,7 @@ def _pass_floats() -> int:
     return GPU_FLOATS if on_gpu() else POOL_FLOATS
 
 
-def _beside(net: nn.Module, trained: Params, moving: tuple[str, ...]) -> dict[str, Tensor | str]:
+def _state_entries(net: nn.Module, trained: Params, moving: tuple[str, ...]) -> dict[str, Tensor | str]:
     """The entries of a network's `state_dict`, in order: for each the name of the model's parameter or statistic, or
     the frozen value itself.
     """

@@ -1,8 +1,9 @@
 """Threads that compute several clients, or many test examples, at once in this process: torch releases the interpreter
 lock while it computes.
 
-Each thread has a task of its own, because a running network changes its state. Results do not depend on the thread that
-computes them and come in the order of the requests, so the number of threads changes no byte of a result.
+Each thread has an instance of the task (network and loss) of its own, because a running network changes its state.
+Results do not depend on the thread that computes them and come in the order of the requests, so the number of threads
+changes no byte of a result.
 """
 
 from __future__ import annotations

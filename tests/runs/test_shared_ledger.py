@@ -149,13 +149,13 @@ def _run_with_its_own_key(shared: Path, number: int, barrier: Any) -> None:
 
 
 def _at_once(barrier: Any) -> None:
-    held = run._held
+    held = run._locked_draft
 
     def together(draft: Path) -> Any:
         barrier.wait(60)
         return held(draft)
 
-    run._held = together
+    run._locked_draft = together
 
 
 @pytest.mark.one_fast

@@ -114,7 +114,7 @@ def _cards(run: Watched, now: Now) -> Html:
             found.append(("epsilon", "∞", "nothing is promised"))
         else:
             price = f"{standing(row.status, now.spending.simulated)}, {_after(now.spending)}"
-            found.append((f"ε per {row.unit}, against {_by(row, now.spending)}", f"{row.epsilon:.3g}", price))
+            found.append((f"ε per {row.unit}, against {_adversaries(row, now.spending)}", f"{row.epsilon:.3g}", price))
     if now.rows and all(row.bytes_up is not None for row in now.rows):
         down, up = sum(row.bytes_down or 0 for row in now.rows), sum(row.bytes_up or 0 for row in now.rows)
         found.append(("sent down", bytes_text(down), f"{bytes_text(up)} up"))
@@ -133,7 +133,7 @@ def _charts(run: Watched, rows: Sequence[RoundRow]) -> Html:
     return drawn or note("There is nothing to draw yet, or nothing that may be shown.")
 
 
-def _by(row: Guarantee, spending: Spending) -> str:
+def _adversaries(row: Guarantee, spending: Spending) -> str:
     """The adversaries of this guarantee, as the report names them."""
     return next(subject(by) for one, by in merged(spending.guarantees) if one.subject == row.subject)
 

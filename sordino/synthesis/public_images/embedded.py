@@ -58,7 +58,7 @@ class PublicSplit:
             key = keys.fold(wanted.key, "public", of)
             own = own[keys.permutation(keys.fold(key, "own"), len(own)).numpy()][: wanted.per_class]
             shown = shows(of, len(rows), len(own), self.bad_fraction, key)
-            taken = np.where(shown == of, own, _anyone(rows, shown, key))
+            taken = np.where(shown == of, own, _random_rows(rows, shown, key))
             seen = pixels.to_float(pixels.fit(wanted.pool.x[taken], wanted.shape))
             images.append(pixels.to_bytes(pixels.shifted(seen, self.shift, keys.word(keys.fold(key, "camera")))))
             wrong.append(shown != of)
@@ -92,7 +92,7 @@ class SklearnDigits:
         for of in range(len(rows)):
             key = keys.fold(wanted.key, "digits", of)
             shown = shows(of, len(rows), wanted.per_class, self.bad_fraction, key)
-            drawn = pixels.to_float(pixels.fit(x[_anyone(rows, shown, key)], wanted.shape))
+            drawn = pixels.to_float(pixels.fit(x[_random_rows(rows, shown, key)], wanted.shape))
             images.append(pixels.to_bytes(pixels.moved(drawn, keys.word(keys.fold(key, "moved")))))
             wrong.append(shown != of)
         return proxies("sklearn_digits", wanted, images, wrong, model="Alpaydin and Kaynak, UCI 1998")
@@ -114,7 +114,7 @@ def shows(of: int, classes: int, count: int, bad: float, key: keys.Key) -> Array
     return shown
 
 
-def _anyone(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
+def _random_rows(rows: Sequence[Array], shown: Array, key: keys.Key) -> Array:
     """A random row for each image, of the class that the image really shows; every row of a class is used once before
     any repeats."""
     taken = np.zeros(len(shown), np.int64)
