@@ -113,6 +113,8 @@ def distance(off: Tensor, alpha: float) -> float:
     """
     from scipy.special import gammaincinv
 
+    if not len(off):
+        return 0.0
     squares = float(off.square().sum())
     least = 2 * float(gammaincinv(len(off) / 2, alpha))  # quantile of the chi-square law
     return min(FARTHEST, math.sqrt(least / squares)) if squares else FARTHEST

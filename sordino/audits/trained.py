@@ -273,7 +273,8 @@ def epsilon_by_noise(promise: Guarantee, told: ScoredCanaries, alpha: float) -> 
     the promise is not of Gaussian noise.
     """
     assert promise.event is not None
-    if not (reads := NoiseRead.of(promise.event, promise.neighbours)):
+    reads = NoiseRead.of(promise.event, promise.neighbours)
+    if not reads or not len(told.scores):
         return 0.0
     lacking = noise_lacking(reads, told, alpha)
     lost = best(Together(tuple(one.quieter(lacking) for one in reads)), promise.delta, promise.neighbours).epsilon

@@ -159,8 +159,8 @@ LEAST = 1e-3  # of the false alarms that a curve shows
 IMAGES = "This part of the page shows images of the training data."
 AUDIT = (
     "The whole run was played again with canaries in it: rows or clients that do what an attacker chose, or nothing, "
-    "as a coin decides. The attacker then guesses each coin from all that was released. How far its scores scatter, and "
-    "how often it is right, give the least that the run must have lost, to be held against what is claimed. Broken "
+    "as a coin decides. The attacker then guesses each coin from all that was released. How far its scores scatter, "
+    "and how often it is right, give the least that the run must have lost, to be held against what is claimed. Broken "
     "twins, with too little noise behind the same claim, show what the audit would have noticed."
 )
 ATTACKS = (

@@ -90,6 +90,12 @@ def test_what_needs_coins_alone_says_less_than_what_needs_independence() -> None
     assert 0 < found.at_least_by_coins < found.at_least < held.epsilon
 
 
+def test_where_no_canary_took_part_nothing_is_lost() -> None:
+    held, none = promise(Gaussian(1.0), epsilon_of(1.0, 1e-5)), made_up(1.0, 1, 0)
+    found = judged(held, ScoredCanaries(*(each[:0] for each in none)))
+    assert (found.canaries, found.at_least, found.at_least_by_coins) == (0, 0.0, 0.0)
+
+
 def test_a_claim_that_is_not_gaussian_is_looked_at_at_several_deltas() -> None:
     held = promise(Laplace(0.5), 2.0)
     points = curve(held)
