@@ -55,7 +55,7 @@ class Once(Event):
             seen.add(self)
             yield from [(self, 1)] if whole else self.event.unfold(1, seen, whole)
 
-    def stretched(self, number: int) -> Event | None:
+    def stretched(self, number: float) -> Event | None:
         inner = self.event.stretched(number)
         return inner and Once(self.name, inner)
 
@@ -126,7 +126,7 @@ class Repeat(Event):
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
         return self.event.unfold(times * self.count, seen, whole)
 
-    def stretched(self, number: int) -> Event | None:
+    def stretched(self, number: float) -> Event | None:
         inner = self.event.stretched(number)
         return inner and Repeat(inner, self.count)
 
@@ -148,7 +148,7 @@ class Together(Event):
         for event in self.events:
             yield from event.unfold(times, seen, whole)
 
-    def stretched(self, number: int) -> Event | None:
+    def stretched(self, number: float) -> Event | None:
         parts = [event.stretched(number) for event in self.events]
         return None if None in parts else Together(tuple(filter(None, parts)))
 
@@ -188,7 +188,7 @@ class Nothing(Event):
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
         return iter(())
 
-    def stretched(self, number: int) -> Event:
+    def stretched(self, number: float) -> Event:
         return self
 
 

@@ -67,7 +67,7 @@ class Event:
     def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
         yield None, 1
 
-    def stretched(self, number: int) -> Event | None:
+    def stretched(self, number: float) -> Event | None:
         return None
 
     def mu(self, times: int) -> float | None:
@@ -100,7 +100,7 @@ class _Normal(Event):
         known = self.noise_multiplier >= _LEAST_NOISE
         yield type(self)(min(self.noise_multiplier, _MOST_NOISE)) if known else None, 1
 
-    def stretched(self, number: int) -> Event:
+    def stretched(self, number: float) -> Event:
         return type(self)(self.noise_multiplier / number)
 
     def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
@@ -175,7 +175,7 @@ class Laplace(Event):
     def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
         yield Laplace(min(self.scale, _MOST_NOISE)) if self.scale >= _LEAST_NOISE else None, 1
 
-    def stretched(self, number: int) -> Event:
+    def stretched(self, number: float) -> Event:
         return Laplace(self.scale / number)
 
     def pure(self, rate: float = 1.0) -> float:

@@ -120,11 +120,11 @@ def distance(off: Tensor, alpha: float) -> float:
     return min(FARTHEST, math.sqrt(least / squares)) if squares else FARTHEST
 
 
-def epsilon_by_errors(wrong: int, many: int, delta: float, alpha: float) -> float:
-    """Lower bound on epsilon at this delta from `wrong` guesses of `many` independent canaries, of whatever noise. If
-    (epsilon, delta) holds, both error rates add up to at least 2 (1 - delta) / (1 + e^epsilon).
+def epsilon_by_errors(wrong: float, delta: float) -> float:
+    """Lower bound on epsilon at this delta if at most this share of guesses is wrong, whatever the noise: under
+    (epsilon, delta) both error rates add up to at least 2 (1 - delta) / (1 + e^epsilon).
     """
-    return math.log(max(1.0, (1 - delta) / upper(wrong, many, alpha) - 1))
+    return math.log(max(1.0, (1 - delta) / wrong - 1))
 
 
 # one run: any canaries ------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Audit of a trained run: the whole run is replayed with canaries in it, and every release of every round counts.
 
-Each guarantee of the run is compared with four lower bounds on the privacy loss of the replay. Two assume that the
-canaries of a replay are independent, which holds if each direction has noise of its own: one takes Gaussian noise for
-granted where the guarantee is of such noise, and comes near the truth; the other counts wrong guesses. The other two
-rely only on the coins that decide which canaries are present, and are weak. Broken twins measure the power of the
-audit: the same replay behind the same claim, with noise that is too small.
+Each guarantee of the run is compared with lower bounds on the privacy loss of the replay. Those by noise, by overlap
+and by errors assume that the canaries of a replay are independent, which holds if each direction has noise of its own;
+the first two find the largest noise of the promised kind with which the scores agree, and come near the truth. The
+others rely only on the coins that decide which canaries are present, and are weak. Broken twins measure the power of
+the audit: the same replay behind the same claim, with noise that is too small.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sordino import keys
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, UNITS
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Poisson, Repeat, Together, reduce
-from sordino.accounting.gaussian_dp import epsilon_of
+from sordino.accounting.gaussian_dp import bisect, epsilon_of
 from sordino.accounting.statement import Guarantee
 from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
 from sordino.audits.canary_rounds import CanaryRounds, CanaryScores
@@ -53,6 +53,7 @@ WRONG = 1e-3  # probability that an audit refutes a true guarantee
 FACTORS = (1.25, 1.5, 2.0, 3.0)
 BLIND: TrainedVerdict = "no power"  # not even the weakest twin was caught
 WIDE = (*DELTAS, 0.4)
+SCALES = 64.0  # factors between its inverse and itself by which noise may be smaller
 FEWEST = 40  # canaries with which anything could be found
 PROVED = ("proved", "conditional")
 KINDS: dict[str, type[Canaries]] = {"example": CanaryExamples, "client": CanaryClients}
@@ -277,23 +278,46 @@ def epsilon_by_noise(promise: Guarantee, told: ScoredCanaries, alpha: float) -> 
     if not reads or not len(told.scores):
         return 0.0
     lacking = noise_lacking(reads, told, alpha)
-    lost = best(Together(tuple(one.quieter(lacking) for one in reads)), promise.delta, promise.neighbours).epsilon
-    return lost if lacking > 1 else min(lost, promise.epsilon)  # accountants round up
+    return price(promise, Together(tuple(one.quieter(lacking) for one in reads)), lacking)
+
+
+def epsilon_by_overlap(promise: Guarantee, wrong: float) -> float:
+    """Lower bound on epsilon: the price of the promised releases behind the largest noise under which no more than this
+    share of guesses need be wrong, half the overlap of the two neighbours; 0 if no noise has a scale.
+    """
+    assert promise.event is not None
+    apart, event = 1 - 2 * wrong, promise.event
+    if apart <= 0 or event.stretched(1.0) is None:
+        return 0.0
+
+    def refuted(factor: float) -> bool:
+        """True if neighbours are less far apart in total variation: then epsilon is 0 at this delta."""
+        quieter = event.stretched(factor)
+        assert quieter is not None
+        return best(quieter, apart, promise.neighbours).epsilon <= 0
+
+    if not refuted(1 / SCALES):
+        return 0.0
+    factor = bisect(refuted, good=1 / SCALES, bad=SCALES, tight=1e-3)
+    return price(promise, event.stretched(factor), factor)
+
+
+def price(promise: Guarantee, event: Event | None, factor: float) -> float:
+    """Price of the promised releases with noise that is smaller by this factor."""
+    assert event is not None
+    lost = best(event, promise.delta, promise.neighbours).epsilon
+    return lost if factor > 1 else min(lost, promise.epsilon)  # accountants round up
 
 
 def judged(promise: Guarantee, told: ScoredCanaries, wrong: float = WRONG) -> PlayedCanaries:
     """All lower bounds, at the joint error probability `wrong`, a quarter of it for each."""
-    from scipy.special import ndtri
-
     assert promise.event is not None
     delta, against, each = promise.delta, curve(promise), wrong / 4
     many, right = len(told.scores), int(((told.scores > 0.5) == told.there).sum())
-    guesses = Guesses(many, many, right)
-    if gaussian(promise.event):
-        mu = -2 * float(ndtri(upper(many - right, many, each)))
-        lost = [Found(delta, epsilon_of(max(0.0, mu), delta))]
-    else:  # the number of wrong guesses is limited once, whatever delta it is looked at
-        lost = [Found(d, epsilon_by_errors(many - right, many, d, each)) for d in against]
+    guesses, wrong_guesses = Guesses(many, many, right), upper(many - right, many, each)
+    # the share of wrong guesses is limited once, whatever it is held against
+    lost = [Found(d, epsilon_by_errors(wrong_guesses, d)) for d in against]
+    lost.append(Found(delta, epsilon_by_overlap(promise, wrong_guesses)))
     lost.append(Found(delta, epsilon_by_noise(promise, told, each)))
     found = max(lost, key=lambda one: one.epsilon / against[one.delta])
     coins = epsilon_at_least(guesses, delta, each)

@@ -15,8 +15,7 @@ TrainedVerdict = Literal[
     "holds", "VIOLATED", "no power", "proves nothing", "not attacked", "nothing to audit: infinity is claimed"
 ]
 NEEDS = {
-    "at_least": "that the noise of each canary's direction is independent of the others', and Gaussian where the "
-    "guarantee is of Gaussian noise",
+    "at_least": "that the noise of each canary's direction is independent of the others', and of the promised kind",
     "at_least_by_coins": "fair and independent coins, nothing else",
 }
 ANEW = "audit the run again: `sordino audit RUN --trained` writes the file anew"

@@ -22,6 +22,7 @@ from sordino.audits.lower_bounds import (
     epsilon_by_errors,
     mu_at_least,
     refuted,
+    upper,
 )
 
 ALPHA = 0.05
@@ -126,10 +127,11 @@ def test_the_deviation_of_gaussian_noise_has_an_exact_limit() -> None:
 def test_wrong_guesses_bound_epsilon_as_a_randomised_response_errs() -> None:
     """A response with epsilon 1.5 errs at 1 / (1 + e^epsilon), which the bound turns back; and delta takes its part."""
     rate, many = 1 / (1 + math.exp(1.5)), 10**6
-    found = epsilon_by_errors(round(rate * many), many, 0.0, 1e-3)
-    assert 1.48 < found < 1.5
-    assert epsilon_by_errors(round(rate * many), many, 0.1, 1e-3) < found
-    assert epsilon_by_errors(many // 2, many, 0.0, 1e-3) == 0.0
+    wrong = upper(round(rate * many), many, 1e-3)
+    assert 1.48 < epsilon_by_errors(wrong, 0.0) < 1.5
+    assert epsilon_by_errors(wrong, 0.1) < epsilon_by_errors(wrong, 0.0)
+    assert epsilon_by_errors(0.5, 0.0) == 0.0
     # in 99.9% of all draws the number of errors is so large that epsilon is not exceeded
     least = int(binom.ppf(1e-3, 500, rate))
-    assert epsilon_by_errors(least, 500, 0.0, 1e-3) <= 1.5 < epsilon_by_errors(least - 6, 500, 0.0, 1e-3)
+    few, fewer = (upper(wrong, 500, 1e-3) for wrong in (least, least - 6))
+    assert epsilon_by_errors(few, 0.0) <= 1.5 < epsilon_by_errors(fewer, 0.0)

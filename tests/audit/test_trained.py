@@ -30,6 +30,7 @@ from sordino.audits.trained import (
     audit_trained,
     curve,
     earlier,
+    epsilon_by_overlap,
     judged,
     noise_lacking,
     placed,
@@ -88,6 +89,19 @@ def test_what_needs_coins_alone_says_less_than_what_needs_independence() -> None
     held = promise(Gaussian(1.0), epsilon_of(1.0, 1e-5))
     found = judged(held, made_up(1.0, 1000, 0))
     assert 0 < found.at_least_by_coins < found.at_least < held.epsilon
+
+
+@pytest.mark.parametrize(
+    ("event", "wrong", "epsilon"),
+    [(Gaussian(0.8), 0.5 * math.erfc(0.625 / math.sqrt(2)), epsilon_of(1.25, 1e-5)), (Laplace(0.5), 0.5 / math.e, 2.0)],
+)
+def test_neighbours_that_overlap_less_than_is_promised_lose_more(event: Event, wrong: float, epsilon: float) -> None:
+    """At the share of wrong guesses that the promise allows the bound is the promise; below it is more, above less."""
+    held = promise(event, epsilon)
+    assert 0.98 * epsilon < epsilon_by_overlap(held, 1.002 * wrong) <= epsilon
+    assert epsilon_by_overlap(held, 0.99 * wrong) > epsilon
+    assert 0.5 * epsilon < epsilon_by_overlap(held, 1.2 * wrong) < 0.95 * epsilon
+    assert epsilon_by_overlap(held, 0.5) == 0.0
 
 
 def test_where_no_canary_took_part_nothing_is_lost() -> None:
