@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sordino import branches
 from sordino.adapters.declared import Arrays, DeclaredArrays, undeclared
 from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, failed
-from sordino.errors import BudgetExhausted, SordinoError, UnsoundGuarantee, WireError
+from sordino.errors import BudgetExhausted, RunError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.noise.sources import System
 from sordino.types import Neighbours, Params
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ACTION = "sordino"  # by which a message of a whole experiment is known
+SECURE_SUM = "secaggplus_configs"  # the record of a step of SecAgg and SecAgg+
 WEIGHT = "num-examples"  # by which Flower's strategies weigh, unless they are told another name
 
 
@@ -66,6 +67,14 @@ def private_mod(
                 why="scores of a model on its rows are releases, and no noise covers them",
                 fix="set fraction_evaluate = 0, and evaluate at the server, on data of its own",
                 code="client-only-trains",
+            )
+        if SECURE_SUM in message.content.config_records:
+            raise UnsoundGuarantee(
+                "this client is asked for a step of Flower's secure sum",
+                why="its steps send keys, shares and a number of examples, which are not the declared arrays",
+                fix="leave the secure sum out: with noise at each client the server may see every upload; or run the "
+                "experiment between real sites, whose secure sums add noise in shares",
+                code="secure-sum-elsewhere",
             )
         uplink = PrivateUplink(str(folder).format_map(context.node_config), declared.coordinates, terms, "client")
         uplink.check_left()  # before any row is read
@@ -236,8 +245,15 @@ def serve(grid: Grid, **settings: Any) -> Any:
 
         def ask(self, node: int, question: bytes) -> str:
             message = _carrying(question, dst_node_id=node, message_type=f"query.{ACTION}")
-            (ticket,) = grid.push_messages([message])
-            return str(ticket)
+            for ticket in grid.push_messages([message]):
+                if ticket is not None:
+                    return str(ticket)
+            raise RunError(
+                f"Flower did not take a message of {len(question)} bytes",
+                why="it is longer than the SuperLink, or a proxy before it, allows",
+                fix="look into the log of the SuperLink; the run continues from its folder",
+                code="not-carried",
+            )
 
         def answers(self, tickets: Collection[str]) -> dict[str, bytes]:
             replies = list(grid.pull_messages(list(tickets))) if tickets else []

@@ -15,7 +15,7 @@ from typing import Any
 from sordino import branches
 from sordino.adapters.declared import Arrays, DeclaredArrays
 from sordino.adapters.private_uplink import PrivateUplink, UplinkTerms, log
-from sordino.errors import Range, RunError, SordinoError, WireError, check_range
+from sordino.errors import Range, RunError, SordinoError, UnsoundGuarantee, WireError, check_range
 from sordino.types import Params
 
 try:
@@ -46,7 +46,7 @@ class PrivateFilter(Filter):  # type: ignore[misc]
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
         """The reply that leaves. An error is logged at the site, and the server learns only that there was one."""
-        from nvflare.apis.dxo import DXO, DataKind, from_shareable
+        from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import make_reply
 
@@ -55,6 +55,13 @@ class PrivateFilter(Filter):  # type: ignore[misc]
         result, declared = from_shareable(shareable), DeclaredArrays.described(self.model)
         if result.data_kind != DataKind.WEIGHT_DIFF:
             raise _no_change()
+        if result.get_meta_prop(MetaKey.PROCESSED_ALGORITHM) is not None:
+            raise UnsoundGuarantee(
+                "the result was encrypted, or processed in another way, before this filter",
+                why="what cannot be read cannot be clipped",
+                fix="let this filter stand before the one that encrypts",
+                code="secure-sum-elsewhere",
+            )
         change = declared.tensors(result.data)
         folder = self.folder.format(site=fl_ctx.get_identity_name())
         terms = UplinkTerms(self.epsilon, self.delta, self.clip, self.rounds)

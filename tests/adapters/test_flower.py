@@ -13,10 +13,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sordino.adapters.flower import PrivateStrategy, private_mod
+from sordino.adapters.flower import PrivateStrategy, private_mod, serve, site_app
 from sordino.errors import SordinoError, WireError
 from sordino.ledger.ledger import State
 from sordino.privacy.noise.sources import System
+from sordino.sites import elsewhere
 from tests.adapters.malformed import MODEL, files, malformed, npy
 from tests.adapters.test_private_uplink import TERMS, ZERO, of_client, states
 
@@ -30,7 +31,7 @@ def message(sent: dict[str, bytes] | None = None, kind: str = "train", node: int
     record = {name: SimpleNamespace(data=data) for name, data in arrays.items()}
     return SimpleNamespace(
         metadata=SimpleNamespace(message_type=kind, src_node_id=node, dst_node_id=node),
-        content=SimpleNamespace(array_records={"arrays": record, **records}),
+        content=SimpleNamespace(array_records={"arrays": record, **records}, config_records={}),
         has_error=lambda: False,
     )
 
@@ -65,6 +66,13 @@ def test_a_client_answers_nothing_but_training(tmp_path: Path) -> None:
         assert refused(mod, message(kind=kind), message()).code == "client-only-trains"
 
 
+def test_a_step_of_a_secure_sum_is_refused_with_its_reason(tmp_path: Path) -> None:
+    mod, asked = private_mod(tmp_path / "site-{partition-id}", MODEL, **TERMS), message()
+    asked.content.config_records["secaggplus_configs"] = {"stage": "setup"}
+    assert refused(mod, asked, message()).code == "secure-sum-elsewhere"
+    assert not (tmp_path / "site-7").exists()
+
+
 def test_the_text_of_a_failure_stays_at_the_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mod = private_mod(tmp_path / "site", MODEL, **TERMS)
     for failure in (ValueError(SECRET), WireError(SECRET)):
@@ -87,8 +95,8 @@ def test_a_client_without_budget_does_not_train(tmp_path: Path) -> None:
 class Array:
     """An array as Flower keeps it."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.data, self.array = npy(array), array
+    def __init__(self, array: NDArray[Any] | None = None, **said: Any) -> None:
+        self.data, self.array = said["data"] if array is None else npy(array), array
 
 
 class Message:
@@ -232,3 +240,52 @@ def test_nobody_is_asked_for_scores_nor_beyond_the_budget(tmp_path: Path) -> Non
         asked._uplink.of_server([], asked._declared.zero, 2)
     assert list(asked.configure_train(4, ARRAYS, None, grid(5))) == []  # type: ignore[arg-type]
     assert asked.aggregate_train(4, [message(node=1)]) == (None, None)
+
+
+# whole experiments ---------------------------------------------------------------------------------------------------
+
+
+class ClientApp:
+    """An app that knows its one function."""
+
+    def query(self, action: str) -> Any:
+        def known(function: Any) -> Any:
+            self.answer = function
+            return function
+
+        return known
+
+
+def test_a_site_of_a_whole_experiment_tells_nothing_of_what_fails(
+    flwr: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Neither its settings, nor what it was asked, nor the text of an error leave it."""
+    monkeypatch.setitem(sys.modules, "flwr.clientapp", SimpleNamespace(ClientApp=ClientApp))  # type: ignore[arg-type]
+    terms = dict.fromkeys(("experiment", "server_key", "client", "data", "identity", "folder"), f"{tmp_path}/{SECRET}")
+    app: Any = site_app(**terms)
+    asked = message()
+    for data in (b"", b"no question", SECRET.encode()):
+        asked.content.array_records = {"sordino": {"sordino": SimpleNamespace(data=data)}}
+        answer = app.answer(asked, CONTEXT)
+        assert [*answer.content] == ["sordino"]
+        assert answer.content["sordino"]["sordino"].data == b""
+    with pytest.raises(SordinoError) as failure:
+        site_app(**{**terms, "folder": "{unknown}"}).answer(asked, CONTEXT)  # type: ignore[attr-defined]
+    assert failure.value.code == "failed-at-client"
+    assert SECRET not in repr(failure.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_message_that_flower_does_not_take_ends_the_run(
+    flwr: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def asks(nodes: Any, **settings: Any) -> None:
+        assert nodes.present() == {1, 2}
+        nodes.ask(1, b"a question")
+
+    monkeypatch.setattr(elsewhere, "serve_elsewhere", asks)
+    for taken in ([], [None]):
+        grid: Any = SimpleNamespace(get_node_ids=lambda: [1, 2], push_messages=lambda messages, taken=taken: taken)
+        with pytest.raises(SordinoError) as refusal:
+            serve(grid)
+        assert refusal.value.code == "not-carried"

@@ -83,6 +83,7 @@ def test_a_thousand_malformed_results_are_a_thousand_refusals(python: Path, tmp_
     assert process.wait(300) == 0, (tmp_path / "log").read_text()
     told = json.loads((tmp_path / "log").read_text().splitlines()[-1])
     assert told["refused"] == 1_000
+    assert told["encrypted"] == "secure-sum-elsewhere"
     assert told["failures"] == [["EXECUTION_EXCEPTION", False]] * 2
     assert told["control"] == ["DXO", "__headers__"]
     assert states(tmp_path / "site") == [State.PUBLISHED]  # the control alone was paid for

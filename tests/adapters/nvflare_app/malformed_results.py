@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, MetaKey
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 
 from sordino.adapters.nvflare import PrivateFilter
+from sordino.errors import UnsoundGuarantee
 from tests.adapters.malformed import MODEL
 
 place, many = sys.argv[1], int(sys.argv[2])
@@ -57,11 +58,18 @@ def passed(result: Shareable) -> str:
 
 rng = np.random.default_rng(0)
 left = [passed(wrong(rng)) for _ in range(many)]
+encrypted = DXO("WEIGHT_DIFF", data={**MODEL, "w": SECRET.encode()}, meta={MetaKey.PROCESSED_ALGORITHM: "HE_CKKS"})
+try:
+    private.process(encrypted.to_shareable(), context)
+    code = ""
+except UnsoundGuarantee as error:
+    code = error.code
 failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-failed["rows"], code = SECRET, SECRET
-strange = make_reply(code)
+failed["rows"] = SECRET
+strange = make_reply(SECRET)
 bare = [private.process(one, context) for one in (failed, strange)]
 told = {
+    "encrypted": code,
     "refused": sum(not one for one in left),
     "failures": [[one.get_return_code(), SECRET in str(one)] for one in bare],
     "control": sorted(private.process(DXO("WEIGHT_DIFF", data=dict(MODEL), meta={"loss": 1}).to_shareable(), context)),
