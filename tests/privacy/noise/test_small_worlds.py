@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import reduce
 from itertools import permutations
 from typing import Any
@@ -22,6 +23,7 @@ from sordino.privacy.noise import distributions
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.noise.distributions import TOTAL_VARIATION, GaussianNoise, LaplaceNoise
 from sordino.privacy.noise.sources import TABLE_ERROR, grid_step
+from sordino.privacy.uplink.privunit import FLOAT_ERROR, Cap, PureDirection, parameters
 from tests.helpers.exact_laws import (
     HALF,
     PRECISION,
@@ -137,6 +139,36 @@ def test_the_delta_of_many_responses_is_that_of_all_their_answers(levels: int) -
             exact, said = float(worst(*laws, total)), rr.composed_delta(1.0, releases, total, levels)
             assert exact <= said + 1e-15
             assert said <= exact * (1 + 1e-6) + 2e-14 * releases
+
+
+# random directions ----------------------------------------------------------------------------------------------------
+
+
+def directions(cap: Cap) -> tuple[Law, Law]:
+    """Where the answers to two directions lie whose caps do not meet: in the first cap, the second, or in neither. The
+    coin of 52 bits is the program's, and so is the cap's part of the sphere.
+    """
+    coins, part = 1 << 52, Fraction(cap.part)
+    inside = Fraction(math.ceil(Fraction(cap.p) * coins - Fraction(1, 2)), coins)
+    other = (1 - inside) * part / (1 - part)
+    chances = inside, other, 1 - inside - other
+    total = math.lcm(*(chance.denominator for chance in chances))
+    first, second, neither = (int(chance * total) for chance in chances)
+    return Law({0: first, 1: second, 2: neither}, total), Law({0: second, 1: first, 2: neither}, total)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 10.0])
+def test_a_random_direction_loses_what_is_printed_for_it(epsilon: float) -> None:
+    """Alone and twice, with what floating point adds to delta. The broken twin hits its cap a little too often."""
+    for dimension in (2, 3, 10, 1000):
+        p, q = directions(parameters(dimension, epsilon))
+        event, drift = PureDirection().event(1 / epsilon), dimension * FLOAT_ERROR
+        assert beyond(p, q, event, 0.0, drift) <= 1
+        assert worst(p, q, 0.999 * epsilon) > lacking(epsilon, drift)
+        for allowed in (0.0, 1e-3):
+            assert beyond(p.beside(p), q.beside(q), Repeat(event, 2), allowed, 2 * drift) <= 1
+        loose = parameters(dimension, epsilon)._replace(p=parameters(dimension, 1.02 * epsilon).p)
+        assert beyond(*directions(loose), event, 0.0, drift) > 1
 
 
 # real noise on its fine grid ------------------------------------------------------------------------------------------
