@@ -138,7 +138,10 @@ def loaded(tokenizer: str) -> Any:
             fix=f"run: pip install 'sordino[language]'; or set tokenizer = {BYTES!r}, which needs no package",
             code="missing-data-extra",
         ) from None
-    made = Tokenizer.from_str(tokenizer)
+    try:
+        made = Tokenizer.from_str(tokenizer)
+    except Exception as error:  # it raises no narrower one
+        raise ValueError(f"it is no tokenizer: {error}") from None
     made.no_padding()
     made.no_truncation()
     return made
@@ -322,9 +325,9 @@ def _tokenizer(name: str, given: object) -> str:
     try:
         content = Path(str(given)).expanduser().read_text(encoding="utf-8")
         known = len(loaded(content).get_vocab())
-    except DataError:
+    except DataError:  # the package is missing
         raise
-    except Exception as error:  # tokenizers raises Exception itself
+    except (OSError, ValueError) as error:
         raise ValueError(f"{name}: tokenizer = {given!r} cannot be read: {error}") from None
     if not 1 <= known <= MOST_TOKENS:
         raise ValueError(f"{name}: tokenizer = {given!r} has {known} tokens, and must have 1 to {MOST_TOKENS}")

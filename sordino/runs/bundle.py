@@ -116,6 +116,10 @@ class Bundle(Fact):
             raise ValueError(f"the columns give {wide} inputs, and the shape says {list(shape)}")
         if not len(self.classes) <= self.model.outputs <= MOST or (self.task == "classification") != bool(self.classes):
             raise ValueError("there are more classes than outputs, or none")
+        read = [feature.column for feature in self.inputs.columns]
+        known = [one.vocabulary for one in read if isinstance(one, TokenColumn)]  # fails where it is no tokenizer
+        if self.task == "next_token" and known not in ([], [self.model.outputs]):
+            raise ValueError(f"a text has {known} different tokens, and the model predicts {self.model.outputs}")
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sordino import config
 from sordino.errors import SordinoError
 from sordino.receipts.verify import examine
 from sordino.runs.run import start
+from tests.data.test_tokens import FILE
 from tests.helpers.between_sites import Federated, ledger_of, model_of
 
 LENGTH = 12
@@ -62,6 +64,17 @@ def test_a_text_is_the_unit_of_the_promise(tmp_path: Path) -> None:
     assert nothing == 0
     scored = sordino.predict(run.folder, tmp_path / "notes.csv", score=True)
     assert 0 < scored.described["loss"] < 6
+
+
+def test_a_model_whose_tokenizer_was_changed_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="Hugging Face's tokenizers is not installed")
+    run = sordino.run({**notes(tmp_path), "rounds": 1}, out=tmp_path / "run")
+    told = json.loads((run.folder / "model.json").read_text())
+    for changed in ("{}", json.dumps(FILE)):
+        told["inputs"]["columns"][0]["tokenizer"] = changed
+        (run.folder / "model.json").write_text(json.dumps(told))
+        with pytest.raises(SordinoError):
+            sordino.predict(run.folder, [{"note": "no fever"}])
 
 
 def test_a_class_is_predicted_from_a_text_in_its_order(tmp_path: Path) -> None:
