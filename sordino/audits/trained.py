@@ -236,7 +236,7 @@ def curve(promise: Guarantee) -> dict[float, float]:
 
 
 class NoiseRead(NamedTuple):
-    """Gaussian noise that is read `times` times, each time on a sample of this rate."""
+    """Gaussian noise in `times` releases, each on a Poisson sample of this rate."""
 
     rate: float
     noise: Gaussian | DiscreteGaussian

@@ -27,8 +27,8 @@ _ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
 
 class Schedule(Protocol):
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        """The shares of participations 1..T, none negative, which add up to 1 or less; `total` is the budget, of which
-        absolute values are parts."""
+        """The shares of participations 1..T, none negative, which add up to 1 or less; `total`: the budget, which turns
+        absolute spends into shares."""
         ...
 
 

@@ -103,9 +103,8 @@ class Witness:
             )
 
     def check(self, ledger: Ledger, moved: bool) -> set[str]:
-        """Operations that have left and are missing in the ledger, which is then an older copy. They are refused or,
-        where the folder has taken the place of the newest one (`moved`), spent.
-        """
+        """Operations whose releases have left the run and that the ledger lacks, which is then an older copy. They are
+        refused or, where the folder has taken the place of the newest one (`moved`), recorded as spent."""
         behind = {op for op in self.noted if not self.knows(ledger, op)}
         if behind and not moved:
             raise _rolled_back(self.folder, len(behind))
