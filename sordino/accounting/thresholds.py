@@ -43,8 +43,8 @@ def included(budgets: Floats, tau: float) -> Floats:
 
 
 def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[float, float]:
-    """Budget lost to sampling (by clients below the threshold) and to noise (by clients above it); `count` clients have
-    each budget.
+    """Budget that is left over: by clients below the threshold `tau`, which are sampled more rarely, and by clients
+    above it, whose noise is larger than they asked for. `count` clients have each budget.
     """
     below, above = budgets < tau, budgets > tau
     sampling, noise = budgets * (1 - included(budgets, tau)) * count, (budgets - tau) * count

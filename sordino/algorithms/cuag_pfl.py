@@ -1,8 +1,9 @@
 """CUAG-PFL: PFLDyn + block sums + noise. Li, Xiao and Chen, Chinese Journal of Computers 2024, algorithms 1 to 4.
 
 Deviations: the scale of the published noise depends on the data and proves nothing, which every result made with it
-says; `local_client`, `central_client` and `local_sample` have the same structure and guarantees that hold. Rates come
-from the last update the server rebuilt; reconstruction is the least-norm one; g as in `pfl_dyn`.
+says; `local_client`, `central_client` and `local_sample` have the same structure and guarantees that hold. Compression
+rates come from the last update that the server reconstructed, as the one of least norm; the server's correction term g
+is that of `pfl_dyn`.
 """
 
 from __future__ import annotations

@@ -174,9 +174,9 @@ def class_sums(
     task: Task,
     multiplier: float | None,
 ) -> Pair:
-    """Neighbours of examples in sums per class. `targets`: row numbers of the attacked examples, one for each class.
-    Each class has noise of its own, so one release attacks all targets independently. `examples.x` may be features
-    already, with `of` the identity.
+    """Audit pair for released sums per class: the data with and without the attacked examples. `targets`: their row
+    numbers, one for each class. Each class has noise of its own, so one release attacks all targets independently.
+    `examples.x` may be features already, with `of` the identity.
     """
     labels, size, classes = examples.y[targets], len(examples.y), int(examples.y.max()) + 1
     apart = len(set(labels.tolist()))

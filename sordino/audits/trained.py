@@ -185,7 +185,9 @@ def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Ke
 
 
 class ScoredCanaries(NamedTuple):
-    """Canaries of all replays that took part in any release: their scores, and the weight of all releases of each."""
+    """Canaries of all replays that took part in any release: their scores, and for each one its total
+    weight in the releases.
+    """
 
     scores: Tensor
     there: Tensor  # was it present?

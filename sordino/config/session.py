@@ -73,8 +73,8 @@ def named_in_all(experiments: Iterable[object]) -> tuple[list[Any], dict[str, ob
 
 
 def objects(given: Settings) -> dict[str, object]:
-    """Objects of this Python session that a run was begun with, by the names in its experiment; other settings are
-    refused.
+    """Objects of this Python session that a run was begun with, by the names in its experiment. A value in `given` that
+    is no such object is refused.
     """
     lent = named(given).lent
     for place, value in given.items():
@@ -177,8 +177,9 @@ def _settings(made: Any) -> Iterator[tuple[str, object]]:
         if not isinstance(value, str | bool | int | float | list | tuple):
             raise ConfigError(
                 f"{field.name} of this {type(made).__name__} is an object",
-                why="an experiment is a file of plain values; a gate has a table of its own",
-                fix=f"give plain values to the algorithm, and its gate as {field.name}={{'name': ...}}",
+                why="an experiment is stored as a file of plain values, which cannot hold a Python object",
+                fix=f"give plain values to the algorithm; a reader or an uplink as a table beside it, for example "
+                f"{field.name}={{'name': 'sum'}} (`sordino algorithms` lists the names)",
                 code="object-for-a-value",
             )
         yield field.name, list(value) if isinstance(value, tuple) else value

@@ -262,7 +262,9 @@ class CandidateSource(Protocol):
 
     @property
     def pool(self) -> float:
-        """The share of the training set that is held back for this source of candidates (see `Wanted.pool`)."""
+        """The share of the training set that becomes public candidate images, instead of going to clients (see
+        `Wanted.pool`).
+        """
         ...
 
     def build(self, wanted: Wanted) -> Candidates: ...

@@ -187,7 +187,9 @@ def audited(found: TrainedAudit) -> Html:
 
 
 def _claimed(one: AuditedPromise) -> Html:
-    """The claim at one delta, with the lower bounds on epsilon there of the run and of its last broken twin."""
+    """The claim at one delta, with the lower bounds on epsilon there of the run and of its control: the
+    same run with too little noise, which the audit must catch.
+    """
     assert one.played is not None
     twin = one.power.twin
     lost = [("claimed", one.played.claimed_there), ("lost at least", one.played.at_least)]

@@ -94,8 +94,8 @@ class Preparation(Fact):
 
 
 def label_of(experiment: Experiment) -> str:
-    """Remark about an experiment's candidates, to stand beside every result; empty without candidates, or with those of
-    a real text-to-image model.
+    """Remark about the public images that an experiment's server chooses from (its candidates), to stand beside every
+    result; empty where there are none, or where a real text-to-image model made them.
     """
     source = source_of(experiment)
     return "" if source is None else source.label

@@ -74,7 +74,7 @@ def of_algorithm(name: str) -> Json:
 
 
 def asked() -> Json:
-    """The catalogue, derived from the code."""
+    """The catalogue of all choices and their parameters, derived from the code."""
     return {
         table: {name: _entry(table, name, made, chosen.always) for name, made in chosen.of.items()}
         for table, chosen in _choices().items()

@@ -79,7 +79,7 @@ class KeyHolder:
 
     @property
     def place(self) -> str:
-        """Number of sums that were opened, and the digest of the newest; empty before the first one."""
+        """Number of sums that were decrypted, and the digest of the newest; empty before the first one."""
         return str(Place(len(self._opened), [*self._opened.values()][-1])) if self._opened else ""
 
     @cached_property

@@ -27,7 +27,7 @@ DEVIATIONS = 3  # standard deviations of the guess, where few labels are found b
 class LabelCounting(Attack):
     """Inference of the labels behind an update, judged by the overlap of inferred and true counts.
 
-    The guess is the label distribution of the attacker's own images.
+    The baseline to beat, a guess without the update, is the label distribution of the attacker's own images.
     """
 
     sees = "server"

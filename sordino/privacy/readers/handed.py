@@ -105,7 +105,7 @@ class HandedShard(GuardedShard[Handed]):
 
     def handed(self, to: Callable[[Examples], Params], elsewhere: Elsewhere | None = None) -> Params:
         """The tensors that `to` computes from the rows, which it gets as the network takes them; `elsewhere` does the
-        same in a clean process, where a fork of this one cannot.
+        same in a clean process, where a fork of this one cannot compute.
         """
         x, y = self._examples
         rows = Examples(self._task.inputs(x), y.clone())

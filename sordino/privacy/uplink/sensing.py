@@ -196,7 +196,7 @@ class Sensing(LayerByLayer):
 
 @lru_cache(maxsize=64)
 def _longest(kind: Kind, block: int, seed: int, rates: tuple[float, ...]) -> float:
-    """The largest factor by which any block is lengthened."""
+    """The largest factor by which a measurement matrix increases the 2-norm of a block, whatever its length."""
     each = ((_rows(columns, rate), columns) for columns in range(1, block + 1) for rate in rates)
     return max(matrix(kind, rows, columns, seed).stretch for rows, columns in each)
 

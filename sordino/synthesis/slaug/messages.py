@@ -89,7 +89,9 @@ class Prototype(NamedTuple):
 
 
 def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list[Asked]]:
-    """Devices that were asked for a prototype of each class, by rank; empty if the skills of devices are unknown."""
+    """Devices that were asked for a prototype of each class, the most skilled one first; empty if no device has
+    reported its skill.
+    """
 
     def of(label: int) -> list[Asked]:
         mine = s.slots == label
