@@ -142,7 +142,7 @@ TOGETHER = [
     one(
         "a training function that draws what nobody draws again",
         "algorithms/trainer.py",
-        "with seeded(keys.word(key)), torch.enable_grad()",
+        "with seeded(seed), torch.enable_grad()",
         "with torch.enable_grad()",
         f"{TRAINER}::test_draws_follow_the_run_the_round_and_the_client",
     ),
