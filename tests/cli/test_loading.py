@@ -93,6 +93,21 @@ def test_a_word_that_is_no_verb_is_looked_for_among_all() -> None:
     assert all(only(word) is app for word in ("", "nonsense", "--help", "--version"))
 
 
+def test_a_command_hardly_collects(tmp_path: Path) -> None:
+    """Of what it loads nearly all stays."""
+    program = """
+import gc, sys
+from sordino.cli import main
+before = gc.get_stats()[0]["collections"]
+sys.argv = ["sordino", "--version"]
+try:
+    main()
+except SystemExit:
+    print(gc.get_stats()[0]["collections"] - before)
+"""
+    assert int(told(program, tmp_path).split()[-1]) < 20
+
+
 def test_a_listing_parses_the_experiment_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the receipt is compared with the ledger, whose place the experiment names."""
     from sordino.config import reading

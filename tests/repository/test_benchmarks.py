@@ -219,6 +219,21 @@ def test_rounds_between_sites_are_timed(monkeypatch: pytest.MonkeyPatch, capsys:
     assert re.search(r"^\| between sites \| .*x \| +2 \|$", said, re.MULTILINE)
 
 
+@pytest.mark.slow
+def test_a_killed_run_of_many_ends_with_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import registered
+
+    monkeypatch.setattr(sys, "argv", ["registered.py", "2000", "--cohort", "200", "--rounds", "30"])
+    with pytest.raises(SystemExit) as ended:
+        registered.main()
+    said = capsys.readouterr().out
+    assert not ended.value.code, said
+    assert re.search(r"2,000 clients, 200 a round: .* at most [\d,]+ MB", said)
+    assert "the same bytes" in said
+
+
 def test_an_upload_is_projected_by_its_ciphertexts_and_a_wrong_sum_is_no_work() -> None:
     pytest.importorskip("gmpy2")
     from benchmarks import secure
