@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from sordino import keys
+from sordino import keys, user_code
 from sordino.privacy.readers.per_example_gradients import one_by_one
 from sordino.tasks.network import InputSettings
 from sordino.tasks.supervised import Classification
@@ -57,12 +56,14 @@ def test_only_the_adapter_is_trained_and_sent(base: str, python: Path, tmp_path:
     assert (found["frozen"], found["off"]) == ("frozen-adapter", "unused-parameter")
 
 
-def test_an_encoder_needs_no_gradient_of_each_text_and_no_padding() -> None:
+def test_an_encoder_needs_no_gradient_of_each_text_and_no_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    found: dict[str, Any] = {}
-    exec(told("encoder.py"), found)
+    (tmp_path / "encoder.py").write_text(told("encoder.py"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(2)
-    net = found["Encoder"](width=16).double()
+    net = user_code.load("encoder:Encoder", "model")(width=16).double()
     inputs = InputSettings("mine", (8,), (0.0,) * 8, (1.0,) * 8, keeps=True)
     task = Classification(net, **inputs._asdict())
     params, draws = task.init(0), keys.bits(keys.root(1), 2)
