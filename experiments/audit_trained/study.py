@@ -27,10 +27,6 @@ from sordino.runs.simulation import Simulation, settle, simulated
 
 ONE_STEP = ["algorithm.local_steps=1", "algorithm.batch_size=full"]
 FEDERATION = ["data={source='synthetic',clients=1000,largest=60}", "partition={scheme='natural'}"]
-SHARES = [
-    "cohort=everyone",
-    'uplink=[{name="clip",radius=0.5},{name="noise_share",survivors=14,neighbours="zero_out"},"secagg"]',
-]
 AT_2, AT_8 = ([f"privacy={{epsilon={epsilon},delta=1e-5}}"] for epsilon in (2.0, 8.0))
 UPDATES = ["algorithm=whole_update", "rounds=5", *ONE_STEP]
 CENTRAL = ["algorithm=dp_prox", "cohort={name='poisson',rate=1.0}", "rounds=5", *ONE_STEP]
@@ -45,12 +41,10 @@ ROWS = {
     "one release": Row(["algorithm=gaussian_gdp", "rounds=1", "algorithm.local_steps=1", *AT_8], 10_000),
     "examples": Row(["rounds=40", *AT_8]),
     "examples, epsilon 2": Row(["rounds=40", *AT_2]),
-    "examples, samples of a fifth": Row(["algorithm=gaussian_sampled", "algorithm.rate=0.2", "rounds=40", *AT_8]),
     "clients": Row([*FEDERATION, *UPDATES, *AT_8], 600),
     "clients, epsilon 2": Row([*FEDERATION, *UPDATES, *AT_2], 600),
     "clients, noise at the server": Row([*FEDERATION, *CENTRAL, *AT_8], 600),
     "clients, noise at the server, epsilon 2": Row([*FEDERATION, *CENTRAL, *AT_2], 600),
-    "clients, noise in shares behind masks": Row(["algorithm=fedavg", "rounds=5", *ONE_STEP, *SHARES, *AT_8]),
 }
 WEAK = (1.1, 1.25)
 REDRAWN = 1000
@@ -137,11 +131,11 @@ def redrawn(promise: Guarantee, told: ScoredCanaries, seed: int, weak: float = 1
 
 PAGE = """# How near an audit of what was trained comes to the truth, and how often it is wrong
 
-Examples: digits, 20 clients, logistic regression. Clients: 1,000 synthetic devices, of which 600 are canaries; behind
-masks the 20 clients of the digits. Each row is a promise of a whole run; every audit plays the run again with canaries
-in it (how many, and in how many replays). **At least**: the lower bound on epsilon, and its share of the claim. A sound
-run is refuted with probability {wrong:g} at most; **redrawn**: {many} sound audits, whose scores were drawn from the
-law of a replay. The broken twins have noise that is so many times too small behind the same claim.
+Examples: digits, 20 clients, logistic regression. Clients: 1,000 synthetic devices, of which 600 are canaries. Each row
+is a promise of a whole run; every audit plays the run again with canaries in it (how many, and in how many replays).
+**At least**: the lower bound on epsilon, and its share of the claim. A sound run is refuted with probability {wrong:g}
+at most; **redrawn**: {many} sound audits, whose scores were drawn from the law of a replay. The broken twins have noise
+that is so many times too small behind the same claim.
 
 {table}
 
