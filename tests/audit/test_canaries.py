@@ -115,7 +115,7 @@ def test_without_noise_scores_are_the_coins(name: str) -> None:
     seen = played.scores()
     told = seen.each
     assert bool(seen.exposed.all())
-    assert len(told) == len(found.owners) == (2 if isinstance(found, CanaryClients) else 16)
+    assert len(told) == len(found.owners) == (3 if isinstance(found, CanaryClients) else 16)  # at most four of five
     assert torch.allclose(told, played.coins.double(), atol=0.02)
 
 

@@ -104,6 +104,8 @@ NOT_IN_A_TABLE = {
         ["clients-beyond-plan", "fixed-cohort-replaces"],
         "test_a_cohort_that_the_promise_does_not_cover_is_not_asked",
     ),
+    "other-experiment": "test_a_site_answers_no_other_server_and_no_other_experiment",
+    "secure-sum-elsewhere": "test_a_secure_sum_and_a_relative_folder_are_refused",
     "price-below-event": "test_a_law_whose_event_costs_more_than_its_price_is_not_planned",
     "BudgetExhausted": "test_an_exhausted_hidden_cohort_reads_nothing_more",
 }
