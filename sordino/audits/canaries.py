@@ -292,9 +292,8 @@ class CanaryClients(Canaries):
     def owners(self) -> list[int]:
         people = len(self.simulation.setup.public.sizes)
         order = keys.permutation(keys.fold(self.key, "clients"), people).tolist()
-        room = (
-            ROOM // max(1, self.numbers) if self.each else self.numbers
-        )  # as many directions of one sum are orthogonal
+        # only so many directions of one sum are orthogonal
+        room = ROOM // max(1, self.numbers) if self.each else self.numbers
         return sorted(order[: min(self.wanted, int(SHARE * people), room)])
 
     @property

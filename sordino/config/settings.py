@@ -269,7 +269,7 @@ class Experiment(Section):
     arguments"""
     engine: Engine = Engine()
     """how a run is computed, which changes no guarantee"""
-    _start: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `paths`)
+    _start: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `experiment`)
 
     def digest(self) -> str:
         """Hash of the settings that decide results, wherever files lie, however they are written and whoever computes

@@ -43,6 +43,8 @@ class DrawnRows:
 
     def __getitem__(self, rows: slice | Array) -> Array:
         asked = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
+        if asked.dtype == bool or (len(asked) and not 0 <= asked.min() <= asked.max() < len(self)):
+            raise IndexError(f"rows are asked for by their numbers, from 0 to {len(self) - 1}")
         clients = np.searchsorted(self._ends, asked, side="right")
         order = np.argsort(clients, kind="stable")
         each, begins = np.unique(clients[order], return_index=True)

@@ -98,6 +98,9 @@ def test_rows_that_are_drawn_again_are_the_rows_that_were_held(iid: bool, monkey
     assert (np.asarray(drawn.train.x) == held.train.x).all()
     for rows in (np.array([5, 0, 700, 700, 3]), np.array([], np.int64), slice(100, 400)):
         assert (drawn.train.x[rows] == held.train.x[rows]).all()
+    for rows in (np.array([-1]), np.array([len(drawn.train.x)]), np.ones(len(drawn.train.x), bool)):
+        with pytest.raises(IndexError, match="by their numbers"):
+            drawn.train.x[rows]
     assert all((getattr(drawn.train, part) == getattr(held.train, part)).all() for part in ("y", "group"))
     assert (drawn.test.x == held.test.x).all()
     assert drawn.fingerprint(b"key") == held.fingerprint(b"key")

@@ -150,7 +150,7 @@ def _in_fresh_process(compute: Callable[[], Params]) -> Params:
 
 
 def _understood(said: bytes, status: int) -> tuple[dict[str, Any], Params]:
-    """What a process has answered, and its tensors; or the error that it has met."""
+    """Answer of a process, and the tensors in it; raises the error that the process has met."""
     from safetensors.torch import load
 
     head, _, tensors = said.partition(b"\n")
