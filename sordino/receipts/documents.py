@@ -92,7 +92,7 @@ def _record(found: Evidence, best: Guarantee) -> Json:
             },
             "dp_variant": {
                 "variant_name": "Approximate DP",
-                "data_domain": f"{public.kind} data of shape {shape}, held by {len(public.sizes)} clients, with "
+                "data_domain": f"{found.kind} data of shape {shape}, held by {len(public.sizes)} clients, with "
                 f"{found.examples} examples.",
                 "unprotected_quantities": _bullets([*unprotected, *public.assumed, *public.void]),
             },
@@ -152,7 +152,17 @@ def _bullets(said: list[str] | tuple[str, ...]) -> str:
     return "\n".join(f"- {one}" for one in said)
 
 
-TASKS = {"image": "image-classification", "table": "tabular-classification"}
+PIPELINES = {  # a model hub's names, by the kind of the data and the task; of others a card says none
+    ("image", "classification"): "image-classification",
+    ("image", "multi_label"): "image-classification",
+    ("table", "classification"): "tabular-classification",
+    ("table", "multi_label"): "tabular-classification",
+    ("table", "regression"): "tabular-regression",
+    ("table", "counts"): "tabular-regression",
+    ("text", "classification"): "text-classification",
+    ("text", "multi_label"): "text-classification",
+    ("text", "next_token"): "text-generation",
+}
 BY_HAND = "*No file of the run knows this: write it here.*"
 
 
@@ -161,9 +171,10 @@ def card(found: Evidence) -> str:
     promised = any(row.finite for row in found.receipt.guarantees)
     said = {"federated-learning": True, "differential-privacy": promised, "simulation": found.simulated}
     tags = [tag for tag, holds in said.items() if holds]
+    pipeline = PIPELINES.get((found.kind, found.experiment.task["name"]))
     top = {
         "library_name": "sordino",
-        "pipeline_tag": TASKS[found.public.kind],
+        **({"pipeline_tag": pipeline} if pipeline else {}),
         "tags": tags,
         "model_name": found.experiment.name,
     }
@@ -285,6 +296,11 @@ class Evidence(NamedTuple):
         return strongest(self.receipt.guarantees)
 
     @property
+    def kind(self) -> str:
+        """Kind of the examples: image, table, or text, which is told by the model that reads tokens."""
+        return "text" if self.experiment.model["name"] in ("text", "transformer") else self.public.kind
+
+    @property
     def examples(self) -> str:
         """Number of examples in words, where it is public."""
         return f"{sum(self.public.sizes):,}" if self.experiment.privacy.public_sizes else "an undisclosed number of"
@@ -293,7 +309,7 @@ class Evidence(NamedTuple):
     def setting(self) -> str:
         """Algorithm, data, rounds and model of the run, in a sentence."""
         of = f"{len(self.public.sizes)} clients with {self.examples} examples"
-        kind = "images" if self.public.kind == "image" else "rows of a table"
+        kind = {"image": "images", "text": "texts", "table": "rows of a table"}[self.kind]
         cohort = self.experiment.cohort.get("name", "all")
         return (
             f"{self.experiment.algorithm['name']} on {kind}: {of}, {self.receipt.rounds} of "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import sordino
 from sordino import config
 from sordino.errors import SordinoError
+from sordino.receipts.documents import card, gather
 from sordino.receipts.verify import examine
 from sordino.runs.run import start
 from tests.data.test_tokens import FILE
@@ -58,6 +59,10 @@ def test_a_text_is_the_unit_of_the_promise(tmp_path: Path) -> None:
     assert example.epsilon is not None
     assert example.epsilon <= 50.0
     assert any("an example is one row with the text in it" in said for said in run.receipt.assumptions)
+    written = card(gather(run.folder, None, code=False, anyway=False))
+    assert "text-generation" in written
+    assert "tabular" not in written
+    assert "on texts" in written
     found = sordino.predict(run.folder, [{"note": "no fever"}, {"note": "qzwx%$#@"}, {"note": "x"}])
     usual, strange, nothing = [row["predicted"] for row in found.rows]
     assert usual < strange  # the mean surprise of its letters

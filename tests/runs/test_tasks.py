@@ -16,6 +16,7 @@ from sordino import config
 from sordino.algorithms import all_algorithms
 from sordino.cli.program import app
 from sordino.errors import DataError, SordinoError
+from sordino.receipts.documents import card, gather
 from sordino.receipts.folder import RunFolder
 from sordino.sites.own_data import OwnData
 from sordino.tasks import nets
@@ -104,6 +105,7 @@ def test_a_prediction_is_what_the_network_says_in_the_unit_of_the_label(table: P
     from safetensors.numpy import load_file
 
     run = sordino.run(asked(table, "regression"), out=tmp_path / "run")
+    assert "tabular-regression" in card(gather(run.folder, None, code=False, anyway=False))
     weights = load_file(run.folder / "model.safetensors")
     (w,), (b,) = (value for name, value in sorted(weights.items(), key=lambda one: -one[1].ndim))
     x = np.array([(40 - 55) / 55, 0.0, 1.0])  # age, ward A, ward B
