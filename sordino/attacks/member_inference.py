@@ -46,7 +46,9 @@ class MemberInference(Attack):
         """One score for each of the view's examples, larger for likelier members."""
 
     def unfit(self, run: AttackedRun) -> str:
-        return run.without_classes or (PREPARED if run.setup.preparation else "")
+        if "loss" not in run.setup.task.metrics:
+            return "the run has no loss of each example"
+        return PREPARED if run.setup.preparation else ""
 
     def play(self, run: AttackedRun) -> AttackFinding:
         seen, control = run.beside_control(lambda bare: self._scored(*run.members(bare)))

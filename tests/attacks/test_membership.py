@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from sordino.attacks.attacked_run import AttackSettings
 from sordino.attacks.member_inference import TwoSides, roc, with_verdict
 from sordino.attacks.methods.label_shares import overlap
 from sordino.attacks.methods.members import above
+from sordino.data.row_source import RowSource, SourceRows
 from sordino.results.attack_file import AttackFinding
 
 BLANK = AttackFinding(attack="a", what="", sees="public", verdict="not tried", why="")
@@ -112,3 +114,36 @@ def test_members_of_a_model_that_learned_by_heart_are_found() -> None:
     noised = {"algorithm": {"name": "whole_update", "multiplier": 5.0}, "privacy": {"delta": 1e-5}, "rounds": 2}
     hidden = assault(config.validate(table | noised), names=("loss_threshold",), asked=asked).found[0]
     assert hidden.verdict in ("stopped", "no power")
+
+
+class Chance(RowSource):
+    """Numbers of pure chance: whatever a model learns of them it has by heart."""
+
+    reach: ClassVar[tuple[float, float] | None] = (0.0, 9.0)
+
+    def rows(self, seed: int) -> SourceRows:
+        x = 1 + keys.integers(keys.root(8), 200 * 8, 9).reshape(200, 8)
+        return SourceRows(x.numpy(), keys.integers(keys.root(9), 200, 9).numpy())
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "next_token": {
+        "task": {"name": "next_token", "vocabulary": 9},
+        "model": {"name": "transformer", "width": 16, "layers": 1},
+        "algorithm": {"name": "fedavg", "lr": 0.5, "local_epochs": 60},
+    },
+    "regression": {
+        "task": {"name": "regression", "range": [0, 9]},
+        "model": {"name": "mlp", "hidden": 256},
+        "algorithm": {"name": "fedavg", "lr": 0.1, "local_epochs": 300, "batch_size": 20},
+    },
+}
+
+
+@pytest.mark.one_fast
+@pytest.mark.parametrize("task", TASKS)
+def test_members_are_found_by_their_losses_where_there_are_no_classes(task: str) -> None:
+    made = {"data": {"source": f"{__name__}:Chance"}, "partition": {"scheme": "iid", "clients": 2}, "rounds": 1}
+    found = assault(config.validate({**made, **TASKS[task]}), names=("loss_threshold", "lira")).found
+    assert [one.verdict for one in found] == ["reached", "not tried"]
+    assert found[1].why == "the run has no classes"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sordino.attacks.attacked_run import MemberView
+from sordino.attacks.attacked_run import AttackedRun, MemberView
 from sordino.attacks.member_inference import MemberInference, losses
 
 
@@ -34,6 +34,9 @@ class LikelihoodRatio(MemberInference, name="lira"):
     """
 
     costly = True
+
+    def unfit(self, run: AttackedRun) -> str:
+        return run.without_classes or super().unfit(run)
 
     def score(self, view: MemberView) -> Tensor:
         told, inside = [], []
