@@ -6,9 +6,11 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tables import OTHERS, Claim, Row, Run, Table
 
+T = TypeVar("T")
 NOTHING = "-"
 
 
@@ -86,14 +88,13 @@ def found(table: Table, claim: Claim) -> list[list[float]]:
     }
     if not claim.minus:
         return [[*by[name].values()] for name in claim.rows]
-    other = by[claim.minus]
     return [
         [
-            100 * (mine / other[seed] - 1) if traffic else mine - other[seed]
+            100 * (mine / by[other][seed] - 1) if traffic else mine - by[other][seed]
             for seed, mine in by[name].items()
-            if seed in other
+            if seed in by[other]
         ]
-        for name in claim.rows
+        for name, other in zip(claim.rows, one_each(claim.minus, claim.rows), strict=True)
     ]
 
 
@@ -109,14 +110,20 @@ def shown(table: Table, claim: Claim) -> str:
 
 
 def gap(table: Table, claim: Claim) -> str:
-    """Ours minus the published number, in points; where the source has no number, there is no gap."""
+    """Ours minus the published number, one for all rows or one each, in points; where the source has no number, there
+    is no gap.
+    """
     try:
-        published = float(claim.published)
+        published = [float(word) for word in claim.published.split("; ")]
     except ValueError:
         return NOTHING
-    return "; ".join(
-        f"{statistics.mean(values) - published:+.1f}" if values else NOTHING for values in found(table, claim)
-    )
+    each = zip(found(table, claim), one_each(published, claim.rows), strict=True)
+    return "; ".join(f"{statistics.mean(values) - told:+.1f}" if values else NOTHING for values, told in each)
+
+
+def one_each(given: Sequence[T], rows: Sequence[str]) -> Sequence[T]:
+    """One for each row, where one may be given for all."""
+    return [*given] * len(rows) if len(given) == 1 else given
 
 
 def measured(table: Table, whole: bool = False) -> str:

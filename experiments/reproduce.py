@@ -34,7 +34,7 @@ from sordino.errors import ConfigError, DataError, NonFiniteModel, RunError, Sor
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent
-WHERE = "say with --data where mnist/, cifar10/ and cifar100/ are"
+WHERE = "say with --data where mnist/, fashion_mnist/, cifar10/ and cifar100/ are"
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def reproduce() -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", choices=names, help="a table; without one, they are listed")
     parser.add_argument("--row", help="only this row, as the table spells it")
     parser.add_argument("--seed", type=int, help="only this seed of --row")
-    parser.add_argument("--data", type=Path, help="the folder that holds mnist/, cifar10/ and cifar100/")
+    parser.add_argument("--data", type=Path, help="the folder that holds mnist/, cifar10/ and so on")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--quick", action="store_true", help="run one row of each table, cut to seconds; keep nothing")

@@ -49,7 +49,7 @@ class Claim(Declared):
     asks: str
     published: str = "-"
     rows: tuple[str, ...] = Field(min_length=1)
-    minus: str = ""  # a row that each of them is compared with, seed by seed
+    minus: tuple[str, ...] = ()  # the rows that they are compared with, seed by seed: one for all, or one each
     why: str = ""
     headline: bool = False  # it stands in the table at the top of README.md
     of: Literal["accuracy", "uplink"] = "accuracy"  # uplink: GiB that a client in all rounds sends; a difference in %
@@ -102,7 +102,7 @@ class Sheet(Declared):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Sheet:
         names = Counter(row.name for row in self.row)
-        meant = [name for claim in self.claim for name in (*claim.rows, claim.minus) if name]
+        meant = [name for claim in self.claim for name in (*claim.rows, *claim.minus)]
         meant += [self.quick.row] if self.quick is not None else []
         wrong = [f"two rows are called {name!r}" for name, many in names.items() if many > 1]
         wrong += [f"{name!r} is no row of this table" for name in meant if name not in names]
@@ -110,6 +110,11 @@ class Sheet(Declared):
             f"a row has a number under {what}, and nothing says where it is from: write {what} = '...' at the top"
             for what in OTHERS
             if not getattr(self, what) and any(getattr(row, what) for row in self.row)
+        ]
+        wrong += [
+            f"{claim.asks!r} has {len(claim.rows)} rows and {len(claim.minus)} to compare them with"
+            for claim in self.claim
+            if len(claim.minus) not in (0, 1, len(claim.rows))
         ]
         if any(claim.headline for claim in self.claim) and not (self.paper and self.size):
             wrong.append("a headline needs a paper = '...' and a size = '...' at the top")

@@ -81,7 +81,11 @@ def test_a_number_that_was_changed_by_hand_is_noticed() -> None:
         (HEAD.replace("experiment", "#") + ONE, "rows need an experiment"),
         (HEAD.replace("quick", "#") + ONE, "rows need an experiment = '...' and a quick"),
         (HEAD + ONE + CLAIM.replace('"one"', '"two"'), "'two' is no row"),
-        (HEAD + ONE + CLAIM + 'minus = "two"\n', "'two' is no row"),
+        (HEAD + ONE + CLAIM + 'minus = ["two"]\n', "'two' is no row"),
+        (
+            HEAD + ONE + TWO + CLAIM + 'minus = ["one", "two"]\n',
+            "'is it so' has 1 rows and 2 to compare them with",
+        ),
         (HEAD + ONE + CLAIM + "becuase = 'x'\n", "claim.0.becuase: Extra inputs"),
         (HEAD + ONE + CLAIM + "headline = true\n", "a headline needs a paper = '...' and a size"),
     ],
@@ -93,7 +97,7 @@ def test_what_a_folder_declares_wrongly_is_refused(text: str, said: str, tmp_pat
 
 
 def test_a_claim_compares_seed_by_seed(tmp_path: Path) -> None:
-    text = HEAD + ONE + TWO.replace("seeds = 1", "seeds = 3") + CLAIM + 'minus = "two"\n' + CLAIM
+    text = HEAD + ONE + TWO.replace("seeds = 1", "seeds = 3") + CLAIM + 'minus = ["two"]\n' + CLAIM
     lines = (
         kept("one", 0, 50.0),
         kept("one", 1, 60.0),
@@ -110,10 +114,19 @@ def test_a_claim_compares_seed_by_seed(tmp_path: Path) -> None:
     assert [pages.shown(one, claim) for claim in one.sheet.claim] == ["not run", "50.0 (n = 1)"]
 
 
+def test_each_row_of_a_claim_may_have_its_own_to_be_compared_with(tmp_path: Path) -> None:
+    both = CLAIM.replace('["one"]', '["one", "two"]')
+    lines = (kept("one", 0, 50.0), kept("two", 0, 53.0))
+    (tmp_path / tables.RESULTS).write_text("".join(lines))
+    one = table(tmp_path, HEAD + ONE + TWO + both + 'minus = ["two", "one"]\n' + both + 'minus = ["one"]\n')
+    told = [pages.shown(one, claim) for claim in one.sheet.claim]
+    assert told == ["-3.0 (n = 1); +3.0 (n = 1)", "+0.0 (n = 1); +3.0 (n = 1)"]
+
+
 def test_a_headline_says_the_gap_to_a_published_number(tmp_path: Path) -> None:
     """Accuracy in points, traffic in percent of the other row's; without a published number there is no gap."""
     whose = 'paper = "P"\nsize = "small"\n'
-    asked = CLAIM.replace('"is it so"', '"by how much"') + 'headline = true\nminus = "two"\n'
+    asked = CLAIM.replace('"is it so"', '"by how much"') + 'headline = true\nminus = ["two"]\n'
     sent = asked.replace("by how much", "sent") + 'of = "uplink"\npublished = "-60"\n'
     (mine := tmp_path / "mine").mkdir()
     (mine / tables.RESULTS).write_text(kept("one", 0, 50.0, slot_gib=1.0) + kept("two", 0, 53.0, slot_gib=2.0))
