@@ -46,14 +46,13 @@ Work = Callable[..., list[Any]]
 class Size(NamedTuple):
     values: int  # of the upload
     alone: int  # values measured where each is encrypted alone
-    slow: int  # values measured where a ciphertext takes long
     clients: int
     model: int  # values of a client in the round
     keys: tuple[int, ...]  # bits, the last for the round
 
 
-FULL = Size(100_000, 40, 10_000, 50, 28_938, (2048, 3072))
-QUICK = Size(600, 3, 300, 12, 200, (2048,))
+FULL = Size(100_000, 40, 50, 28_938, (2048, 3072))
+QUICK = Size(600, 3, 12, 200, (2048,))
 
 
 class Cost(NamedTuple):
@@ -120,15 +119,9 @@ def all_ways(size: Size) -> Iterator[Way]:
     for bits, secret in secrets.items():
         yield alone(bits, secret, values, size.alone)
     for bits, secret in secrets.items():
-        blindings: dict[str, tuple[paillier.Blinding, int]] = {
-            "full": (secret.public.full, size.slow),
-            "crt": (secret.crt, size.slow),
-            "djn": (secret.public.djn, size.values),
-            "djn with the key": (secret.djn, size.values),
-        }
-        for name, (blinding, measured) in blindings.items():
+        for name, blinding in {"djn": secret.public.djn, "djn with the key": secret.djn}.items():
             blinding(1)  # tables are made once for a key
-            yield sealed(f"packed {bits}, {name}", secret, values, measured, blinding=blinding)
+            yield sealed(f"packed {bits}, {name}", secret, values, size.values, blinding=blinding)
     for scheme, off in (("bfv", 0), ("ckks", CKKS_STEPS)):
         yield sealed(scheme.upper(), lattice.generate(scheme), values, size.values, off)
     yield Way(f"secure aggregation, {size.clients} clients", 0, partial(masked, values, size.clients))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import PurePath
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NamedTuple, Self
 
 import torch
@@ -71,9 +71,7 @@ class Profile:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 

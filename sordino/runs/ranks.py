@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -184,9 +183,7 @@ class Ranks(Executor):
         self._owed: deque[int] = deque()  # clients of other ranks whose uploads nobody has taken yet
         self._begun = 0  # what was begun together and is not over: cut off half-way, others wait for what will not come
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._begun:  # they end when this process does
             return
         self._tell(End())

@@ -1,4 +1,4 @@
-"""Large integers: many powers at once and the Chinese remainder theorem, by gmpy2; and many small integers packed in
+"""Large integers: powers of one base and the Chinese remainder theorem, by gmpy2; and many small integers packed in
 few large ones, so that one homomorphic addition adds them all.
 
 Integers of gmpy2 behave like `int`, and are faster; they are annotated as `int`.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -54,15 +53,6 @@ def short_exponents(bits: int, count: int) -> NDArray[np.uint8]:
     """Random exponents of half as many bits as n, one a column."""
     width = bits // 16
     return np.frombuffer(secrets.token_bytes(width * count), np.uint8).reshape(width, count)
-
-
-def powers(bases: Sequence[int], exponent: int, modulus: int, threads: int = 1) -> list[int]:
-    """Modular powers of many bases on several threads: gmpy2 releases the GIL while it works on one list."""
-    step = max(1, -(-len(bases) // threads))
-    parts = [list(bases[start : start + step]) for start in range(0, len(bases), step)]
-    with ThreadPoolExecutor(threads) as pool:
-        done = pool.map(lambda part: gmp().powmod_base_list(part, exponent, modulus), parts)
-        return [power for part in done for power in part]
 
 
 def chinese(left: Sequence[int], right: Sequence[int], p: int, q: int) -> list[int]:

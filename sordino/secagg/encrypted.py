@@ -32,7 +32,7 @@ def needs(stage: Encrypted) -> None:
 def check(stage: Encrypted, layout: Layout, count: int) -> None:
     """Refuses more uploads than can be added under the scheme."""
     if stage.scheme != "paillier":
-        {"bfv": lattice.BfvPublic, "ckks": lattice.CkksPublic}[stage.scheme](b"", None).check(layout, count)
+        lattice.LatticePublic(lattice.RINGS[stage.scheme], b"", None).check(layout, count)
 
 
 class Ciphertexts:

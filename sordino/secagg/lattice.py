@@ -21,17 +21,11 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
-from sordino.errors import (
-    ConfigError,
-    EmptyRound,
-    HeadroomExceeded,
-    NoSecretKey,
-    ServerHoldsKey,
-)
+from sordino.errors import EmptyRound, HeadroomExceeded, NoSecretKey, ServerHoldsKey
 from sordino.privacy.uplink.fixed_point import Ints, Layout, no_sum
 from sordino.secagg import rings
 from sordino.secagg.extras import Foreign
@@ -47,9 +41,8 @@ _KEY: Final = b"SRDK"
 class LatticePublic:
     """A public lattice key, which encrypts and adds."""
 
-    ring: ClassVar[Ring]
-
-    def __init__(self, packed: bytes, context: object) -> None:
+    def __init__(self, ring: Ring, packed: bytes, context: object) -> None:
+        self.ring = ring
         self.id = hashlib.sha256(packed).digest()[:16]
         self._packed, self._context = packed, context
 
@@ -117,14 +110,6 @@ class LatticePublic:
         return Sealed(header, b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
 
-class BfvPublic(LatticePublic):
-    ring = rings.BFV
-
-
-class CkksPublic(LatticePublic):
-    ring = rings.CKKS
-
-
 class LatticeSecret:
     """A secret lattice key, which opens sums."""
 
@@ -156,39 +141,20 @@ class LatticeSecret:
         return _KEY + struct.pack("<I", len(public)) + public + rings.write(self._context, secret=True)
 
 
-class BfvSecret(LatticeSecret):
-    pass
-
-
-class CkksSecret(LatticeSecret):
-    pass
-
-
-_PAIRS: Final[dict[str, tuple[type[LatticePublic], type[LatticeSecret]]]] = {
-    "bfv": (BfvPublic, BfvSecret),
-    "ckks": (CkksPublic, CkksSecret),
-}
+RINGS: Final = {ring.name: ring for ring in (rings.BFV, rings.CKKS)}
 
 
 def generate(scheme: str) -> LatticeSecret:
     """A fresh key pair."""
-    if scheme not in _PAIRS:
-        raise ConfigError(
-            f"there is no lattice scheme {scheme!r}",
-            why="the schemes are bfv and ckks",
-            fix="use bfv",
-            code="unknown-lattice-scheme",
-        )
-    public, secret = _PAIRS[scheme]
-    context = rings.fresh(public.ring)
-    return secret(read_public(rings.write(context, secret=False)), context)
+    context = rings.fresh(RINGS[scheme])
+    return LatticeSecret(read_public(rings.write(context, secret=False)), context)
 
 
 def read_public(data: bytes) -> LatticePublic:
     if not data.startswith(_KEY):
         ring, context = rings.read(data)
         if not (context.is_private() or context.has_secret_key()):
-            return _PAIRS[ring.name][0](data, context)
+            return LatticePublic(ring, data, context)
     raise ServerHoldsKey(
         "a secret key was given where a public one is expected",
         why="the server adds the encrypted updates, so it must not be able to open them",
@@ -210,7 +176,7 @@ def read_secret(data: bytes) -> LatticeSecret:
     ring, context = rings.read(data[8 + length :])
     if ring != public.ring or not context.has_secret_key():
         raise rings.malformed("the two halves of a key do not fit together")
-    secret = _PAIRS[ring.name][1](public, context)
+    secret = LatticeSecret(public, context)
     secret.open(public.encrypt(np.zeros(1, np.int64), 0, Layout()))  # the guard notices halves of two keys
     return secret
 

@@ -1,24 +1,20 @@
 """Paillier's cryptosystem: with the public key ciphertexts can be added, only the secret key opens the sum (Paillier,
 EUROCRYPT 1999).
 
-c = (1 + m n) rho mod n^2, where the blinding rho is one of
-    djn   h^(n alpha) for a short random alpha (Damgard, Jurik and Nielsen, IJIS 2010), by a table of powers: the
-          default. The secret key computes the same number modulo p^2 and q^2, at 0.6 of the cost.
-    full  r^n for a random r: as published, and sixteen times slower.
-    crt   the distribution of `full`, computed modulo p^2 and q^2, which takes the secret key.
+c = (1 + m n) rho mod n^2, where the blinding rho is h^(n alpha) for a short random alpha (Damgard, Jurik and Nielsen,
+IJIS 2010), by a table of powers. The secret key computes the same number modulo p^2 and q^2, at 0.6 of the cost.
 
-Assumptions: decisional composite residuosity; `djn` adds that short exponents of h^n cannot be told from full ones, and
-derives h from n by a hash, so that the id of a key stands for all of it. Ciphertexts are malleable and prove nothing
-about their sender. Not constant in time: open sums where nobody times you closely.
+Assumptions: decisional composite residuosity, and that short exponents of h^n cannot be told from full ones; h follows
+from n by a hash, so that the id of a key stands for all of it. Ciphertexts are malleable and prove nothing about their
+sender. Not constant in time: open sums where nobody times you closely.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
 
@@ -30,7 +26,6 @@ from sordino.secagg.big_integers import (
     integers,
     is_prime,
     pack,
-    powers,
     random_prime,
     short_exponents,
     slots,
@@ -85,8 +80,8 @@ class PaillierPublic:
         layout.check(count)
 
     def encrypt(self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None) -> Sealed:
-        """The ciphertexts of one contribution. A blinding of the secret key (`secret.djn`, `secret.crt`) is for
-        clients that share it.
+        """The ciphertexts of one contribution. The blinding of the secret key (`secret.djn`) is for clients that
+        share it.
         """
         header = self.header(round, len(values), layout)
         return self._sealed(header, self.seal(pack(values, header.slots, layout), blinding or self.djn))
@@ -114,12 +109,6 @@ class PaillierPublic:
 
     def djn(self, count: int) -> list[int]:
         return self._powers_of_hs.powers(short_exponents(self.bits, count))
-
-    def full(self, count: int) -> list[int]:
-        bases = [
-            1 + secrets.randbelow(int(self.n) - 1) for _ in range(count)
-        ]  # who met a non-unit would have factored n
-        return powers(bases, self.n, self.square)
 
     def read(self, message: Sealed) -> list[int]:
         """Ciphertexts of a message under this key, each of them checked."""
@@ -176,11 +165,10 @@ class PaillierPublic:
 
 @dataclass(frozen=True, repr=False)
 class PaillierSecret:
-    """A secret Paillier key, p and q, which opens sums on several threads."""
+    """A secret Paillier key, p and q, which opens sums."""
 
     p: int
     q: int
-    threads: int = field(default=1, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", gmp().mpz(self.p))
@@ -214,16 +202,6 @@ class PaillierSecret:
         left, right = self._halves_of_hs
         return chinese(left.powers(exponents), right.powers(exponents), left.modulus, right.modulus)
 
-    def crt(self, count: int) -> list[int]:
-        """Blindings distributed as those of `public.full`, computed faster: n-th powers modulo p^2 are p-th powers
-        there.
-        """
-        left, right = (
-            powers([1 + secrets.randbelow(int(prime) - 1) for _ in range(count)], prime, prime * prime)
-            for prime in (self.p, self.q)
-        )
-        return chinese(left, right, self.p * self.p, self.q * self.q)
-
     def pack(self) -> bytes:
         length = self.public.bits // 16
         return _SECRET + self.p.to_bytes(length, "big") + self.q.to_bytes(length, "big")
@@ -236,7 +214,8 @@ class PaillierSecret:
     def _logarithms(self, numbers: Sequence[int], p: int, q: int) -> list[int]:
         """The plaintexts modulo p: c^(p-1) = 1 - m q p modulo p^2, since the blinding drops out."""
         scale = gmp().invert(-q, p)
-        return [(power - 1) // p * scale % p for power in powers(numbers, p - 1, p * p, self.threads)]
+        powers = gmp().powmod_base_list(list(numbers), p - 1, p * p)
+        return [(power - 1) // p * scale % p for power in powers]
 
 
 def generate(bits: int = 3072, testing: bool = False) -> PaillierSecret:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Literal, NamedTuple, TypeAlias
 
 from sordino.errors import ConfigError, WireError
@@ -115,9 +114,7 @@ class _Line:
     def __enter__(self) -> _Line:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
 
     def letter(self) -> Posted | None:

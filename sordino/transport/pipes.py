@@ -12,7 +12,6 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import IO
 
 from sordino.engine.commands import Refused, read_answer
@@ -43,9 +42,7 @@ class Pipes(Carrier):
                 raise self._gone(peer) if frame is None else _refusal(frame)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.kill()
             process.wait()

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
@@ -74,10 +73,8 @@ class Sites(Executor):
         self.carrier.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.carrier.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self.carrier.__exit__(*_)
 
     def away(self, client: int) -> bool:
         """True where the client's site cannot be reached, or still owes an answer."""

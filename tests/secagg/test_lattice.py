@@ -11,7 +11,6 @@ import pytest
 
 from sordino.errors import (
     BackendUnavailable,
-    ConfigError,
     HeadroomExceeded,
     IntegrityError,
     MalformedCiphertext,
@@ -22,7 +21,7 @@ from sordino.privacy.uplink.fixed_point import Layout
 from sordino.secagg import rings
 from sordino.secagg.lattice import (
     CKKS_ERROR,
-    BfvPublic,
+    LatticePublic,
     LatticeSecret,
     generate,
     read_public,
@@ -93,12 +92,12 @@ def test_513_at_24_bits_are_refused_before_anything_is_encrypted_or_added() -> N
 
 
 def test_without_the_refusal_513_would_wrap() -> None:
-    class Careless(BfvPublic):
+    class Careless(LatticePublic):
         def check(self, layout: Layout, count: int) -> None:
             pass
 
     key = secret("bfv")
-    twin = Careless(key.public.pack(), key.public._context)
+    twin = Careless(key.public.ring, key.public.pack(), key.public._context)
     top = WIDE.offset - 1
     total = times(twin, twin.encrypt(np.array([top, -top, 1]), 0, WIDE), 513)
     assert 513 * top == 4_303_355_391
@@ -250,8 +249,3 @@ def test_without_tenseal_nothing_falls_back(monkeypatch: pytest.MonkeyPatch) -> 
         with refused(BackendUnavailable, "backend-unavailable") as raised:
             attempt()
         assert "tenseal" in str(raised.value)
-
-
-def test_an_unknown_scheme() -> None:
-    with refused(ConfigError, "unknown-lattice-scheme"):
-        generate("rot13")

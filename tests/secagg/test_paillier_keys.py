@@ -17,7 +17,7 @@ from sordino.errors import (
     WeakKey,
 )
 from sordino.secagg import paillier
-from sordino.secagg.big_integers import FixedBase, chinese, is_prime, powers
+from sordino.secagg.big_integers import FixedBase, chinese, is_prime
 from sordino.secagg.paillier import generate, read_public, read_secret
 from tests.secagg.paillier_keys import real, tiny
 
@@ -156,12 +156,6 @@ def test_a_table_gives_the_powers(base: int, modulus: int, exponents: list[int])
     columns = np.array([list(exponent.to_bytes(3, "little")) for exponent in exponents], np.uint8).T
     expected = [pow(base, exponent, modulus) for exponent in exponents]
     assert FixedBase(base, modulus, 3).powers(columns) == expected
-    assert [power for exponent in exponents[:2] for power in powers([base], exponent, modulus)] == expected[:2]
-
-
-@given(st.lists(st.integers(0, 10_000), max_size=9), st.integers(1, 4))
-def test_threads_change_no_power(bases: list[int], threads: int) -> None:
-    assert powers(bases, 65, 10_007, threads) == [pow(base, 65, 10_007) for base in bases]
 
 
 @given(st.integers(0, 34 * 45 - 1))
