@@ -17,10 +17,9 @@ from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import Beside, OwnNorm
-from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.compression import BlockSum, Rule, Share
 from sordino.privacy.uplink.sensing import Reconstruction, Sensing
-from sordino.privacy.uplink.stages import Noise, OneField, Stage
+from sordino.privacy.uplink.stages import ClipLayers, Noise, OneField, Stage
 
 Variant = Literal["published", "no_noise", "local_client", "central_client", "local_sample"]
 

@@ -21,9 +21,8 @@ from sordino.audits.pairs import FAR, Pair, Release
 from sordino.budget.plan import Price
 from sordino.engine.server import FederatedServer
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.privunit import OneDirection
-from sordino.privacy.uplink.stages import Clip, private
+from sordino.privacy.uplink.stages import Clip, ClipLayers, private
 from sordino.runs.setup import Setup
 from sordino.tree import Tree
 from sordino.types import Claim, NoiseSource

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from sordino.cli.options import Encoding, Json, Verb, Verbs, experiment_and_changes
+from sordino.cli.options import Encoding, Json, Verb, Verbs, What, experiment_and_changes
 from sordino.cli.screen import Screen, note, say, titled, write
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ ROWS, COLUMNS = (
     40,
     12,
 )  # size of a screen: of more clients the middle is cut, of more classes the most frequent are shown
-
-What = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment file, and settings to change."),
-]
 
 
 def _experiment(words: list[str]) -> Experiment:

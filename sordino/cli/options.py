@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
@@ -52,6 +53,14 @@ Verbose = Annotated[
 ]
 Encoding = Annotated[str | None, typer.Option(help="Text encoding: utf-8, cp1252, latin-1, ...")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+What = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment file, and settings to change."),
+]
+SignedBy = Annotated[
+    Path | None, typer.Option("--key", help="Public key of the site that must have signed the receipt.")
+]
+PlanCode = Annotated[bool, typer.Option("--with-code", help="Import a user-defined algorithm to make its plan again.")]
 Figures = Annotated[
     Kind | None, typer.Option("--figures", help="Also write figures for a paper (needs the plots extra).")
 ]

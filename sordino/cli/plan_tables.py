@@ -17,8 +17,7 @@ from sordino.accounting.words import epsilon_text
 from sordino.cli.tables import STATUS_STYLE, guarantees
 from sordino.metrics.rows import bytes_text
 from sordino.planning.calculator import Answer
-from sordino.planning.noise_level import LOUD, NO_WAY, QUIET, Enough, warning, ways_out
-from sordino.planning.planner import PlanRow
+from sordino.planning.planner import LOUD, NO_WAY, QUIET, Enough, PlanRow, warning, ways_out
 
 if TYPE_CHECKING:
     from sordino.runs.forecast import Compared, Planned

@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sordino.cli.options import Json, Verb, Verbose, Verbs, experiment_and_changes
+from sordino.cli.options import Json, PlanCode, SignedBy, Verb, Verbose, Verbs, experiment_and_changes
 from sordino.cli.screen import Screen, say
 from sordino.errors import ConfigError
 from sordino.later import loading, when_used
 
 if TYPE_CHECKING:
-    from sordino.planning.noise_level import Enough
+    from sordino.planning.planner import Enough
     from sordino.receipts.run_files import Spending
 
 app = Verbs(help="Budgets and guarantees: plan, spent, verify.", no_args_is_help=True)
@@ -39,6 +39,7 @@ def _unit(value: str | None) -> str | None:
 
 @app.command(cls=Verb)
 def plan(
+    context: typer.Context,
     what: Annotated[
         list[str] | None,
         typer.Argument(
@@ -70,22 +71,8 @@ def plan(
 
     With an experiment: its guarantee, traffic and time. Nothing is trained and nothing written.
     """
-    given = {
-        name: value
-        for name, value in (
-            ("epsilon", epsilon),
-            ("noise_multiplier", noise_multiplier),
-            ("delta", delta),
-            ("unit", unit),
-            ("clients", clients),
-            ("cohort", cohort),
-            ("rounds", rounds),
-            ("parameters", parameters),
-            ("records", records),
-            ("clip", clip),
-        )
-        if value is not None
-    }
+    options = {name: value for name, value in context.params.items() if name not in ("what", "as_json")}
+    given = {name: value for name, value in options.items() if value is not None}
     if what:
         _plan_experiment(what, list(given), as_json)
     elif not given:
@@ -146,7 +133,7 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
 
 
 def _verdict(ratio: float | None, found: Sequence[Enough], delta: float) -> dict[str, Any]:
-    from sordino.planning.noise_level import NO_WAY, warning, ways_out
+    from sordino.planning.planner import NO_WAY, warning, ways_out
 
     ways = ways_out(found, delta) or [NO_WAY]
     return {
@@ -199,10 +186,8 @@ def _recomputed(place: Path) -> Spending:
 @app.command()
 def verify(
     folder: Path,
-    key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
-    with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import a user-defined algorithm to make its plan again.")
-    ] = False,
+    key: SignedBy = None,
+    with_code: PlanCode = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -229,7 +214,7 @@ def verify(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of privacy.json: every field with its type and meaning, for programs that read receipts."""
-    from sordino.receipts.receipt_schema import receipt_schema
+    from sordino.receipts.run_files import receipt_schema
 
     typer.echo(json.dumps(receipt_schema(), indent=2))
 

@@ -14,14 +14,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from sordino.branches import part
-from sordino.cli.options import Figures, Json, Quiet, Track, Verbose, experiment_and_changes
+from sordino.cli.options import Figures, Json, Quiet, Track, Verbose, What, experiment_and_changes
 from sordino.cli.screen import Screen, check_absent, note, say, unwritable, write
 from sordino.errors import ConfigError
 from sordino.later import loading
 
 if TYPE_CHECKING:
     from sordino.config import Experiment
-    from sordino.runs.play import Ended
+    from sordino.results.comparison import Follow, NextRun
+    from sordino.runs.play import Ended, Progress
     from sordino.runs.profile import Profile
 
 
@@ -38,10 +39,7 @@ def new(folder: Annotated[Path, typer.Argument(help="Folder for experiment.toml 
 
 
 def run(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[EXPERIMENT.toml] [key=value ...]", help="An experiment file, and settings to change."),
-    ] = None,
+    what: What = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="key=value", help="Same as a bare key=value.")
     ] = None,
@@ -264,11 +262,6 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # images arrive as [batch, channels, height, width], normalised
         return self.layers(x)
 '''
-
-
-if TYPE_CHECKING:
-    from sordino.results.comparison import Follow, NextRun
-    from sordino.runs.play import Progress
 
 
 class Format(StrEnum):

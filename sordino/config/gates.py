@@ -24,7 +24,6 @@ from sordino.privacy.readers.open import Open
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import OwnNorm, UpdateLevel, UserLevel
-from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.compression import BlockSum
 from sordino.privacy.uplink.coordinate_laplace import ClipCoordinates, CoordinateLaplace, Flag
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
@@ -32,7 +31,7 @@ from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.robust import CoordinateMedian, Krum, NearestMixing, NormBound, TrimmedMean
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare
 from sordino.privacy.uplink.sensing import Sensing
-from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
+from sordino.privacy.uplink.stages import Clip, ClipLayers, Noise, Stage, Weigh
 from sordino.types import Neighbours, Reader
 
 

@@ -26,7 +26,7 @@ from sordino.engine.executor import Answers, Tally
 from sordino.engine.secure_sum import SecureSum
 from sordino.errors import NonFiniteModel, WireError
 from sordino.planning.accounts import Accounts, OpenRound
-from sordino.planning.noise_level import in_mean, of_reader, of_uplink
+from sordino.planning.planner import in_mean, of_reader, of_uplink
 from sordino.privacy.noise.sources import for_round
 from sordino.privacy.uplink import Summed, Uplink
 from sordino.privacy.uplink.robust import fewest

@@ -29,9 +29,8 @@ from sordino.errors import (
     check_range,
 )
 from sordino.planning.agreement import MOST_CLIENTS, PublicNumbers
-from sordino.planning.noise_level import Enough
 from sordino.planning.phase import PlannedPhase, PlannedRun
-from sordino.planning.planner import Planner, PlanRow
+from sordino.planning.planner import Enough, Planner, PlanRow
 from sordino.sampling.kinds import alike
 
 BYTES = 4  # of a float32 parameter on the wire

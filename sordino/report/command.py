@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordino.cli.options import Figures
+from sordino.cli.options import Figures, PlanCode, SignedBy
 from sordino.cli.screen import Screen
 from sordino.errors import ConfigError
 from sordino.later import when_used
@@ -86,10 +86,8 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="Output file; .pdf for an annex prints it. [default: in RUN]")
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="Public key of the site that must have signed the receipt.")] = None,
-    with_code: Annotated[
-        bool, typer.Option("--with-code", help="Import a user-defined algorithm to make its plan again.")
-    ] = False,
+    key: SignedBy = None,
+    with_code: PlanCode = False,
     anyway: Annotated[
         bool,
         typer.Option("--anyway", help="Export even a receipt that does not hold; the document says so on its top."),

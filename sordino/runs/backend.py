@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.branches import part
-from sordino.config import Experiment, build, filled, parameters, resolved_table
+from sordino.config import EvaluationSettings, Experiment, build, filled, parameters, resolved_table
 from sordino.config.reading import check_keys
 from sordino.data.dataset import DISCLOSED, Candidates, CandidateSource, Split, Wanted, cache_folder
 from sordino.data.schema import Column
@@ -32,7 +32,7 @@ from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
 from sordino.errors import ConfigError
 from sordino.keys import Key
-from sordino.metrics.evaluation import Score
+from sordino.metrics.evaluation import Score, check, check_models, check_scores
 from sordino.metrics.rows import Scores
 from sordino.planning.agreement import Agreement
 from sordino.runs.setup import Setup, Whole
@@ -77,6 +77,15 @@ class Backend(ABC):
     @abstractmethod
     def evaluation(self) -> Callable[[int, Tree, Score], Scores]:
         """The function that evaluates models after a round, on the test examples at hand."""
+
+    def check_evaluation(self) -> EvaluationSettings:
+        """The settings of [evaluation]; refused where this phase cannot be evaluated so."""
+        setup, given = self.setup, self.setup.experiment.evaluation
+        check(given.personal)
+        check_scores(given.scores, given.metrics, setup.task, setup.ways)
+        if given.models:
+            check_models(given.models, setup.algorithm.models(setup.state("server")))
+        return given
 
     @abstractmethod
     def executor(
@@ -135,16 +144,16 @@ class ServerData:
 
     @cached_property
     def probe(self) -> Examples | None:
-        return None if self.kept.probe is None else _examples(self.kept.probe.x, self.kept.probe.y)
+        return None if self.kept.probe is None else examples_of(self.kept.probe)
 
     @cached_property
     def tested(self) -> Examples:
         assert self.kept.tested is not None
-        return _examples(self.kept.tested.x, self.kept.tested.y)
+        return examples_of(self.kept.tested)
 
     @cached_property
     def candidates(self) -> Examples | None:
-        return None if self.drawn is None else _examples(self.drawn.x, self.drawn.y)
+        return None if self.drawn is None else examples_of(self.drawn)
 
     @property
     def story(self) -> Json | None:
@@ -212,5 +221,6 @@ def asked_for(experiment: Experiment) -> CandidateSettings | None:
     )
 
 
-def _examples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Examples:
-    return Examples(here(torch.from_numpy(np.asarray(x))), here(torch.from_numpy(np.asarray(y))))
+def examples_of(held: Split | Candidates) -> Examples:
+    """Rows as tensors on the device of this run."""
+    return Examples(here(torch.from_numpy(np.asarray(held.x))), here(torch.from_numpy(np.asarray(held.y))))

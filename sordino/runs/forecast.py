@@ -29,8 +29,7 @@ from sordino.engine.site import Site
 from sordino.errors import SordinoError
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.calculator import alternatives, untouched, wider_cohort
-from sordino.planning.noise_level import Enough
-from sordino.planning.planner import Planner, PlanRow
+from sordino.planning.planner import Enough, Planner, PlanRow
 from sordino.receipts.private import throwaway
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup

@@ -28,7 +28,7 @@ CALLERS = {
     "checkpoints and records": ("engine/checkpoint.py", "engine/client_states.py", "runs/metric_files.py"),
     "noise": ("privacy/noise/",),
     "secure sums": ("secagg/", "engine/secure_sum.py"),
-    "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/clip_layers.py"),
+    "clipping": ("privacy/readers/per_example_gradients.py", "privacy/uplink/stages.py"),
 }
 # modules that count for themselves, and for other libraries that they call
 OWN = {

@@ -10,26 +10,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from sordino import user_code
 from sordino.algorithms.optional import PerClientMessages
 from sordino.config import Experiment, Network, Privacy
 from sordino.data.schema import Column
-from sordino.device import CPU, here
+from sordino.device import CPU
 from sordino.engine import wire
 from sordino.engine.client_states import States
 from sordino.engine.executor import Executor, cores
 from sordino.engine.forks import Forks
 from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
-from sordino.metrics.evaluation import Evaluation, Evaluator, check, check_models, check_scores
+from sordino.metrics.evaluation import Evaluation, Evaluator
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
 from sordino.privacy.noise.sources import for_run
 from sordino.receipts.private import secret_of
-from sordino.runs.backend import Backend, Begun, ServerData
+from sordino.runs.backend import Backend, Begun, ServerData, examples_of
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup, Whole
 from sordino.tasks.threads import Threads
@@ -129,16 +126,9 @@ class Simulation(Backend):
 
     def evaluation(self) -> Evaluation:
         """Evaluation on the test examples of all clients."""
-        setup, test, given = self.setup, self.population.named.test, self.setup.experiment.evaluation
-        examples = Examples(here(torch.from_numpy(np.asarray(test.x))), here(torch.from_numpy(np.asarray(test.y))))
-        own = metrics_named(given.metrics)
-        evaluator = Evaluator(
-            setup.task, examples, self.population.shares[1], tuple(given.scores), own, threads_of(setup)
-        )
-        check(given.personal)
-        check_scores(given.scores, given.metrics, setup.task, setup.ways)
-        if given.models:
-            check_models(given.models, setup.algorithm.models(setup.state("server")))
+        setup, examples, given = self.setup, examples_of(self.population.named.test), self.check_evaluation()
+        own, parts = metrics_named(given.metrics), self.population.shares[1]
+        evaluator = Evaluator(setup.task, examples, parts, tuple(given.scores), own, threads_of(setup))
         return Evaluation(setup.algorithm, evaluator, tuple(given.models), tuple(given.personal))
 
 

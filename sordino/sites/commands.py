@@ -50,6 +50,10 @@ JsonLines = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object instead of tables; on standard error one for each event."),
 ]
+Invited = Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="Invitation from the server's operator.")]
+Address = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Address of the server, if not that of the invitation.")
+]
 Data = Annotated[Path, typer.Option("--data", metavar="PATH", help="Data of this site; they never leave it.")]
 Name = Annotated[str, typer.Option(help="Name of this client in the agreement.")]
 
@@ -163,16 +167,12 @@ def serve(
 
 
 def join(
-    invitation: Annotated[
-        Path, typer.Argument(metavar="INVITATION.toml", help="Invitation from the server's operator.")
-    ],
+    invitation: Invited,
     name: Name,
     identity: Identity,
     data: Data,
     certificates: Certificates = None,
-    address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address of the server, if not that of the invitation.")
-    ] = "",
+    address: Address = "",
     max_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -265,14 +265,10 @@ def _agreed() -> bool:
 
 
 def hold_key(
-    invitation: Annotated[
-        Path, typer.Argument(metavar="INVITATION.toml", help="Invitation from the server's operator.")
-    ],
+    invitation: Invited,
     identity: Identity,
     certificates: Certificates = None,
-    address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address of the server, if not that of the invitation.")
-    ] = "",
+    address: Address = "",
     out: Annotated[Path | None, typer.Option(help="Folder of the key; an existing key is used again.")] = None,
     with_code: WithCode = False,
     rehearsal: Rehearsal = False,

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sordino.ledger.files import atomic_write
+from sordino.runs.setup import Whole
 from sordino.sites.client_line import Says, Standing, attend
 from sordino.sites.grpc_line import claim
 from sordino.sites.invitation import Invitation
@@ -64,16 +68,33 @@ class InvitedOptions:
         return self.folder or Path("runs") / f"{run}-{name}"
 
 
-class Attendant(Protocol):
-    """Side that answers a server: a site, or the key holder."""
+@dataclass
+class Attendant(ABC):
+    """Side that answers a server: a site, or the key holder, with its state in a folder."""
+
+    folder: Path
+    whole: Whole
+    over: bool = field(default=False, init=False)  # true where the server has told this process the end of the run
+    ended: ClassVar[str] = "over"  # file that marks the end
+
+    @cached_property
+    @abstractmethod
+    def head(self) -> SignedHead:
+        """Newest head that this side has signed."""
+
+    @abstractmethod
+    def answer(self, data: bytes | memoryview) -> bytes:
+        """Answer to a message; it may be a refusal."""
 
     @property
-    def over(self) -> bool: ...  # has the server said so, to this process?
-    @property
-    def was_over(self) -> bool: ...  # or to one before it?
-    @property
-    def head(self) -> SignedHead: ...
-    def answer(self, data: bytes) -> bytes: ...
+    def was_over(self) -> bool:
+        """True where the server has announced the end of the run to this process or an earlier one."""
+        return (self.folder / self.ended).exists()
+
+    def end(self) -> None:
+        """Records that the run is over."""
+        atomic_write(self.folder / self.ended, b"")
+        self.over = True
 
 
 def attend_for(

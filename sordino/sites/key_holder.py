@@ -30,22 +30,19 @@ from sordino.runs.setup import Whole
 from sordino.runs.witness import state
 from sordino.sites import invitation as invitations
 from sordino.sites.client_line import Says
-from sordino.sites.connecting import InvitedOptions, attend_for
-from sordino.sites.encrypted_sites import HOLDER, INTEGERS, held
+from sordino.sites.connecting import Attendant, InvitedOptions, attend_for
 from sordino.sites.purse import SignedHead
+from sordino.sites.secure_sums import HOLDER, INTEGERS, held
 from sordino.sites.serve import longest, settled
 from sordino.transport.message import Letter, Letterhead, digest_of
 
 
 @dataclass
-class KeyHolder:
+class KeyHolder(Attendant):
     """Key holder of a run, with its state in a folder."""
 
-    folder: Path
-    whole: Whole
     letterhead: Letterhead
     note: Callable[[str], None] = lambda text: None
-    over: bool = field(default=False, init=False)  # true where the server has told this process the end of the run
     _declined: str = field(default="", init=False)  # why something was refused last
 
     def __post_init__(self) -> None:
@@ -121,8 +118,7 @@ class KeyHolder:
             self.head.require()
             return Done(), [self._sum(letter, command)]
         if isinstance(command, End):
-            atomic_write(self._ended, b"")
-            self.over = True
+            self.end()
             return Done(), []
         raise UnsoundGuarantee(
             f"a key holder is asked to {command.do}",
@@ -184,15 +180,6 @@ class KeyHolder:
             made = stage.sums.GENERATE[stage.scheme](stage)
             atomic_write(file, made.pack(), private=True)
         return stage.sums.secret_key(stage, file.read_bytes())
-
-    @property
-    def was_over(self) -> bool:
-        """True where the server has announced the end of the run to this process or an earlier one."""
-        return self._ended.exists()
-
-    @property
-    def _ended(self) -> Path:
-        return self.folder / "over"
 
     @cached_property
     def _opened(self) -> dict[str, str]:

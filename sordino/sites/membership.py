@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -37,8 +38,9 @@ from sordino.receipts.receipt import write_receipt
 from sordino.receipts.run_files import Receipt
 from sordino.runs import bundle
 from sordino.runs.declared_data import DeclaredData
-from sordino.runs.setup import Setup, Whole
+from sordino.runs.setup import Setup
 from sordino.runs.simulation import clients_of
+from sordino.sites.connecting import Attendant
 from sordino.sites.key_holder import pinned
 from sordino.sites.purse import Purse, SignedHead
 from sordino.transport.desk import Desk, Operation, Porter
@@ -53,18 +55,17 @@ FAILED = "failed-at-site"
 
 
 @dataclass
-class Membership(Porter):
+class Membership(Attendant, Porter):
     """Site in a run, with its state in a folder."""
 
-    folder: Path
-    whole: Whole
+    ended: ClassVar[str] = "desk/over"
+
     trained: Mapping[int, Examples]  # rows of its own clients
     tested: Mapping[int, Examples]
     letterhead: Letterhead
     key_digest: str = ""  # of the key holder's public key, as the holder told this site by another way
     moved: bool = False  # true: this folder has taken the place of the one that joined
     note: Callable[[RunEvent], None] = lambda event: None
-    over: bool = field(default=False, init=False)  # true where the server has told this process the end of the run
     _told: set[tuple[str, int]] = field(default_factory=set, init=False)  # rounds that metrics.jsonl knows
 
     def __post_init__(self) -> None:
@@ -152,15 +153,6 @@ class Membership(Porter):
         return secure.sums.public_key(secure, pinned(self._key_file.read_bytes(), self.key_digest))
 
     @property
-    def was_over(self) -> bool:
-        """True where the server has announced the end of the run to this process or an earlier one."""
-        return self._ended.exists()
-
-    @property
-    def _ended(self) -> Path:
-        return self.folder / "desk" / "over"
-
-    @property
     def _key_file(self) -> Path:
         return self.folder / "holder.key"
 
@@ -178,8 +170,7 @@ class Membership(Porter):
         if isinstance(asked.command, End):
             if asked.messages:
                 self._keep_model(asked.messages[0])
-            atomic_write(self._ended, b"")
-            self.over = True
+            self.end()
             return Done()
         return None
 

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from sordino.accounting.facts import FORMAT
 from sordino.config import Experiment
-from sordino.data.dataset import Split
 from sordino.data.schema import TableSchema
 from sordino.errors import DataError
-from sordino.runs.backend import ServerRows
+from sordino.runs.backend import ServerRows, examples_of
 from sordino.runs.population import Population
 from sordino.runs.public_inputs import DEALT, PARTITION, check_announced
 from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
@@ -79,11 +75,11 @@ class OwnData:
 
     @cached_property
     def trained(self) -> Examples:
-        return _rows(self._population.dataset.train)
+        return examples_of(self._population.dataset.train)
 
     @cached_property
     def tested(self) -> Examples:
-        return _rows(self._population.dataset.test)
+        return examples_of(self._population.dataset.test)
 
     def check(self, agreed: SitesAgreement, client: int) -> None:
         """Refuse data that differ from those that were announced."""
@@ -105,10 +101,6 @@ class OwnData:
                     fix="use the file and the identity that were announced, or announce these data and agree anew",
                     code="other-data",
                 )
-
-
-def _rows(held: Split) -> Examples:
-    return Examples(torch.from_numpy(np.asarray(held.x)), torch.from_numpy(np.asarray(held.y)))
 
 
 def servers_rows(experiment: Experiment, path: Path) -> ServerRows:

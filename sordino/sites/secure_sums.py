@@ -1,19 +1,46 @@
-"""Secure sums between sites: which of them are possible there, with which class of sites, and who else takes part."""
+"""Secure sums between sites: which of them are possible there, and the server's half of each.
+
+Masked: the server collects the clients' messages of each step, passes on shares that it cannot open, and opens the sum
+of the clients that stayed. A client that is silent at a step has dropped out. Each client binds its keys to the digest
+of the broadcast that this site received, and to the whole list of members, so clients that were sent other models or
+other lists cannot even read each other. `secagg.masked` describes the protocol and its guarantees, and against which
+server they hold.
+
+Encrypted: the server adds ciphertexts, and asks the key holder, a peer of its own, to open one sum a round. It passes
+the holder's public key on to the sites, which have its digest from the holder itself. Noise of the server goes into the
+sum as a ciphertext, before the holder opens it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from sordino.errors import ConfigError, UnsoundGuarantee
+import numpy as np
+
+from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.optional import PerClientMessages
+from sordino.engine import wire
+from sordino.engine.commands import Answered, Command, Encrypt, Mask, OpenSum, Publish, Round, read_answer
+from sordino.engine.executor import Answers
+from sordino.engine.secure_sum import check_one_broadcast, words_of
+from sordino.errors import ConfigError, SecureError, SordinoError, UnsoundGuarantee, WireError
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.privacy.uplink.channels import Messages, Opened, Step, Stopwatch, SumAtSites
+from sordino.privacy.uplink.fixed_point import Ints
+from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted
 from sordino.runs.setup import Setup, Whole
 from sordino.sampling.stragglers import Stragglers
 from sordino.sites.agreement_file import SitesAgreement
-from sordino.sites.encrypted_sites import HOLDER, EncryptedSites, held
-from sordino.sites.masked_sites import MaskedSites
 from sordino.sites.remote_sites import RemoteSites
+from sordino.transport.message import Letter
+from sordino.transport.run_events import RunEvent
+from sordino.transport.sites import SOON, Replies
+from sordino.tree import Tree
+from sordino.types import Task, Terms
 
 
 def kind_of_sites(setup: Setup) -> Callable[..., RemoteSites]:
@@ -85,3 +112,182 @@ def check_elsewhere(whole: Whole) -> None:
             fix="add uploads securely between `sordino serve` and `sordino join`, or leave secagg and bfv out",
             code="secure-sum-elsewhere",
         )
+
+
+@dataclass
+class MaskedSites(RemoteSites):
+    """Sites whose clients mask their uploads."""
+
+    algorithm: AnyAlgorithm = field(kw_only=True)
+    task: Task = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_broadcast(isinstance(self.algorithm, PerClientMessages))
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(sum=MaskedSum(self, t, down, terms))
+
+
+class MaskedSum(SumAtSites):
+    """One masked round, from the first message to each site until the sum is opened."""
+
+    def __init__(self, sites: MaskedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
+        self._sites, self._t, self._terms = sites, t, terms
+        self._size = words_of(sites.algorithm, sites.task, t, down)
+        self._message = wire.encode(sites.header(t), down)
+        self._there: dict[str, list[int]] = {}  # who has taken every step until now, by site
+
+    def open(self, noise: Ints | None) -> Opened:
+        assert noise is None  # under masks the server adds its noise to the sum that it opens
+        uplink, run = self._sites.algorithm.uplink, self._sites.header(self._t).run
+        assert isinstance(uplink.secure, Aggregated)
+        assert uplink.grid is not None
+        masks = uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
+        model = hashlib.sha256(self._message).digest()
+        found = masks.open(self._t, len(self._terms), self._size, model, lambda session: self._take_step)
+        self._sites.have_answered(self._t, found.who)
+        return found
+
+    def _take_step(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None:
+        """Runs a step with the clients still in the round: passes on the messages that came in time; clients without a
+        valid one have dropped out.
+        """
+        if step == "round":
+            self._there = self._sites.asked(self._terms)
+            self._sites.have_been_asked(self._t, self._there)
+            first = self._first_letters(self._there)
+            answers = self._sites.exchange(first, self._enough, others=self._latecomers)
+        else:
+            letters: dict[str, tuple[Command, Sequence[bytes]]] = {
+                peer: (Mask(self._t, step, who), messages(who)) for peer, who in self._there.items()
+            }
+            answers = self._sites.exchange(letters)
+        there: dict[str, list[int]] = {}
+        for peer, letter in answers.items():
+            answer = read_answer(letter.head.said)
+            clients = answer.clients if isinstance(answer, Answered) else []
+            for k, body in zip(clients, letter.bodies, strict=False):
+                try:
+                    if k not in self._there[peer]:
+                        raise WireError("a message of another client", fix="ignore it", code="other-sender")
+                    receive(k, bytes(body))
+                except SordinoError as error:
+                    why = f"client {self._sites.called(k)} of {peer} drops out: {error.what}"
+                    self._sites.note(RunEvent(event="dropped", site=peer, round=self._t + 1, why=why))
+                else:
+                    there.setdefault(peer, []).append(k)
+        self._there = there
+
+    def _first_letters(self, there: Mapping[str, Sequence[int]]) -> dict[str, tuple[Command, Sequence[bytes]]]:
+        return {
+            peer: (Round(self._t, {k: self._terms[k] for k in who}, among=len(self._terms)), [self._message])
+            for peer, who in there.items()
+        }
+
+    def _latecomers(self) -> dict[str, tuple[Command, Sequence[bytes]]]:
+        found = self._sites.latecomers(self._terms, self._there)
+        self._there |= found
+        if found:
+            self._sites.have_been_asked(self._t, found)
+        return self._first_letters(found)
+
+    def _enough(self, answers: Replies) -> bool:
+        counts = (len(letter.bodies) for letter in answers.values())
+        return self._sites.suffices(self._t, sum(counts), len(self._terms))
+
+
+HOLDER = "key-holder"  # the name of the peer that has the key
+INTEGERS = np.dtype("<i8")  # of an opened sum
+
+
+def held(whole: Whole, stage: int) -> Encrypted | None:
+    """The encrypted sum of a phase that a key holder opens; None where the phase has none."""
+    secure = whole.phases[stage].algorithm.uplink.secure if 0 <= stage < len(whole.phases) else None
+    return secure if isinstance(secure, Encrypted) and secure.keys == "authority" else None
+
+
+@dataclass
+class EncryptedSites(RemoteSites):
+    """Sites whose clients encrypt their uploads, and the key holder, who has no clients."""
+
+    algorithm: AnyAlgorithm = field(kw_only=True)
+    task: Task = field(kw_only=True)
+    key: bytes = b""  # the public key, once the holder has given it out
+
+    def __post_init__(self) -> None:
+        if HOLDER in self.members:
+            raise UnsoundGuarantee(
+                f"a site with the name {HOLDER}",
+                why="the key holder must not own any of the uploads that it decrypts",
+                fix="give the site another name in the agreement",
+                code="key-holder-has-clients",
+            )
+        self.members = {**self.members, HOLDER: []}
+        super().__post_init__()
+
+    def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
+        return Answers(sum=EncryptedSum(self, t, down, terms))
+
+    def gather(self) -> None:
+        """Waits for the key holder first: without it no sum of this round would be opened."""
+        told = False
+        while not (HOLDER in self._ready and self._free(HOLDER)):
+            if self.stopped():
+                raise KeyboardInterrupt
+            self._introduce(HOLDER)
+            self._wait(time.monotonic() + SOON)
+            if HOLDER not in self._ready and not told:
+                self.note(RunEvent(event="missing", site=HOLDER))
+                told = True
+        super().gather()
+
+    def _among(self, terms: Mapping[int, Terms]) -> int:
+        return len(terms)
+
+    def _introduce(self, peer: str) -> None:
+        if self.key or peer == HOLDER:
+            super()._introduce(peer)
+
+    def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
+        first = super()._first_letters(peer)
+        return [first[0], (Publish(), ())] if peer == HOLDER else [*first, (Encrypt(), [self.key])]
+
+    def _settled(self, ticket: int, found: Letter | SordinoError) -> None:
+        if self._out[ticket].peer == HOLDER and isinstance(found, Letter) and not self.key and found.bodies:
+            self.key = bytes(found.bodies[0])
+        super()._settled(ticket, found)
+
+
+class EncryptedSum(SumAtSites):
+    """One encrypted round."""
+
+    def __init__(self, sites: EncryptedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
+        self._sites, self._t, self._down, self._terms = sites, t, down, terms
+        self.watch = Stopwatch()
+        self._size = words_of(sites.algorithm, sites.task, t, down)
+
+    def open(self, noise: Ints | None) -> Opened:
+        uplink = self._sites.algorithm.uplink
+        assert isinstance(uplink.secure, Encrypted)
+        assert uplink.grid is not None
+        sums = uplink.secure.sums
+        adding = sums.channel(uplink.secure, uplink.grid.layout, self._sites.header(self._t).run)
+        public = sums.public_key(uplink.secure, self._sites.key)
+        return adding.add(self._t, public, self, len(self._terms), self._size, noise)
+
+    def uploads(self) -> Iterator[tuple[int, bytes]]:
+        return ((k, bytes(one)) for k, one in self._sites.collected(self._t, self._down, self._terms))
+
+    def decrypt(self, total: bytes, count: int) -> Ints | str:
+        answers = self._sites.exchange({HOLDER: (OpenSum(self._t, count), [total])})
+        if HOLDER not in answers:
+            return f"the {HOLDER} has not opened the sum"
+        body = b"".join(answers[HOLDER].bodies)
+        if len(body) != self._size * INTEGERS.itemsize:
+            return f"the answer of the {HOLDER} is not a sum of this size"
+        return np.frombuffer(body, INTEGERS).astype(np.int64)
+
+    def absent(self, client: int, error: SecureError) -> None:
+        why = f"client {self._sites.called(client)} counts as absent: {error.what}"
+        self._sites.note(RunEvent(event="dropped", round=self._t + 1, why=why))

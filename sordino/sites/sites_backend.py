@@ -20,7 +20,7 @@ from sordino.engine.commands import Begin, Command, Hand
 from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
 from sordino.ledger.files import atomic_write
-from sordino.metrics.evaluation import Evaluation, Evaluator, Score, check, check_models, check_scores
+from sordino.metrics.evaluation import Evaluation, Evaluator, Score
 from sordino.metrics.rows import Scores
 from sordino.metrics.scores import metrics_named
 from sordino.receipts.folder import RunFolder
@@ -87,11 +87,7 @@ class SitesBackend(Backend):
         return made
 
     def evaluation(self) -> SitesEvaluation:
-        given, algorithm = self.setup.experiment.evaluation, self.setup.algorithm
-        check(given.personal)
-        check_scores(given.scores, given.metrics, self.setup.task, self.setup.ways)
-        if given.models:
-            check_models(given.models, algorithm.models(self.setup.state("server")))
+        given = self.check_evaluation()
         return SitesEvaluation(self, tuple(given.models), tuple(given.personal))
 
     def executor(
@@ -144,11 +140,10 @@ class SitesEvaluation:
     ways: tuple[str, ...]  # () as the algorithm says
 
     def __call__(self, t: int, server: Tree, score: Score) -> Scores:
-        task, algorithm, test = self.backend.setup.task, self.backend.setup.algorithm, self.backend.home.kept.tested
-        if test is not None and not ways(algorithm, self.ways):
-            examples = Examples(torch.from_numpy(np.asarray(test.x)), torch.from_numpy(np.asarray(test.y)))
-            given = self.backend.setup.experiment.evaluation
-            evaluator = Evaluator(task, examples, [], tuple(given.scores), metrics_named(given.metrics))
+        setup, home = self.backend.setup, self.backend.home
+        task, algorithm, given = setup.task, setup.algorithm, setup.experiment.evaluation
+        if home.kept.tested is not None and not ways(algorithm, self.ways):
+            evaluator = Evaluator(task, home.tested, [], tuple(given.scores), metrics_named(given.metrics))
             return Evaluation(algorithm, evaluator, self.models, ())(t, server, score)
         held, asked = algorithm.models(server), ways(algorithm, self.ways) or (PLAIN,)
         if {*asked} != {PLAIN}:  # no site tells how well a model does that it has made its own

@@ -23,8 +23,7 @@ from sordino.algorithms.udp import udp
 from sordino.errors import ConfigError, InvalidBudget, UnsoundGuarantee
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink.as_published import Beside, Discounted, OwnNorm, UpdateLevel, UserLevel
-from sordino.privacy.uplink.clip_layers import ClipLayers
-from sordino.privacy.uplink.stages import OneField
+from sordino.privacy.uplink.stages import ClipLayers, OneField
 from sordino.runs.simulation import Simulation, simulated
 from sordino.types import Bound, Grant, Received
 from tests.privacy.doubles import Still

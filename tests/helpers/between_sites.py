@@ -22,10 +22,9 @@ from sordino.runs.setup import Whole, decided
 from sordino.runs.simulation import settle, simulated
 from sordino.sites import remote_sites
 from sordino.sites.agreement_file import AgreedClient, Announced, SitesAgreement
-from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.key_holder import KeyHolder
 from sordino.sites.membership import Membership
-from sordino.sites.secure_sums import peers_of
+from sordino.sites.secure_sums import HOLDER, peers_of
 from sordino.sites.sites_backend import PostOffice, SitesBackend
 from sordino.transport.carrier import Carrier
 from sordino.transport.message import Letterhead

@@ -29,9 +29,9 @@ from sordino.runs.simulation import simulated
 from sordino.sites import agreement_file as agreed
 from sordino.sites import identity
 from sordino.sites import trial_certificates as certificates
-from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.join import data_key
 from sordino.sites.own_data import OwnData
+from sordino.sites.secure_sums import HOLDER
 from tests.laws import warm
 from tests.laws.cases import Case
 

@@ -13,8 +13,8 @@ import pytest
 
 from sordino.engine.commands import Command, Mask, Refused, Round, read_answer, read_command
 from sordino.sites import remote_sites
-from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.membership import Membership
+from sordino.sites.secure_sums import HOLDER
 from sordino.transport import sites
 from sordino.transport.carrier import Arrived
 from sordino.transport.message import Letter, peek

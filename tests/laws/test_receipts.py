@@ -17,7 +17,7 @@ from sordino.accounting.events import NonPrivate, leaves
 from sordino.accounting.notes import read_notes
 from sordino.errors import LedgerError
 from sordino.receipts.receipt import opened
-from sordino.receipts.receipt_schema import receipt_schema
+from sordino.receipts.run_files import receipt_schema
 from sordino.receipts.verify import verify
 from tests.laws.cases import BY_NAME, CLIENTS, Case
 from tests.laws.traces import differences, trace

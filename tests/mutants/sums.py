@@ -97,7 +97,7 @@ SUMS = [
     ),
     one(
         "a site that sends a message of another site's client",
-        "sites/masked_sites.py",
+        "sites/secure_sums.py",
         "if k not in self._there[peer]:",
         "if False:",
         f"{MASKED}::test_no_site_speaks_for_the_clients_of_another",

@@ -19,7 +19,7 @@ from scipy.stats import norm
 
 from sordino.accounting.currency import UNIT
 from sordino.planning.calculator import Question, answer, ask, asked, bought, enough_for
-from sordino.planning.noise_level import Enough, enough, warning, ways_out
+from sordino.planning.planner import Enough, enough, warning, ways_out
 from tests.helpers.planned import Table
 
 quick = settings(deadline=None, derandomize=True, max_examples=40)

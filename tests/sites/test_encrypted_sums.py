@@ -31,10 +31,9 @@ from sordino.secagg import encrypted, lattice
 from sordino.secagg.sealed import Secret
 from sordino.sites import key_holder, membership
 from sordino.sites.connecting import InvitedOptions
-from sordino.sites.encrypted_sites import HOLDER
 from sordino.sites.invitation import invite
 from sordino.sites.key_holder import KeyHolder, hold
-from sordino.sites.secure_sums import kind_of_sites
+from sordino.sites.secure_sums import HOLDER, kind_of_sites
 from sordino.transport import desk
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.in_process import InProcess

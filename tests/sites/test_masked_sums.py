@@ -25,10 +25,10 @@ from sordino.runs.simulation import simulated
 from sordino.secagg import masked, masks
 from sordino.secagg.secagg_server import Aggregator
 from sordino.secagg.session import Advert
-from sordino.sites import masked_sites
-from sordino.sites.masked_sites import MaskedSites
+from sordino.sites import secure_sums
 from sordino.sites.purse import Purse
 from sordino.sites.remote_sites import RemoteSites
+from sordino.sites.secure_sums import MaskedSites
 from tests.helpers.between_sites import SERVER, Federated, ledger_of, model_of
 from tests.helpers.masked_words import Words, watched_sums, written_down
 from tests.helpers.scripted_letters import Meets, Play, code, silent, step_of
@@ -177,7 +177,7 @@ def test_another_broadcast_for_some_sites_opens_nothing(
     if broken:
         alike = SimpleNamespace(sha256=lambda message: hashlib.sha256(b"a model"))
         monkeypatch.setattr(masked, "hashlib", alike)
-        monkeypatch.setattr(masked_sites, "hashlib", alike)
+        monkeypatch.setattr(secure_sums, "hashlib", alike)
     words, play = written_down(monkeypatch), playing(ONE_ROUND())
     play.meets = other_broadcast(play, *FIVE[:2])
     assert play.play()[0]["answered"] == (5 if broken else 0)

@@ -159,10 +159,6 @@ class LayerByLayer(Stage, ABC):
         return torch.tensor([round(10 * rate) for rate in found], dtype=torch.uint8)
 
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 class Runs(NamedTuple):
     """Division of a layer into runs (blocks of consecutive numbers): `longer` of them have `each + 1` numbers, the
     others have `each`.

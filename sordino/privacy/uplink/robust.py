@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,6 +33,8 @@ from sordino.tree import Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from sordino.privacy.uplink.rules import Links
 
 Rows = list["Tensor"]  # of each leaf what all clients sent: [clients, ...], in float64
 WHOLE = Range(least=0, whole=True)
@@ -225,26 +227,9 @@ def check_robust(stages: Sequence[RobustStage], cohort: float, takes_mean: bool,
             )
 
 
-class Gate(Protocol):
-    """Interface of an uplink, as far as the rules for robust sums need it."""
-
-    @property
-    def client(self) -> tuple[Stage, ...]: ...
-    @property
-    def server(self) -> tuple[Stage, ...]: ...
-    @property
-    def denominator(self) -> str | None: ...
-    @property
-    def central(self) -> bool: ...
-
-
-def _robust(gate: Gate) -> list[RobustStage]:
-    return [stage for stage in gate.server if isinstance(stage, RobustStage)]
-
-
-ROBUST_RULES: tuple[Rule[Gate], ...] = (
+ROBUST_RULES: tuple[Rule[Links], ...] = (
     Rule(
-        lambda gate: any(isinstance(stage, RobustStage) for stage in gate.client),
+        lambda links: any(isinstance(stage, RobustStage) for stage in links.client),
         ConfigError,
         "a robust sum among the stages of the clients",
         "it compares the uploads of several clients, and only the server has these",
@@ -252,7 +237,7 @@ ROBUST_RULES: tuple[Rule[Gate], ...] = (
         "robust-sum-at-the-client",
     ),
     Rule(
-        lambda gate: bool(_robust(gate)) and len(_robust(gate)) < len(gate.server),
+        lambda links: 0 < len(links.robust) < len(links.server),
         UnsoundGuarantee,
         "a robust sum with noise at the server",
         "the noise is sized for how far one client moves a sum: a median or a choice of uploads moves by another "
@@ -262,7 +247,7 @@ ROBUST_RULES: tuple[Rule[Gate], ...] = (
         "robust-sum-under-noise",
     ),
     Rule(
-        lambda gate: bool(_robust(gate)) and gate.denominator == "expected",
+        lambda links: bool(links.robust) and links.denominator == "expected",
         ConfigError,
         'a robust sum with denominator = "expected"',
         "it is an estimate of a mean already, and is divided by nothing",
@@ -270,7 +255,7 @@ ROBUST_RULES: tuple[Rule[Gate], ...] = (
         "robust-sum-denominator",
     ),
     Rule(
-        lambda gate: any(stage.ends for stage in _robust(gate)[:-1]),
+        lambda links: any(stage.ends for stage in links.robust[:-1]),
         ConfigError,
         "a stage after the rule that makes a robust sum",
         "after the rule there are no single uploads left",
@@ -278,7 +263,7 @@ ROBUST_RULES: tuple[Rule[Gate], ...] = (
         "robust-rule-not-last",
     ),
     Rule(
-        lambda gate: bool(_robust(gate)) and isinstance(_robust(gate)[-1], NearestMixing),
+        lambda links: bool(links.robust) and isinstance(links.robust[-1], NearestMixing),
         ConfigError,
         "nnm without a rule after it",
         "mixing brings honest uploads together; the plain mean of all mixtures still follows whoever lies far away",
@@ -286,9 +271,9 @@ ROBUST_RULES: tuple[Rule[Gate], ...] = (
         "mixing-without-rule",
     ),
     Rule(
-        lambda gate: (
-            any(not isinstance(stage, NormBound) for stage in _robust(gate))
-            and any(isinstance(stage, Weigh) for stage in gate.client)
+        lambda links: (
+            any(not isinstance(stage, NormBound) for stage in links.robust)
+            and any(isinstance(stage, Weigh) for stage in links.client)
         ),
         ConfigError,
         "a robust sum of weighed uploads",

@@ -11,12 +11,11 @@ from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours,
 from sordino.accounting.events import Event, NonPrivate, Poisson
 from sordino.errors import ConfigError, Rule, UnsoundGuarantee, check_rules
 from sordino.privacy.uplink.as_published import AsPublished
-from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.coordinate_laplace import CoordinateLaplace, Flag
 from sordino.privacy.uplink.fixed_point import Quantise
-from sordino.privacy.uplink.robust import ROBUST_RULES, Gate, RobustStage
+from sordino.privacy.uplink.robust import ROBUST_RULES, RobustStage
 from sordino.privacy.uplink.secure_stages import Aggregated, NoiseShare, SecureStage
-from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh, private
+from sordino.privacy.uplink.stages import Clip, ClipLayers, Noise, Stage, Weigh, private
 from sordino.types import Offer
 
 RAW = "every upload is visible, and no noise hides a client"
@@ -44,9 +43,7 @@ class Links:
         object.__setattr__(self, "client", arranged(self.client))
         if self.denominator is None:
             object.__setattr__(self, "denominator", "expected" if self.central else "received")
-        check_rules(self, RULES)
-        gate: Gate = self
-        check_rules(gate, ROBUST_RULES)
+        check_rules(self, (*RULES, *ROBUST_RULES))
 
     # what it guarantees -----------------------------------------------------------------------------------------------
 

@@ -253,9 +253,6 @@ def _wide_zero(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf, dtype=torch.float64 if leaf.is_floating_point() else leaf.dtype)
 
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 

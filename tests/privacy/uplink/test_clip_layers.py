@@ -18,8 +18,7 @@ from sordino import keys, tree
 from sordino.errors import ConfigError, WireError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.clip_layers import ClipLayers
-from sordino.privacy.uplink.stages import Noise
+from sordino.privacy.uplink.stages import ClipLayers, Noise
 from sordino.tree import Tree
 from sordino.types import Bound, Grant
 
