@@ -41,11 +41,10 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.readers.responses import Responses
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import OwnNorm, UserLevel
-from sordino.privacy.uplink.clip_layers import ClipLayers
 from sordino.privacy.uplink.fixed_point import Layout, Quantise
 from sordino.privacy.uplink.privunit import OneDirection
 from sordino.privacy.uplink.secure_stages import Aggregated, Encrypted, NoiseShare, check_room
-from sordino.privacy.uplink.stages import Clip, Noise, Weigh
+from sordino.privacy.uplink.stages import Clip, ClipLayers, Noise, Weigh
 from sordino.runs.simulation import simulated
 from sordino.sampling.stragglers import Stragglers
 from sordino.types import Bound, Work
