@@ -30,7 +30,7 @@ from tests.helpers import trainers
 from tests.laws.cases import BY_NAME, CENTRAL, FIVE_STEPS
 
 OF = "tests.helpers.trainers:sgd"
-SMALL: dict[str, Any] = {"rounds": 2, "partition": {"scheme": "iid", "clients": 3}, "privacy": {}}
+SMALL: dict[str, Any] = {"rounds": 1, "partition": {"scheme": "iid", "clients": 3}, "privacy": {}}
 
 
 def trained(function: Callable[..., object], rows: int = 6, client: int = 0, **more: Any) -> dict[str, Tensor]:
@@ -111,14 +111,16 @@ def test_dropout_drops_in_the_function() -> None:
 
 
 def test_it_trains_as_fedavg_does(tmp_path: Path) -> None:
-    """The same steps in torch's own words. Control: one step more is another model."""
+    """The same steps in a user's own words. Control: one step more is another model."""
     runs = {
         "own": {"algorithm": {"name": "trainer", "of": OF}},
         "fedavg": {"algorithm": FIVE_STEPS},
         "more": {"algorithm": FIVE_STEPS | {"local_steps": 4}},
     }
     found = {
-        name: sordino.run(BY_NAME["fedavg"].experiment(**changes).model_dump(exclude_unset=True), out=tmp_path / name)
+        name: sordino.run(
+            BY_NAME["fedavg"].experiment(**changes, rounds=2).model_dump(exclude_unset=True), out=tmp_path / name
+        )
         for name, changes in runs.items()
     }
     models = {name: flat(result) for name, result in found.items()}
@@ -218,7 +220,8 @@ def test_a_process_that_ends_is_told() -> None:
 
 
 def play(of: str, folder: Path, **more: Any) -> Tensor:
-    made = BY_NAME["fedavg"].experiment(algorithm={"name": "trainer", "of": f"tests.helpers.trainers:{of}"}, **more)
+    own = {"name": "trainer", "of": f"tests.helpers.trainers:{of}"}
+    made = BY_NAME["fedavg"].experiment(**{"rounds": 2, "algorithm": own, **more})
     return flat(sordino.run(made.model_dump(exclude_unset=True), out=folder))
 
 

@@ -123,8 +123,9 @@ def test_random_directions_lean_towards_the_canary_and_more_so_behind_a_larger_e
     """PrivUnit has no noise that could be left out: a broken twin spends more than is claimed. A score is its coin in
     the mean: within 5 deviations of it.
     """
-    words = ("algorithm=fedavg", *STEP, "uplink=[{name='clip',radius=0.5},'privunit']", "privacy.epsilon=4", *MANY)
-    found = CanaryClients(run(*words, "rounds=1"), CLIENT, 400, KEY)
+    many = ("data.train=400", "partition={scheme='iid',clients=250}")
+    words = ("algorithm=fedavg", *STEP, "uplink=[{name='clip',radius=0.5},'privunit']", "privacy.epsilon=4", *many)
+    found = CanaryClients(run(*words, "rounds=1"), CLIENT, 100, KEY)
     assert found.unfit() == ""
     assert found.each
     spread = []
@@ -132,7 +133,7 @@ def test_random_directions_lean_towards_the_canary_and_more_so_behind_a_larger_e
         played = CanaryRounds(found, 0, weak, BEGINNING)
         off = played.scores().each - played.coins.double()
         spread.append(float(off.std()))
-        assert abs(float(off.mean())) < 5 * spread[-1] / 20
+        assert abs(float(off.mean())) < 5 * spread[-1] / 10
     assert spread[1] < 0.5 * spread[0]
 
 

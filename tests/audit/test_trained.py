@@ -91,6 +91,7 @@ def test_what_needs_coins_alone_says_less_than_what_needs_independence() -> None
     assert 0 < found.at_least_by_coins < found.at_least < held.epsilon
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(
     ("event", "wrong", "epsilon"),
     [(Gaussian(0.8), 0.5 * math.erfc(0.625 / math.sqrt(2)), epsilon_of(1.25, 1e-5)), (Laplace(0.5), 0.5 / math.e, 2.0)],

@@ -81,8 +81,8 @@ class Trial:
         return cls(place, table, len(table["partition"]) and table["partition"]["clients"])
 
     def __post_init__(self) -> None:
-        all_of_it = digits(test_fraction=0.2)
-        path = written(self.place / "all", all_of_it.train, all_of_it.test)
+        kept = (Split(one.x[::4], one.y[::4]) for one in (digits().train, digits().test))
+        path = written(self.place / "all", *kept)
         own = {
             key: value for key, value in self.table.get("data", {}).items() if key in ("probe", "train", "test", "side")
         }

@@ -14,12 +14,12 @@ LR, STEPS = 0.5, 3
 
 
 def sgd(model: nn.Module, rows: Examples, round: int) -> nn.Module:
-    """What FedAvg does in `STEPS` steps on all rows: the loop in torch's own words."""
-    step = torch.optim.SGD(model.parameters(), lr=LR)
+    """What FedAvg does in `STEPS` steps on all rows. Without an optimiser of torch, which takes a new process seconds."""
+    weights = [value for value in model.parameters() if value.requires_grad]
     for _ in range(STEPS):
-        step.zero_grad()
-        F.cross_entropy(model(rows.x), rows.y).backward()
-        step.step()
+        gradient = torch.autograd.grad(F.cross_entropy(model(rows.x), rows.y), weights)
+        for value, slope in zip(weights, gradient, strict=True):
+            value.data -= LR * slope
     return model
 
 

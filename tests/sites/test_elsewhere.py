@@ -98,9 +98,8 @@ def served(trial: Trial, nodes: InThisProcess, **settings: Any) -> Ended:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Trial:
-    return Trial(
-        tmp_path, BY_NAME["gaussian_gdp"].experiment().model_dump(mode="json", exclude_none=True), 5, tls=False
-    )
+    made = BY_NAME["gaussian_gdp"].experiment(partition={"scheme": "iid", "clients": 3})
+    return Trial(tmp_path, made.model_dump(mode="json", exclude_none=True), 3, tls=False)
 
 
 @pytest.mark.parametrize("anew", [True, False], ids=["a process for each question", "one process"])
@@ -147,8 +146,8 @@ def test_a_folder_that_was_put_back_takes_no_further_part(trial: Trial) -> None:
                     shutil.copy(copy / "witness", kept)  # as on another machine
             return super().answer(node, question)
 
-    served(trial, PutBack(trial, anew=True, moved=True), minimum=4, deadline_s=2.0)
-    assert [row.answered for row in rows(trial)] == [5, 5, 4, 4]
+    served(trial, PutBack(trial, anew=True, moved=True), minimum=2, deadline_s=1.0)
+    assert [row.answered for row in rows(trial)] == [3, 3, 2, 2]
     assert len([entry for entry in ledger_of(own) if entry.charges]) == 1
 
 
@@ -192,7 +191,8 @@ def test_a_site_answers_no_other_server_and_no_other_experiment(
     assert not (place / "site-0-run").exists()
 
 
-def test_a_thousand_malformed_questions_are_a_thousand_refusals(trial: Trial) -> None:
+@pytest.mark.parametrize("many", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_malformed_questions_are_refused(many: int, trial: Trial) -> None:
     """Each is one byte or more away from a question that a site has answered, or from its form; nothing is paid."""
 
     class Keeps(InThisProcess):
@@ -225,10 +225,10 @@ def test_a_thousand_malformed_questions_are_a_thousand_refusals(trial: Trial) ->
             ]
         )
 
-    told = [refused(site.answer(malformed())) for _ in range(1_000)]
+    told = [refused(site.answer(malformed())) for _ in range(many)]
     site.close()
     assert None not in told
-    assert 100 < told.count("nothing") < 900
+    assert many / 10 < told.count("nothing") < many * 0.9
     assert ledger_of(own) == before
 
 
@@ -238,10 +238,10 @@ def test_a_node_without_the_key_on_the_list_is_sent_no_message(trial: Trial) -> 
     nodes.site(0)
     imposter = dict(nodes.sites[0]._terms.__dict__) | {"identity": trial.place / "site-1"}
     nodes.sites[0] = SiteElsewhere(SiteTerms(**imposter))
-    served(trial, nodes, minimum=4, deadline_s=1.0)
+    served(trial, nodes, minimum=2, deadline_s=0.5)
     assert all(unframed(question, 3)[2] == b"" for node, question in nodes.asked if node == 0)
     assert not (trial.place / "site-0-run").exists()
-    assert [row.answered for row in rows(trial)] == [4, 4, 4, 4]
+    assert [row.answered for row in rows(trial)] == [2, 2, 2, 2]
 
 
 def test_a_secure_sum_and_a_relative_folder_are_refused(trial: Trial, tmp_path: Path) -> None:
