@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from sordino.errors import (
@@ -123,9 +124,10 @@ class Gaussian(_Normal):
         return math.sqrt(times) / self.noise_multiplier
 
     def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
-        if rate == 1:
-            return pld.from_gaussian_mechanism(self.noise_multiplier, value_discretization_interval=grid)
-        return pld.PrivacyLossDistribution(*(_sampled_losses(self.noise_multiplier, rate, grid, s) for s in (1, -1)))
+        from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+        law = partial(GaussianPrivacyLoss, self.noise_multiplier)
+        return _losses(pld, law, lambda loss: -0.5 - loss * self.noise_multiplier**2, grid, rate)
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
         mu = 1 / self.noise_multiplier
@@ -187,7 +189,14 @@ class Laplace(Event):
         return _divergences(dp_event.LaplaceDpEvent(self.scale), orders) if rate == 1 else None
 
     def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
-        return pld.from_laplace_mechanism(self.scale, sampling_prob=rate, value_discretization_interval=grid)
+        import numpy as np
+        from dp_accounting.pld.privacy_loss_mechanism import LaplacePrivacyLoss
+
+        def outcome(loss: Any) -> Any:
+            inside = np.where(loss <= 1 / self.scale, 0.5 * (-1.0 - loss * self.scale), -math.inf)
+            return np.where(loss <= -1 / self.scale, math.inf, inside)
+
+        return _losses(pld, partial(LaplacePrivacyLoss, self.scale), outcome, grid, rate)
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
         return self.pure(), _thinned(self.pure(), rate)
@@ -255,31 +264,34 @@ def amplified(epsilon: float, rate: float) -> float:
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
 
 
-def _sampled_losses(multiplier: float, rate: float, grid: float, sign: int) -> Any:
-    """Losses of a Poisson-sampled Gaussian where a unit is removed (`sign` 1) or added (-1). They equal to the bit
-    those of dp-accounting's `from_gaussian_mechanism`, which inverts one loss at a time in a Python loop.
+def _losses(pld: Any, law: Callable[..., Any], outcome: Callable[[Any], Any], grid: float, rate: float) -> Any:
+    """Loss distribution of a law. `outcome`: at which noise a removed unit has this loss, without a sample. It equals
+    to the bit that of dp-accounting, which inverts one loss at a time in a Python loop.
     """
     import numpy as np
     from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
-    kind = AdjacencyType.REMOVE if sign > 0 else AdjacencyType.ADD
-    law = GaussianPrivacyLoss(multiplier, sampling_prob=rate, adjacency_type=kind)
-    bounds = law.connect_dots_bounds()
-    low, high = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
-    epsilons = np.arange(low, high + 1) * grid
-    inside = sign * epsilons > math.log1p(-rate)  # beyond, one of the two laws is above the other everywhere
-    deltas = -np.expm1(epsilons) if sign > 0 else np.zeros(len(epsilons))
-    signed = sign * epsilons[inside]
-    least = math.log(1 - rate)
-    with np.errstate(divide="ignore", invalid="ignore"):  # what is not a number here is set below
-        whole = signed + np.log(1 / rate)
-        losses = whole + np.log1p(-np.exp(np.log(1 / rate - 1) - whole))  # of the Gaussian that is not sampled
-    losses[signed == 0] = np.log(1 / rate + (1 - 1 / rate))
-    losses[np.abs(signed - least) <= 1e-9 * np.maximum(np.abs(signed), abs(least))] = -math.inf
-    x = (0 if sign > 0 else 1) + (-0.5 - sign * losses * multiplier**2)
-    deltas[inside] = law.mu_upper_cdf(x) - np.exp(epsilons[inside] + law.mu_lower_log_cdf(x))
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, low, high, np.clip(deltas, 0, 1))
+    found = []
+    least = math.log1p(-rate) if rate < 1 else -math.inf
+    for sign, kind in ((1, AdjacencyType.REMOVE), (-1, AdjacencyType.ADD))[: 2 if rate < 1 else 1]:
+        made = law(sampling_prob=rate, adjacency_type=kind)
+        bounds = made.connect_dots_bounds()
+        low, high = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
+        epsilons = np.arange(low, high + 1) * grid
+        inside = sign * epsilons > least  # beyond, one of the two laws is above the other everywhere
+        deltas = -np.expm1(epsilons) if sign > 0 else np.zeros(len(epsilons))
+        signed = sign * epsilons[inside]
+        with np.errstate(divide="ignore", invalid="ignore"):  # what is not a number here is set below
+            whole = signed + np.log(1 / rate)
+            losses = whole + np.log1p(-np.exp(np.log(1 / rate - 1) - whole))  # without the sample
+        losses[signed == 0] = np.log(1 / rate + (1 - 1 / rate))
+        if rate < 1:
+            losses[np.abs(signed - least) <= 1e-9 * np.maximum(np.abs(signed), abs(least))] = -math.inf
+        x = (0 if sign > 0 else 1) + outcome(sign * losses)
+        deltas[inside] = made.mu_upper_cdf(x) - np.exp(epsilons[inside] + made.mu_lower_log_cdf(x))
+        found.append(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, low, high, np.clip(deltas, 0, 1)))
+    return pld.PrivacyLossDistribution(*found)
 
 
 def _thinned(typical: float, rate: float) -> float:
