@@ -56,7 +56,11 @@ def test_renyi_at_integer_orders(rate: float, z: float, steps: int, improved: fl
 
 @pytest.mark.parametrize("rate", [0.1, 1.0, *(pytest.param(rate, marks=slow) for rate in (1e-4, 0.5, 0.999))])
 @pytest.mark.parametrize("scale", [1.0, *(pytest.param(scale, marks=slow) for scale in (0.3, 2.3456, 60.0))])
-@pytest.mark.parametrize("law", [(Gaussian, pld.from_gaussian_mechanism), (Laplace, pld.from_laplace_mechanism)])
+@pytest.mark.parametrize(
+    "law",
+    [(Gaussian, pld.from_gaussian_mechanism), (Laplace, pld.from_laplace_mechanism)],
+    ids=["gaussian", "laplace"],
+)
 def test_losses_are_those_of_dp_accounting_to_the_bit(law: Any, scale: float, rate: float) -> None:
     (event, known), grid, asked = law, 2.0**-6, np.linspace(-2, 8, 1001)
     mine = event(scale).loss(pld, grid, rate)

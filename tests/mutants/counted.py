@@ -133,9 +133,9 @@ COUNTED_OR_NOT = [
     one(
         "a unit that is added loses like one that is removed",
         "accounting/mechanisms.py",
-        "for s in (1, -1)",
-        "for s in (1, 1)",
-        "tests/accounting/test_accountants.py::test_losses_of_a_sampled_gaussian_are_those_of_dp_accounting_to_the_bit",
+        "(-1, AdjacencyType.ADD)",
+        "(1, AdjacencyType.REMOVE)",
+        "tests/accounting/test_accountants.py::test_losses_are_those_of_dp_accounting_to_the_bit[gaussian-1.0-0.1]",
     ),
     one(
         "a question in numbers plans for other clients than it asks about",
