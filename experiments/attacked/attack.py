@@ -41,6 +41,13 @@ SAMPLED = ["algorithm.rate=0.2", *AT_8]
 POISSON = ["cohort={name='poisson',rate=0.5}", *AT_8]
 ACTIVE = ["algorithm.local_steps=10", "algorithm.batch_size=8"]  # episodes: a support and a query of two classes
 ANSWERS = [*FEW, *OPEN]
+GROUPS = ["privacy={epsilon={groups={'8'=0.5,'16'=0.5}},delta=1e-5}"]
+CANDIDATES = [
+    "candidates={source='sklearn_digits',per_class=20}",
+    "algorithm.gan_epochs=2",
+    "algorithm.match_updates=10",
+    *AT_8,
+]
 METHODS: dict[str, list[str]] = {
     "fedavg": ["algorithm=fedavg", *FEW, *OPEN],
     "fedavgm": ["algorithm=fedopt", "algorithm.server_optimizer=momentum", "algorithm.server_lr=1", *FEW, *OPEN],
@@ -65,17 +72,38 @@ METHODS: dict[str, list[str]] = {
     "dp_prox, published": ["algorithm=dp_prox", "algorithm.variant=published", "cohort={name='random',size=5}", *AT_8],
     "pdp_prox, local": ["algorithm=pdp_prox", "algorithm.mechanism=local", *FEW, *AT_8],
     "pdp_prox, bounds": ["algorithm=pdp_prox", "algorithm.mechanism=bounds", *FEW, *AT_8],
+    "pdp_prox, rates": [
+        "algorithm=pdp_prox",
+        "algorithm.mechanism=rates",
+        "cohort={name='by_budget',size=5}",
+        *FEW,
+        *GROUPS,
+    ],
+    "pdp_prox, threshold": ["algorithm=pdp_prox", "algorithm.mechanism=threshold", "cohort=threshold", *FEW, *GROUPS],
+    "pdp_prox, published": [
+        "algorithm=pdp_prox",
+        "algorithm.mechanism=published",
+        "cohort=threshold_published",
+        *FEW,
+        *GROUPS,
+    ],
     "dp_scaffold": ["algorithm=dp_scaffold", "algorithm.local_steps=10", "algorithm.rate=0.2", *AT_8],
     "dp_scaffold, published": ["algorithm=dp_scaffold", "algorithm.variant=published", *FEW, *OPEN],
     "udp": ["algorithm=udp", *FEW, *OPEN],
     "prifedsync": ["algorithm=prifedsync", *ACTIVE, *OPEN],
+    "prifedsync, step_level": ["algorithm=prifedsync", "algorithm.level=step_level", *ACTIVE, *OPEN],
     "cuag_pfl, published": ["algorithm=cuag_pfl", "algorithm.variant=published", *ACTIVE, *OPEN],
     "cuag_pfl, local_client": ["algorithm=cuag_pfl", "algorithm.variant=local_client", *ACTIVE, *AT_8],
     "cuag_pfl, local_sample": ["algorithm=cuag_pfl", "algorithm.variant=local_sample", *ACTIVE, *AT_8],
     "cuag_pfl, central_client": ["algorithm=cuag_pfl", "algorithm.variant=central_client", *ACTIVE, *POISSON],
     "ldp_fl": ["algorithm=ldp_fl", *ANSWERS],
+    "ldp_fl, image": ["algorithm=ldp_fl", "algorithm.per=image", *ANSWERS],
     "lc_fl, published": ["algorithm=lc_fl", "algorithm.variant=published", *ANSWERS],
+    "lc_fl, rigorous": ["algorithm=lc_fl", "algorithm.variant=rigorous", *FEW, *POISSON],
     "cdp_fl": ["algorithm=cdp_fl", *ANSWERS],
+    "cdp_fl, rigorous": ["algorithm=cdp_fl", "algorithm.variant=rigorous", *FEW, *POISSON],
+    "slaug_fl, rigorous_a": ["algorithm=slaug_fl", "algorithm.variant=rigorous_a", *CANDIDATES],
+    "slaug_fl, rigorous_b": ["algorithm=slaug_fl", "algorithm.variant=rigorous_b", *CANDIDATES],
 }
 HEADS = (
     "method",
