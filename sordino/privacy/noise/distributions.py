@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Floats: TypeAlias = NDArray[np.float64]
-MANY, FIRST_BITS = 1 << 16, 18  # words that are looked up by so many of their first bits
+MANY, FIRST_BITS = 1 << 15, 18  # words that are looked up by so many of their first bits
 FINE = 4096  # steps in a deviation: delta is that of the continuous law to within 2e-7 of itself
 PRICINGS: Mapping[str, NoisePricing] = {
     "exact": Exact(),
@@ -80,28 +80,52 @@ class Steps:
         """The change of each value in whole grid steps, from two random words: the noise's integer part, plus 1 where
         its fractional part and that of the value (`fraction`, in steps) add up to 1 or more."""
         drawn = self._places(words) + self.lowest
-        over = (more >> np.uint64(11)) * 2.0**-53 < self.carry(drawn, fraction)
+        uniform = (more >> np.uint64(11)).view(np.int64) * 2.0**-53
+        above = fraction - uniform
+        over = above > 0
+        # the law inside a step is so nearly even that the fraction alone mostly says whether it carries
+        near = np.flatnonzero(np.abs(above) < self._uneven)
+        over[near] = uniform[near] < self.carry(drawn[near], fraction[near])
         found: Floats = (drawn + over).astype(np.float64)
         return found
 
-    def _places(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of thresholds up to each word. Most of many words are looked up by their first bits: exact, as no
-        threshold lies between the words that begin with these.
+    @cached_property
+    def _uneven(self) -> float:
+        """More than the probability of a carry ever differs from the fraction: where -log density changes by at most s
+        across a step, that is s/8 and terms in s^2.
         """
-        if len(words) < MANY:
+        k = np.arange(self.lowest, self.lowest + len(self.thresholds) + 1)
+        return float(np.max(np.abs(self.slope(k)) + self.bend(k))) / 4
+
+    def _places(self, words: NDArray[np.uint64]) -> NDArray[np.integer]:
+        """The number of thresholds up to each word. Many words are looked up by their first bits; one threshold tells
+        two places apart.
+        """
+        if len(words) < MANY and "_by_first_bits" not in vars(self):
             return np.searchsorted(self.thresholds, words, side="right")
-        places: NDArray[np.int64] = self._by_first_bits[words >> np.uint64(64 - FIRST_BITS)]
+        places = self._by_first_bits[(words >> np.uint64(64 - FIRST_BITS)).view(np.int64)]
         others = np.flatnonzero(places < 0)
-        places[others] = np.searchsorted(self.thresholds, words[others], side="right")
+        sought, found = words[others], ~places[others]
+        found += self._ends[found] <= sought
+        wide = np.flatnonzero(self._ends[found] <= sought)  # more than two places begin with these bits
+        found[wide] = np.searchsorted(self.thresholds, sought[wide], side="right")
+        places[others] = found
         return places
 
     @cached_property
-    def _by_first_bits(self) -> NDArray[np.int64]:
-        """The number of thresholds up to all words with the same first bits; -1 where it differs among them."""
+    def _ends(self) -> NDArray[np.uint64]:
+        """The first word of the next place, by place; of the last one, the last word of all."""
+        return np.append(self.thresholds, np.uint64(2**64 - 1))
+
+    @cached_property
+    def _by_first_bits(self) -> NDArray[np.int32]:
+        """The number of thresholds up to all words with the same first bits; where it differs among them, the least of
+        these numbers, inverted.
+        """
         least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
         most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
         first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))
-        return np.where(first == last, first, -1)
+        return np.where(first == last, first, ~first).astype(np.int32)
 
     def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
         """The probability that the fractional part of the noise plus `fraction` is at least 1, given that its whole

@@ -29,7 +29,7 @@ from sordino import keys
 from sordino.accounting.claims import is_real
 from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
-from sordino.fast.factored import Product
+from sordino.fast.factored import Product, dense
 from sordino.types import Drawable, NoiseSource
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
 
-BLOCK = 1 << 16  # numbers that are noised together, while a processor's cache holds them
+BLOCK = 1 << 15  # numbers that are noised together, while a processor's cache holds them
 SECRET = 32  # bytes from which clients draw what they draw once
 TABLE_ERROR = 1e-14  # total variation of one coordinate against the ideal law
 
@@ -102,14 +102,17 @@ class System:
         )
         step = grid_step(scale)
         noise = law.in_steps(round(scale / step, 9))
-        x = values.double().cpu().numpy().reshape(-1)
-        words, more, noisy = self._words(len(x)), self._words(len(x)), np.empty(len(x))
+        x = dense(values).cpu().reshape(-1)
+        noisy = torch.empty(len(x), dtype=x.dtype if x.is_floating_point() else torch.float64)
         for start in range(0, len(x), BLOCK):  # exact: each number is computed from its own two words
             block = slice(start, start + BLOCK)
-            steps = x[block] / step
-            whole = np.floor(steps)
-            noisy[block] = (whole + noise(words[block], more[block], steps - whole)) * step
-        return torch.from_numpy(noisy).reshape(values.shape).to(values.device)
+            fraction = x[block].double().numpy() / step
+            steps = np.floor(fraction)
+            fraction -= steps
+            steps += noise(*self._words(2 * len(steps)).reshape(2, -1), fraction)
+            steps *= step
+            noisy[block] = torch.from_numpy(steps)
+        return noisy.reshape(values.shape).to(values.device)
 
     def _words(self, count: int) -> NDArray[np.uint64]:
         if self._process != os.getpid():  # first use, or a fork: two processes must never share a stream

@@ -132,9 +132,7 @@ class Clip(Stage):
     def encode(self, x: Tree, bound: Bound, grant: Grant) -> Tree:
         x, radius = tree.formed(x), self.radius * grant.reach if self.personal else self.radius
         norm = tree.norm(x, self.order)
-        return tree.map(
-            lambda leaf: torch.where(torch.isfinite(leaf), leaf, 0.0) * clip_factor(norm, radius, leaf.dtype), x
-        )
+        return tree.map(lambda leaf: leaf.nan_to_num(0.0, 0.0, 0.0) * clip_factor(norm, radius, leaf.dtype), x)
 
 
 def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:

@@ -262,3 +262,26 @@ def test_words_that_are_looked_up_have_the_place_that_a_search_finds(law: str, s
     ends = np.arange(1 << 18, dtype=np.uint64) << np.uint64(64 - 18)
     words = np.concatenate([steps.thresholds, steps.thresholds - one, steps.thresholds + one, ends, ends - one])
     assert np.array_equal(steps._places(words), np.searchsorted(steps.thresholds, words, side="right"))
+
+
+@pytest.mark.parametrize("scale", [4096.0, 8191.9])
+@pytest.mark.parametrize("law", LAWS)
+def test_a_fraction_that_is_compared_alone_carries_as_its_probability_says(law: str, scale: float) -> None:
+    """Uniform numbers close to the fraction, also in the tails, where a step is least even."""
+    steps, rng = LAWS[law].in_steps(scale), np.random.default_rng(3)
+    tails = np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64)
+    words = np.repeat(np.concatenate([tails, rng.integers(0, 2**64, 50, np.uint64)]), 2_000)
+    fraction = rng.random(len(words))
+    uniform = np.clip(fraction + rng.uniform(-1e-3, 1e-3, len(words)), 0, 1 - 2.0**-53)
+    more = np.floor(uniform * 2.0**53).astype(np.uint64) << np.uint64(11)
+    drawn = np.searchsorted(steps.thresholds, words, side="right") + steps.lowest
+    carried = np.floor(uniform * 2.0**53) * 2.0**-53 < steps.carry(drawn, fraction)
+    assert np.array_equal(steps(words, more, fraction), drawn + carried)
+    assert not np.array_equal(carried, uniform < fraction)  # the law is not even
+
+
+def test_noise_comes_in_the_precision_of_the_values() -> None:
+    for dtype, found in ((torch.float32, torch.float32), (torch.float64, torch.float64), (torch.int64, torch.float64)):
+        noisy = System().noisy(LaplaceNoise(), torch.zeros(3, dtype=dtype), 1.0)
+        assert noisy.dtype == found
+        assert on_grid(noisy.double().numpy(), grid_step(1.0)) == 1
