@@ -7,6 +7,7 @@ is shown one noised mean, as if it were the only reply, so what it computes from
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -167,11 +168,18 @@ class PrivateStrategy:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's result from one noised mean. Metrics of clients are dropped, as no noise covers them."""
+        """The strategy's result from one noised mean. Metrics of clients are dropped, as no noise covers them. A round
+        in which no reply is in order is not paid for, and changes nothing; where a missing client must not be seen it
+        is played, as a sum of zeros.
+        """
         if not self._expected:
             return None, None
         changes = self._changes(replies)
-        mean = self._uplink.of_server(changes, self._declared.zero, self._expected)
+        first = list(itertools.islice(changes, 1))
+        if not first and self._neighbours == "replace":
+            log.error("round %s changes nothing: no client sent the declared arrays", server_round)
+            return None, None
+        mean = self._uplink.of_server(itertools.chain(first, changes), self._declared.zero, self._expected)
         after, weight = self._declared.moved(self._before, mean), getattr(self._inner, "weighted_by_key", WEIGHT)
         only = _message({"arrays": _record(after)}, weight, dst_node_id=1, message_type="train")
         made: ArrayRecord | None = self._inner.aggregate_train(server_round, [only])[0]

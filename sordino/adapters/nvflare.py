@@ -27,6 +27,7 @@ except ModuleNotFoundError:  # the classes can be read without the package
     Controller = Executor = Filter = ModelAggregator = object
 
 LETTER = "sordino"  # by which the bytes of a whole experiment are known
+PROCESSED = "PROCESSED_ALGORITHM"  # in a result's meta: the filter that has encrypted it
 Declaration = Mapping[str, Sequence[Any]]  # shape and type of each array, as in {"w": [[3, 2], "float32"]}
 
 
@@ -46,22 +47,14 @@ class PrivateFilter(Filter):  # type: ignore[misc]
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
         """The reply that leaves. An error is logged at the site, and the server learns only that there was one."""
-        from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+        from nvflare.apis.dxo import DXO, DataKind, from_shareable
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import make_reply
 
         if (code := shareable.get_return_code()) != ReturnCode.OK:
             return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.EXECUTION_EXCEPTION)
         result, declared = from_shareable(shareable), DeclaredArrays.described(self.model)
-        if result.data_kind != DataKind.WEIGHT_DIFF:
-            raise _no_change()
-        if result.get_meta_prop(MetaKey.PROCESSED_ALGORITHM) is not None:
-            raise UnsoundGuarantee(
-                "the result was encrypted, or processed in another way, before this filter",
-                why="what cannot be read cannot be clipped",
-                fix="let this filter stand before the one that encrypts",
-                code="secure-sum-elsewhere",
-            )
+        _check_change(result.data_kind == DataKind.WEIGHT_DIFF, result.meta or {})
         change = declared.tensors(result.data)
         folder = self.folder.format(site=fl_ctx.get_identity_name())
         terms = UplinkTerms(self.epsilon, self.delta, self.clip, self.rounds)
@@ -93,6 +86,7 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
         self.epsilon, self.delta, self.clip, self.rounds = epsilon, delta, clip, rounds
         self.clients, self.asked = clients, asked
         self._changes: dict[str, Params] = {}
+        self._refusal: SordinoError | None = None  # the last of this round
 
     @property
     def _declared(self) -> DeclaredArrays:
@@ -105,26 +99,46 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
 
     def reset_stats(self) -> None:
         """Begins a round, if the budget pays for it."""
-        self._changes.clear()
+        self._changes, self._refusal = {}, None
         self._uplink.check_left()
 
-    def accept_model(self, model: Any) -> None:
-        """Keeps a site's change, once. Anything else counts as zeros, as if the site had not answered."""
-        site = str(model.meta.get("client_name"))
+    def accept(self, shareable: Any, fl_ctx: Any) -> bool:
+        """False where a result is refused, so that a workflow says that, and goes on with the other sites."""
         try:
-            if getattr(model.params_type, "value", None) != "DIFF" or site in self._changes:
-                raise _no_change()
-            if len(self._changes) < self.asked:
-                self._changes[site] = self._declared.tensors(model.params)
-        except SordinoError as error:
-            log.warning("what %s sent counts as zeros: %s", site, error.what)
+            return bool(super().accept(shareable, fl_ctx))
+        except Exception as error:  # of a parser that reads what a stranger sent
+            log.warning("a result was refused: %s", getattr(error, "what", type(error).__name__))
+            return False
+
+    def accept_model(self, model: Any) -> None:
+        """Keeps a site's change, once. Anything else is refused, and counts as zeros where other sites' changes came;
+        the workflow then reports that the site's contribution was not accepted.
+        """
+        site, meta = str(model.meta.get("client_name")), model.meta
+        try:
+            _check_change(getattr(model.params_type, "value", None) == "DIFF", meta)
+            if site in self._changes or len(self._changes) == self.asked:
+                raise UnsoundGuarantee(
+                    f"{site} answers twice, or beside the {self.asked} sites that a round asks",
+                    why="a client takes part at most once in a round, and the sum is divided by those who were asked",
+                    fix="set `asked` to the number of sites that a round of the job asks",
+                    code="clients-beyond-plan",
+                )
+            self._changes[site] = self._declared.tensors(model.params)
+        except SordinoError as refusal:
+            self._refusal = refusal
+            raise
 
     def aggregate_model(self) -> Any:
-        """The noised mean. Metrics of sites are dropped, as no noise covers them."""
+        """The noised mean. Metrics of sites are dropped, as no noise covers them. A round in which every result was
+        refused is not paid for, and ends the job with the reason.
+        """
+        if self._refusal is not None and not self._changes:
+            raise self._refusal
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
         mean = self._uplink.of_server(self._changes.values(), self._declared.zero, self.asked)
-        self._changes.clear()
+        self._changes = {}
         return FLModel(params=_arrays(mean), params_type=ParamsType.DIFF)
 
 
@@ -223,10 +237,19 @@ def _arrays(change: Params) -> Arrays:
     return {name: leaf.numpy() for name, leaf in change.items()}
 
 
-def _no_change() -> WireError:
-    return WireError(
-        "the result is not one change of a model",
-        why="a clip bounds a change; a whole model, metrics or statistics would leave as they are",
-        fix="set params_transfer_type = TransferType.DIFF, and let the filter stand before training tasks alone",
-        code="not-a-change",
-    )
+def _check_change(change: bool, meta: Mapping[str, Any]) -> None:
+    """Refuses a result of another kind, and one that an earlier filter has encrypted."""
+    if meta.get(PROCESSED) is not None:
+        raise UnsoundGuarantee(
+            "the result was encrypted, or processed in another way, before it could be clipped",
+            why="what cannot be read cannot be clipped",
+            fix="let a PrivateFilter stand before the filter that encrypts; before a PrivateAggregator none may",
+            code="secure-sum-elsewhere",
+        )
+    if not change:
+        raise WireError(
+            "the result is not one change of a model",
+            why="a clip bounds a change; a whole model, metrics or statistics would leave as they are",
+            fix="set params_transfer_type = TransferType.DIFF, and let the filter stand before training tasks alone",
+            code="not-a-change",
+        )

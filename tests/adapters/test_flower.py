@@ -167,6 +167,20 @@ def test_a_server_adds_no_malformed_reply(tmp_path: Path, caplog: pytest.LogCapt
         assert found[0]["b"].tolist() == [1.0, 1.0]
 
 
+def test_a_round_of_refused_replies_alone_is_not_paid_for(
+    flwr: None, silent: list[float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = strategy(tmp_path, [1, 2, 3])
+    asked.configure_train(1, ARRAYS, None, grid(5))  # type: ignore[arg-type]
+    assert asked.aggregate_train(1, [message(more={}, node=node) for node in (1, 2)]) == (None, None)
+    assert "round 1 changes nothing" in caplog.text
+    assert states(tmp_path / "server") == []
+    seen = strategy(tmp_path / "zero", [0, 1, 2, 3, 4], neighbours="zero_out")
+    seen.configure_train(1, ARRAYS, None, grid(5))  # type: ignore[arg-type]
+    assert seen.aggregate_train(1, [])[0] is not None  # a missing client must not be seen
+    assert states(tmp_path / "zero" / "server") == [State.PUBLISHED]
+
+
 def test_a_strategy_sees_one_noised_mean(flwr: None, silent: list[float], tmp_path: Path) -> None:
     asked = strategy(tmp_path, [1, 2, 3], clip=1e3)
     asked.configure_train(1, ARRAYS, None, grid(5))  # type: ignore[arg-type]

@@ -78,15 +78,24 @@ def test_noise_at_the_server(python: Path, tmp_path: Path) -> None:
     assert row(place, "server")["epsilon"] == "inf"
 
 
+def test_a_round_whose_results_are_encrypted_ends_the_job_unpaid(python: Path, tmp_path: Path) -> None:
+    said = played(python, tmp_path, "sealed")
+    assert "the result was encrypted, or processed in another way" in said, said
+    assert "Round 1 started" not in said
+    assert states(tmp_path / "server") == []
+
+
 def test_a_thousand_malformed_results_are_a_thousand_refusals(python: Path, tmp_path: Path) -> None:
     process = begun(python, "malformed_results.py", str(tmp_path), "1000", log=tmp_path / "log")
     assert process.wait(300) == 0, (tmp_path / "log").read_text()
     told = json.loads((tmp_path / "log").read_text().splitlines()[-1])
     assert told["refused"] == 1_000
-    assert told["encrypted"] == "secure-sum-elsewhere"
+    assert told["encrypted"] == ["secure-sum-elsewhere"] * 2
+    assert (told["accepted"], told["good"]) == (0, "OK")
     assert told["failures"] == [["EXECUTION_EXCEPTION", False]] * 2
     assert told["control"] == ["DXO", "__headers__"]
-    assert states(tmp_path / "site") == [State.PUBLISHED]  # the control alone was paid for
+    for payer in ("site", "server"):
+        assert states(tmp_path / payer) == [State.PUBLISHED]  # the control alone was paid for
 
 
 def test_a_whole_experiment_trains_what_the_simulation_trains(python: Path, tmp_path: Path) -> None:

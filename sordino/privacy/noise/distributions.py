@@ -97,7 +97,7 @@ class Steps:
         k = np.arange(self.lowest, self.lowest + len(self.thresholds) + 1)
         return float(np.max(np.abs(self.slope(k)) + self.bend(k))) / 4
 
-    def _places(self, words: NDArray[np.uint64]) -> NDArray[np.integer]:
+    def _places(self, words: NDArray[np.uint64]) -> NDArray[Any]:
         """The number of thresholds up to each word. Many words are looked up by their first bits; one threshold tells
         two places apart.
         """

@@ -109,7 +109,8 @@ class System:
             fraction = x[block].double().numpy() / step
             steps = np.floor(fraction)
             fraction -= steps
-            steps += noise(*self._words(2 * len(steps)).reshape(2, -1), fraction)
+            words, more = self._words(2 * len(steps)).reshape(2, -1)
+            steps += noise(words, more, fraction)
             steps *= step
             noisy[block] = torch.from_numpy(steps)
         return noisy.reshape(values.shape).to(values.device)

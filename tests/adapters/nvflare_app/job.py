@@ -1,4 +1,4 @@
-"""The job, for two sites in NVFlare's simulator: python job.py PLACE client|server. What makes it private stands
+"""The job, for two sites in NVFlare's simulator: python job.py PLACE client|server|sealed. What makes it private stands
 between the two lines."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sordino.adapters.nvflare import PrivateAggregator, PrivateFilter  # noqa: E
 model = {"numpy_key": [[2, 2], "float32"]}
 terms = {"model": model, "epsilon": 12.0, "delta": 1e-5, "clip": 1.0, "rounds": 3}
 noise = PrivateFilter(f"{place}/{{site}}", **terms)
-aggregator = PrivateAggregator(f"{place}/server", **terms, clients=2, asked=2) if private == "server" else None
+aggregator = PrivateAggregator(f"{place}/server", **terms, clients=2, asked=2) if private != "client" else None
 # ----------------------------------------------------------------------------------------------------------------------
 
 recipe = NumpyFedAvgRecipe(
@@ -31,4 +31,8 @@ recipe = NumpyFedAvgRecipe(
 )
 if private == "client":
     recipe.add_client_output_filter(noise, tasks=["train"])
+if private == "sealed":
+    from tests.adapters.nvflare_app.sealing import Sealing
+
+    recipe.add_client_output_filter(Sealing(), tasks=["train"])
 recipe.execute(SimEnv(num_clients=2, workspace_root=f"{place}/work"))

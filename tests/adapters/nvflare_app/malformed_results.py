@@ -1,5 +1,5 @@
-"""A thousand results that are not one change of the declared model, and what a filter makes of them: python
-malformed_results.py PLACE MANY. It prints how many were refused, and the kinds of what was not."""
+"""A thousand results that are not one change of the declared model, and what a filter and an aggregator make of them:
+python malformed_results.py PLACE MANY. It prints how many were refused, and the kinds of what was not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 
-from sordino.adapters.nvflare import PrivateFilter
-from sordino.errors import UnsoundGuarantee
+from sordino.adapters.nvflare import PrivateAggregator, PrivateFilter
+from sordino.errors import SordinoError, UnsoundGuarantee
 from tests.adapters.malformed import MODEL
 
 place, many = sys.argv[1], int(sys.argv[2])
 declared = {name: [list(one.shape), str(one.dtype)] for name, one in MODEL.items()}
-private = PrivateFilter(f"{place}/{{site}}", declared, epsilon=4.0, delta=1e-5, clip=2.0, rounds=3)
+terms: Any = {"model": declared, "epsilon": 4.0, "delta": 1e-5, "clip": 2.0, "rounds": 3}
+private = PrivateFilter(f"{place}/{{site}}", **terms)
+server = PrivateAggregator(f"{place}/server", **terms, clients=2, asked=2)
+server.reset(None)
 context: Any = SimpleNamespace(get_identity_name=lambda: "site")
 SECRET = "patient 4711"
 
@@ -57,19 +60,35 @@ def passed(result: Shareable) -> str:
 
 
 rng = np.random.default_rng(0)
-left = [passed(wrong(rng)) for _ in range(many)]
+results = [wrong(rng) for _ in range(many)]
+left = [passed(one) for one in results]
+accepted = sum(server.accept(one, None) for one in results)
 encrypted = DXO("WEIGHT_DIFF", data={**MODEL, "w": SECRET.encode()}, meta={MetaKey.PROCESSED_ALGORITHM: "HE_CKKS"})
 try:
     private.process(encrypted.to_shareable(), context)
     code = ""
 except UnsoundGuarantee as error:
     code = error.code
+
+
+def ends(result: Shareable) -> str:
+    """The code with which a round at the server ends that this result alone has come for."""
+    server.reset(None)
+    server.accept(result, None)
+    try:
+        return str(server.aggregate(None).get_return_code())
+    except SordinoError as error:
+        return error.code
+
+
 failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
 failed["rows"] = SECRET
 strange = make_reply(SECRET)
 bare = [private.process(one, context) for one in (failed, strange)]
 told = {
-    "encrypted": code,
+    "encrypted": [code, ends(encrypted.to_shareable())],
+    "accepted": accepted,
+    "good": ends(DXO("WEIGHT_DIFF", data=dict(MODEL)).to_shareable()),
     "refused": sum(not one for one in left),
     "failures": [[one.get_return_code(), SECRET in str(one)] for one in bare],
     "control": sorted(private.process(DXO("WEIGHT_DIFF", data=dict(MODEL), meta={"loss": 1}).to_shareable(), context)),
