@@ -91,16 +91,12 @@ class Steps:
 
     @cached_property
     def _uneven(self) -> float:
-        """More than the probability of a carry ever differs from the fraction: where -log density changes by at most s
-        across a step, that is s/8 and terms in s^2.
-        """
+        """More than the probability of a carry and the fraction differ: s/8 if -log density changes by s in a step."""
         k = np.arange(self.lowest, self.lowest + len(self.thresholds) + 1)
         return float(np.max(np.abs(self.slope(k)) + self.bend(k))) / 4
 
     def _places(self, words: NDArray[np.uint64]) -> NDArray[Any]:
-        """The number of thresholds up to each word. Many words are looked up by their first bits; one threshold tells
-        two places apart.
-        """
+        """The number of thresholds up to each word. Many words are looked up by their first bits."""
         if len(words) < MANY and "_by_first_bits" not in vars(self):
             return np.searchsorted(self.thresholds, words, side="right")
         places = self._by_first_bits[(words >> np.uint64(64 - FIRST_BITS)).view(np.int64)]
@@ -119,9 +115,7 @@ class Steps:
 
     @cached_property
     def _by_first_bits(self) -> NDArray[np.int32]:
-        """The number of thresholds up to all words with the same first bits; where it differs among them, the least of
-        these numbers, inverted.
-        """
+        """The place of all words with the same first bits; where it differs among them, the least one, inverted."""
         least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
         most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
         first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))
