@@ -215,6 +215,7 @@ class Inbox:
     config: str
     secure_sum: SecureSum | None = None  # adds uploads that are never read alone
     called: Callable[[int], str] = str  # the name of a client, or its number
+    signed: bool = False  # True where uploads come in letters whose signed digests were compared
     remarks: list[str] = field(default_factory=list)  # what the user should know of answers that could not be used
 
     def header(self, t: int, sender: int) -> wire.Header:
@@ -263,7 +264,7 @@ class Mail:
             upload = answer
             if isinstance(answer, bytes | memoryview):
                 try:
-                    _, upload = wire.decode(answer, inbox.header(t, k), self._shape)
+                    _, upload = wire.decode(answer, inbox.header(t, k), self._shape, inbox.signed)
                 except WireError as error:  # a bad client is an absent one; what it was granted stays spent
                     why = f"{error.what} ({error.code})"
                     inbox.remarks.append(f"round {t + 1}: client {inbox.called(k)} counts as absent: {why}")

@@ -83,6 +83,7 @@ class SitesBackend(Backend):
 
     def federation(self, ledger: Path | str, run: str) -> FederatedServer:
         made = super().federation(ledger, run)
+        made.inbox.signed = self.post.letterhead.known is not None
         self.post.ledger = lambda: str(made.ledger.place())
         return made
 

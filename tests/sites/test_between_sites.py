@@ -11,6 +11,7 @@ import torch
 
 from sordino import config
 from sordino.config import Experiment
+from sordino.engine import wire
 from sordino.errors import DataError
 from sordino.receipts.verify import verify
 from sordino.results import preparation_facts as preparation
@@ -54,6 +55,28 @@ def test_a_broadcast_is_hashed_once_for_all_sites(tmp_path: Path, monkeypatch: p
     Federated(BY_NAME["fedavg"].experiment(), tmp_path).play()
     broadcasts = [body for body in seen if b'"sender":-1' in body[:1000]]
     assert len(broadcasts) == len(set(broadcasts)) == BY_NAME["fedavg"].experiment().rounds
+
+
+def test_an_upload_in_a_signed_letter_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server compares the digest that the site signed, which covers the seal inside the upload, too."""
+    real, sealed, digests = wire._check_seal, list[bytes](), list[bytes]()
+
+    def check_seal(view: memoryview) -> None:
+        sealed.append(bytes(view[:1000]))
+        real(view)
+
+    def digest_of(bodies: Sequence[bytes | memoryview]) -> str:
+        digests.extend(bytes(body[:1000]) for body in bodies if isinstance(body, memoryview))  # those of a reader
+        return hashed(bodies)
+
+    hashed = message.digest_of
+    monkeypatch.setattr(wire, "_check_seal", check_seal)
+    monkeypatch.setattr(message, "digest_of", digest_of)
+    Federated(BY_NAME["fedavg"].experiment(), tmp_path).play()
+    assert [head for head in sealed if b'"kind":"down"' in head], "sites look at the seals of broadcasts"
+    assert not [head for head in sealed if b'"kind":"up"' in head]
+    uploads = [head for head in digests if b'"kind":"up"' in head]
+    assert len(uploads) == len(set(uploads)) > 0
 
 
 def test_between_sites_every_round_has_a_checkpoint() -> None:
