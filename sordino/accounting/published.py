@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -88,6 +89,7 @@ def udp_multiplier(round_number: int, epsilon: float, delta: float, rate: float 
 NOMINAL_ORDERS: tuple[float, ...] = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256, 512)
 
 
+@lru_cache(maxsize=256)
 def nominal_multiplier(epsilon: float, delta: float, rate: float, exposures: int) -> float:
     """The noise multiplier that the publication uses for a nominal epsilon: ceil(exposures / rate) Poisson steps by
     Renyi DP.

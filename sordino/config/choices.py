@@ -86,6 +86,7 @@ def _model(made: Callable[..., object]) -> type[BaseModel]:
     return model
 
 
+@lru_cache(maxsize=256)
 def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
     """The parameters of a class or function that a table may set: name -> (type, default). Left out are reader and
     uplink, which have tables of their own, and names that begin with `_`, which the engine sets."""

@@ -229,13 +229,13 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]]] =
 def test_a_ledger_that_forgets_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
     breaks, steps = TWINS[twin]
     breaks(monkeypatch)
-    assert list(Checker(tmp_path, steps).wrong())
+    assert any(Checker(tmp_path, steps).wrong())
 
 
 @pytest.mark.parametrize("step", ["reserve", "store", "publish"])
 def test_a_release_before_its_record_is_caught(tmp_path: Path, step: str) -> None:
     before = ROUND[: ROUND.index(step)]
-    assert list(Checker(tmp_path, (*before, step), careless=True).wrong())
+    assert any(Checker(tmp_path, (*before, step), careless=True).wrong())
 
 
 def test_a_layer_that_forgets_to_write_down_is_no_layer(tmp_path: Path) -> None:

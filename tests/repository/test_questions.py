@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import sordino
 
 PACKAGE = Path(sordino.__file__).parent
+sys.path.append(str(PACKAGE.parent / "docs"))
+import house  # noqa: E402
 
 
 def compared(*words: str) -> Callable[[ast.AST], bool]:
@@ -27,7 +30,9 @@ def compared(*words: str) -> Callable[[ast.AST], bool]:
 
 def of_noise(node: ast.AST) -> bool:
     """A comparison of where noise comes from, with a word or with a name for one."""
-    sides = (node.left, *node.comparators) if isinstance(node, ast.Compare) else ()
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = (node.left, *node.comparators)
     return compared("system", "counter")(node) or any(
         isinstance(side, ast.Attribute) and side.attr == "noise" for side in sides
     )
@@ -191,11 +196,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
 
 
 def askers(asks: Callable[[ast.AST], bool], package: Path = PACKAGE) -> set[str]:
-    return {
-        file.relative_to(package).as_posix()
-        for file in package.rglob("*.py")
-        if any(map(asks, ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
-    }
+    return {file.relative_to(package).as_posix() for file in package.rglob("*.py") if any(map(asks, house.nodes(file)))}
 
 
 @pytest.mark.one_fast

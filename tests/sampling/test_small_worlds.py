@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,11 @@ def replaced(clients: int) -> Iterator[tuple[World, World, int]]:
                 yield world, (*world[:k], value, *world[k + 1 :]), k
 
 
+@cache
+def price(event: Event, allowed: float, relation: str) -> float:
+    return best(event, allowed, relation).epsilon
+
+
 def most_beyond(
     cohorts: Law,
     noise: Law,
@@ -123,7 +128,7 @@ def most_beyond(
             laws[one] = laws.get(one) or summed(cohorts, one)
         sums = tuple(tuple(sorted(laws[one].chances.items())) for one in (world, other))
         if (sums, client) not in known:
-            printed = best(Repeat(event(client), releases), allowed, relation).epsilon
+            printed = price(Repeat(event(client), releases), allowed, relation)
             stated = allowed + lacking(printed, releases * TOTAL_VARIATION)
             p, q = (laws[one].plus(noise) for one in (world, other))
             if releases == 1:

@@ -26,7 +26,7 @@ class Linear(nn.Sequential):
 
 def accuracy(folder: Path, train: Any, **more: Any) -> float:
     """Accuracy of a small run without noise, and under noise a client's row that is finite."""
-    settings = {"partition": {"scheme": "iid", "clients": 5}, "model": Linear, "rounds": 3, **more}
+    settings = {"partition": {"scheme": "iid", "clients": 3}, "model": Linear, "rounds": 3, **more}
     budget = {"uplink": CENTRAL, "privacy": {"epsilon": 8.0, "delta": 1e-3}}
     noised = sordino.run(train=train, out=folder / "noised", **settings | budget | {"rounds": 1})
     rows = {(row.unit, row.adversary): row for row in noised.receipt.guarantees}
