@@ -220,7 +220,8 @@ def _is_image(file: Path) -> bool:
 # ---- what is in them
 
 
-def _read(file: Path) -> bytes:
+def content(file: Path) -> bytes:
+    """The bytes of an image file."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -236,7 +237,7 @@ def _mode(files: Iterable[Path]) -> str:
     """RGB if any image has colours, else L."""
 
     def coloured(file: Path) -> bool:
-        with opened(_read(file), str(file)) as (_, mode):
+        with opened(content(file), str(file)) as (_, mode):
             return mode == "RGB"
 
     return "RGB" if any(coloured(file) for file in files) else "L"
@@ -263,7 +264,7 @@ def _open(
 
 def _decoded(files: Sequence[Path], side: int, mode: str) -> Iterator[pixels.PixelBatch]:
     for start in range(0, len(files), _BATCH):
-        encoded = [(file, _read(file)) for file in files[start : start + _BATCH]]
+        encoded = [(file, content(file)) for file in files[start : start + _BATCH]]
         images = [_image(data, file, side, mode) for file, data in encoded]
         yield pixels.PixelBatch(np.stack(images), sum(data.startswith(JPEG) for _, data in encoded))
 

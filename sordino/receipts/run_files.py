@@ -125,6 +125,12 @@ class OfClient(Fact):
     granted: tuple[float, ...] | None  # None: without a limit
     epsilon: Number | None
 
+    @property
+    def spent_share(self) -> float:
+        """Spent part of the budget: of its fullest component."""
+        parts = () if self.granted is None else zip(self.spent, self.granted, strict=True)
+        return max((part / limit for part, limit in parts if limit), default=0.0)
+
 
 class Spending(Receipt):
     """Receipt of a run so far, with the spending of each client."""
@@ -155,6 +161,10 @@ class LeftInRun(Fact):
     """Findings about a run that an audit or an attack left in its folder."""
 
     experiment: str  # its digest
+
+    def to_json(self) -> dict[str, object]:
+        """All fields, defaults included, so that the file can be read on its own."""
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 # the published JSON Schema ------------------------------------------------------------------------------------------

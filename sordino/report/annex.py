@@ -5,7 +5,6 @@ nothing to unfold. An installed browser prints the PDF: no part of this library 
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
@@ -36,6 +35,8 @@ def page(found: Evidence) -> str:
     title = f"Privacy annex: {found.experiment.name}"
     policy = tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'")
     made_on = found.environment.started[:10] or "an unknown date"
+    because = (why for row in found.rows if row.finite for why in row.because)
+    rests = [*dict.fromkeys((*found.receipt.assumptions, *because, *found.public.void))]
     body = (
         *(tag("p", stamp, class_="stamp") for stamp in found.stamps),
         tag("h1", title),
@@ -47,29 +48,33 @@ def page(found: Evidence) -> str:
         ),
         tag("p", headline(found.receipt.guarantees, found.simulated) or NOTHING, class_="sentence"),
         table("What is promised", COLUMNS, rows_of(found)),
-        _columns(joined([_who(found), _how(found)]), _who_not(found)),
-        section("What this rests on", listed(_rests(found))),
-        _columns(_checked(found), _unseen(found)),
-        tag(
-            "footer",
-            f"Ledger head {found.receipt.ledger_head}. Experiment {found.receipt.config}.",
+        _columns(
+            joined([_who(found), _how(found)]),
+            section("Who is not", listed([row.words for row in found.rows if not row.finite])),
         ),
+        section("What this rests on", listed(rests)),
+        _columns(
+            section("What does not agree", listed(found.verdict.wrong))
+            or section("What was checked, and agrees", listed(found.verdict.agreed)),
+            joined(
+                [
+                    section("What was not looked at", listed(found.verdict.unseen)),
+                    section("What no receipt shows", listed(FORGED)),
+                ]
+            ),
+        ),
+        tag("footer", f"Ledger head {found.receipt.ledger_head}. Experiment {found.receipt.config}."),
     )
     return document(title, (policy, tag("style", source("annex.css"))), body)
 
 
 def _who(found: Evidence) -> Html:
-    kept = [row.words for row in found.rows if math.isfinite(row.epsilon)]
-    if kept and not any(row.unit == "person" and math.isfinite(row.epsilon) for row in found.rows):
+    kept = [row.words for row in found.rows if row.finite]
+    if kept and not any(row.unit == "person" and row.finite for row in found.rows):
         kept.append(
             "A person who has several of these units is not protected as a whole by a promise about one of them."
         )
     return section("Who is protected", listed(kept or [NOTHING]))
-
-
-def _who_not(found: Evidence) -> Html:
-    lost = [row.words for row in found.rows if not math.isfinite(row.epsilon)]
-    return section("Who is not", listed(lost)) if lost else Html("")
 
 
 def _how(found: Evidence) -> Html:
@@ -83,26 +88,6 @@ def _how(found: Evidence) -> Html:
         source = "a seed: a simulation" if found.simulated else "the operating system's entropy"
         lines.append(f"The noise comes from {source}. All releases of all rounds are added up by the accountant named.")
     return section("What was computed", listed(lines))
-
-
-def _rests(found: Evidence) -> list[str]:
-    because = dict.fromkeys(why for row in found.rows if math.isfinite(row.epsilon) for why in row.because)
-    return list(dict.fromkeys((*found.receipt.assumptions, *because, *found.public.void)))
-
-
-def _checked(found: Evidence) -> Html:
-    if found.verdict.wrong:
-        return section("What does not agree", listed(found.verdict.wrong))
-    return section("What was checked, and agrees", listed(found.verdict.agreed))
-
-
-def _unseen(found: Evidence) -> Html:
-    return joined(
-        [
-            section("What was not looked at", listed(found.verdict.unseen)) if found.verdict.unseen else "",
-            section("What no receipt shows", listed(FORGED)),
-        ]
-    )
 
 
 def _columns(*parts: Html) -> Html:

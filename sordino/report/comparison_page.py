@@ -9,13 +9,13 @@ import platform
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from sordino.accounting.claims import Status, Unit
-from sordino.accounting.facts import Epsilon, Fact, Number
-from sordino.accounting.statement import Guarantee, strongest
+from sordino.accounting.claims import Unit
+from sordino.accounting.facts import Fact, Number
+from sordino.accounting.statement import strongest
 from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
 from sordino.metrics.measures import Metrics, Point, curve, headline
@@ -43,16 +43,6 @@ SHOWS_SCORES = (
 UNSAID = ("name", "seed", "engine")  # settings that are no difference between methods
 
 
-class Side(NamedTuple):
-    """One method of a comparison: its runs, guarantees and experiment."""
-
-    name: str
-    runs: Sequence[Metrics]  # seed by seed; a round 0 is what came before the first one
-    promise: Sequence[Guarantee]
-    experiment: str  # TOML
-    simulated: bool
-
-
 class CurvePoint(Point):
     flops: float | None  # computed by devices until then
 
@@ -68,26 +58,12 @@ class MethodFacts(Fact):
     experiment: str
 
 
-class Tradeoff(Fact):
-    """An accuracy against a finite epsilon."""
+class Tradeoff(Described):
+    """The score of a method beside a finite epsilon that it guarantees."""
 
     name: str
-    unit: Unit
-    by: str
-    x: float
-    nominal: Epsilon | None
-    delta: float
-    status: Status
-    y: float
+    score: float
     std: float | None
-    standing: str  # the status, as it is shown
-
-
-class Machine(Fact):
-    sordino: str
-    python: str
-    platform: str
-    cores: int | None
 
 
 class ComparisonFacts(Fact):
@@ -108,7 +84,7 @@ class ComparisonFacts(Fact):
     choosing: tuple[str, ...]
     equal: tuple[tuple[str, str], ...]
     command: str
-    environment: Machine
+    environment: dict[str, str | int | None]
 
 
 Setting = BaseModel | Mapping[str, object] | Number | str | None  # of an experiment
@@ -118,23 +94,22 @@ def gather(compared: Comparison) -> ComparisonFacts:
     """Facts of a comparison for its page and figures."""
     from sordino.results.comparison import EQUAL  # a page of one run needs no runs
 
-    table, first = compared.table, compared.methods[0].experiment
-    sides = [Side(m.name, m.runs, m.promise, m.experiment.toml(), m.simulated) for m in compared.methods]
-    equal = {name: getattr(first, name) for name in EQUAL}
-    metric = headline([row for side in sides for run in side.runs for row in run])
-    seeds, promised = len(sides[0].runs), [described(side.promise, side.simulated) for side in sides]
-    whose = measured_by(table)
-    both = zip(sides, promised, _differences(sides), strict=True)
+    table, methods = compared.table, compared.methods
+    first = methods[0].experiment
+    metric = headline([row for m in methods for run in m.runs for row in run])
+    seeds, promised = len(methods[0].runs), [described(m.promise, m.simulated) for m in methods]
+    whose, written_out = measured_by(table), [m.experiment.toml() for m in methods]
+    each = zip(table, methods, promised, written_out, _differences(written_out), strict=True)
     return ComparisonFacts(
-        title=" · ".join(side.name for side in sides),
-        lead=f"{len(sides)} methods, {_count(seeds, 'seed')} each, {_count(first.rounds, 'round')} on "
+        title=" · ".join(m.name for m in methods),
+        lead=f"{len(methods)} methods, {_count(seeds, 'seed')} each, {_count(first.rounds, 'round')} on "
         f"{first.data.source}. "
         + ("Accuracies are" if metric == "accuracy" else f"{HEADLINES[metric].full.capitalize()} is")
         + " on test data, at the end of the runs.",
         notice=SHOWS_SCORES
-        if any(not side.simulated for side in sides)
+        if any(not m.simulated for m in methods)
         else SIMULATIONS
-        if any(strongest(side.promise) for side in sides)
+        if any(strongest(m.promise) for m in methods)
         else "",
         metric=metric,
         seeds=seeds,
@@ -145,25 +120,25 @@ def gather(compared: Comparison) -> ComparisonFacts:
         table=tuple(map(tuple, shaped(table))),
         methods=tuple(
             MethodFacts(
-                name=side.name,
-                label=side.name if whose is not None else f"{side.name} ({row.measured_by})",
-                curve=_curve(side.runs, metric),
+                name=m.name,
+                label=m.name if whose is not None else f"{m.name} ({row.measured_by})",
+                curve=_curve(m.runs, metric),
                 guarantees=said,
                 differs=differs,
-                experiment=side.experiment,
+                experiment=toml,
             )
-            for row, (side, said, differs) in zip(table, both, strict=True)
+            for row, m, said, toml, differs in each
         ),
         points=tuple(point for row, said in zip(table, promised, strict=True) for point in _points(row, said)),
         choosing=tuple(compared.choosing),
-        equal=tuple((name, _said(value)) for name, value in equal.items()),
+        equal=tuple((name, _said(getattr(first, name))) for name in EQUAL),
         command=compared.command,
-        environment=Machine(
-            sordino=__version__,
-            python=platform.python_version(),
-            platform=platform.platform(),
-            cores=os.cpu_count(),
-        ),
+        environment={
+            "sordino": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cores": os.cpu_count(),
+        },
     )
 
 
@@ -203,7 +178,7 @@ def text(facts: ComparisonFacts) -> str:
             tag("p", "This command makes the comparison again; finished runs are not repeated:"),
             tag("pre", facts.command, tabindex="0"),
             *(configuration(f"Configuration of {m.name}, seed 0", m.experiment) for m in facts.methods),
-            folded("Environment", tag("pre", json.dumps(facts.environment.to_json(), indent=2), tabindex="0")),
+            folded("Environment", tag("pre", json.dumps(facts.environment, indent=2), tabindex="0")),
         ),
     )
 
@@ -216,15 +191,11 @@ def charts(facts: ComparisonFacts) -> list[Lines]:
     prepared = ", from before the first round on" if facts.prepared else ""
     unknown = " It is not known for every method." if any(end.flops is None for end in ends) else ""
     sent, computed = [end.bytes for end in ends], [end.flops for end in ends]
-    drawn = (
-        ("over rounds", f"{facts.measured_by}, mean over seeds.", ROUND, _round),
-        ("over bytes sent", f"Both directions, as serialised{prepared}.", _far(SENT, sent), _bytes),
-        (
-            "over device compute",
-            f"Of all devices, counted from public sizes.{unknown}",
-            _far(COMPUTED, computed),
-            _flops,
-        ),
+    about = "Of all devices, counted from public sizes."
+    drawn: tuple[tuple[str, str, Axis, Callable[[CurvePoint], float | None]], ...] = (
+        ("over rounds", f"{facts.measured_by}, mean over seeds.", ROUND, lambda p: p.round),
+        ("over bytes sent", f"Both directions, as serialised{prepared}.", _far(SENT, sent), lambda p: p.bytes),
+        ("over device compute", f"{about}{unknown}", _far(COMPUTED, computed), lambda p: p.flops),
     )
     axis = score_axis(
         judged, judged.axis if facts.measured_by == MEASURED["global"] else f"{judged.axis}\n{facts.measured_by}"
@@ -260,18 +231,6 @@ def _seeds(point: CurvePoint, facts: ComparisonFacts) -> str:
     return "" if point.n == facts.seeds else f" ({_count(point.n, 'seed')})"
 
 
-def _round(point: CurvePoint) -> float:
-    return point.round
-
-
-def _bytes(point: CurvePoint) -> float | None:
-    return point.bytes
-
-
-def _flops(point: CurvePoint) -> float | None:
-    return point.flops
-
-
 def _far(axis: Axis, ends: Sequence[float | None]) -> Axis:
     """The axis, logarithmic where some methods cost more than ten times what others do."""
     known = [end for end in ends if end]
@@ -289,11 +248,11 @@ def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
         (
             p.name,
             p.by,
-            number(p.x),
-            "" if p.nominal is None else number(p.nominal),
+            number(p.epsilon),
+            "" if p.nominal_epsilon is None else number(p.nominal_epsilon),
             f"{p.delta:.3g}",
             p.standing,
-            write(p.y),
+            write(p.score),
             "" if p.std is None else write(p.std),
         )
         for p in shown
@@ -304,7 +263,7 @@ def _tradeoff(facts: ComparisonFacts, unit: Unit) -> Html:
         "dotted line leads to what holds. Methods without a finite epsilon are not drawn.",
         Axis(f"epsilon per {unit}"),
         score_axis(judged),
-        [ScatterPoint(p.name, names.index(p.name), p.x, p.y, p.std, p.nominal) for p in shown],
+        [ScatterPoint(p.name, names.index(p.name), p.epsilon, p.score, p.std, p.nominal_epsilon) for p in shown],
         (columns, rows),
     )
 
@@ -342,29 +301,18 @@ def _points(row: Row, guarantees: Sequence[Described]) -> list[Tradeoff]:
     """Score against epsilon, one point for each unit with a finite epsilon: of its strongest adversary, which is listed
     first.
     """
-    if row.measured["last_ten"].mean is None:
+    over = row.measured["last_ten"]
+    if over.mean is None:
         return []
     found: dict[Unit, Tradeoff] = {}
     for g in guarantees:
         if g.epsilon != math.inf:
-            point = Tradeoff(
-                name=row.method,
-                unit=g.unit,
-                by=g.by,
-                x=g.epsilon,
-                nominal=g.nominal_epsilon,
-                delta=g.delta,
-                status=g.status,
-                y=row.measured["last_ten"].mean,
-                std=row.measured["last_ten"].std,
-                standing=g.standing,
-            )
-            found.setdefault(g.unit, point)
+            found.setdefault(g.unit, Tradeoff(**dict(g), name=row.method, score=over.mean, std=over.std))
     return list(found.values())
 
 
-def _differences(sides: Sequence[Side]) -> list[str]:
-    tables = [tomllib.loads(side.experiment) for side in sides]
+def _differences(experiments: Sequence[str]) -> list[str]:
+    tables = [tomllib.loads(toml) for toml in experiments]
     names = [name for name in dict.fromkeys(n for t in tables for n in t) if name not in UNSAID]
     unlike = [name for name in names if any(t.get(name) != tables[0].get(name) for t in tables)]
     return ["; ".join(f"{name}: {_said(t[name])}" for name in unlike if name in t) for t in tables]

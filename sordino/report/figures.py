@@ -51,7 +51,7 @@ def of_run(facts: RunFacts, out: Path, kind: str = "pdf") -> list[Path]:
     return _save(facts, RUN, out, kind, run_charts.judged_by(facts.metrics))
 
 
-def of_comparison(facts: ComparisonFacts, out: Path, kind: str = "pdf") -> list[Path]:
+def of_comparison(facts: ComparisonFacts, out: Path, kind: str) -> list[Path]:
     """Figures of a comparison: score over rounds, bytes, compute and epsilon, one line or point per method."""
     available()
     return _save(facts, COMPARISON, out, kind, HEADLINES[facts.metric])
@@ -164,13 +164,14 @@ def _over_epsilon(facts: ComparisonFacts, axes: Axes) -> bool:
     scale = HEADLINES[facts.metric].scale
     nominal: list[tuple[float, float]] = []
     for p in facts.points:
-        colour, y = line(names.index(p.name))["color"], scale * p.y
+        colour, y = line(names.index(p.name))["color"], scale * p.score
         bar = None if p.std is None else scale * p.std
         marker = "o" if p.unit == "example" else "s"
-        axes.errorbar([p.x], [y], yerr=bar, fmt=marker, color=colour, label=f"{p.name} (per {p.unit})")
-        if p.nominal is not None:
-            nominal.append((p.nominal, y))
-            axes.plot([p.nominal, p.x], [y, y], color=LIGHT["warn"], linestyle=(0, (1, 2)), linewidth=1)
+        axes.errorbar([p.epsilon], [y], yerr=bar, fmt=marker, color=colour, label=f"{p.name} (per {p.unit})")
+        if p.nominal_epsilon is not None:
+            nominal.append((p.nominal_epsilon, y))
+            across = [p.nominal_epsilon, p.epsilon]
+            axes.plot(across, [y, y], color=LIGHT["warn"], linestyle=(0, (1, 2)), linewidth=1)
     if nominal:
         axes.plot(*zip(*nominal, strict=True), "x", color=LIGHT["warn"], label="nominal: proves nothing")
     if facts.points:

@@ -117,7 +117,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
     counts, unlike = (None, None) if simulation is None else _counts(simulation.population)
     training = Whole(setup.experiment, setup.public, setup.whole.agreed).phases[-1]
     public, known = setup.public, None if simulation is None else simulation.population.sizes
-    home = None if simulation is None else simulation.home
+    home, where = None if simulation is None else simulation.home, run.environment
     experiment, notes = setup.experiment, [entry.note for entry in entries]
     examples = sum(known or public.sizes) if known or experiment.privacy.public_sizes else "some"
     candidates, delta = preparation.label_of(experiment), experiment.privacy.delta
@@ -155,7 +155,7 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
             f"sordino run experiment.toml --out {shlex.quote(folder.name)}",
             f"sordino privacy verify {shlex.quote(folder.name)}",
         ),
-        environment=_without_paths(run.environment),
+        environment=where.beside(prepared=Path(where.prepared).name) if where.prepared else where,  # no paths in pages
         ledger_head=spent.ledger_head,
         audit=read_audit(folder) if all_ else None,
         attackers=read_attacks(folder) if all_ else None,
@@ -168,11 +168,6 @@ def _counts(population: Population) -> tuple[tuple[tuple[int, ...], ...], dict[s
     shown = rows if len(rows) <= LISTED else [rows[k] for k in some_of(len(rows), LISTED)]
     classes = max(population.dataset.classes, 1)
     return tuple(map(tuple, table(labels, shown, classes).tolist())), dict(summary(labels, rows, classes))
-
-
-def _without_paths(found: Environment) -> Environment:
-    """The environment without this machine's paths, since pages are given to others."""
-    return found.beside(prepared=Path(found.prepared).name) if found.prepared else found
 
 
 def _thin(metrics: Sequence[RoundRow]) -> tuple[RoundRow, ...]:

@@ -14,7 +14,7 @@ from sordino.metrics.measures import last_scored, last_ten, scores
 from sordino.metrics.rows import bytes_text
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import bind_page
-from sordino.receipts.run_files import Between, Group, OfClient
+from sordino.receipts.run_files import Between, Group
 from sordino.report import run_charts, sections
 from sordino.report.charts import Axis, bars, heat, lines, number, percent
 from sordino.report.frame import promises, self_contained, top
@@ -60,20 +60,16 @@ def page(facts: RunFacts) -> str:
         top(facts.name, facts.lead, facts.notice, *facts.warnings),
         tag("dl", cards(_headline(facts)), class_="cards"),
         section("Privacy guarantees, by unit and adversary", promises(facts.guarantees)),
-        _listed("Phase by phase", facts.by_phase),
-        _listed("What this rests on", facts.assumptions),
-        Html("") if facts.audit is None else sections.audited(facts.audit),
-        Html("") if facts.attackers is None else sections.attacked(facts.attackers),
+        section("Phase by phase", listed(facts.by_phase, class_="plain")),
+        section("What this rests on", listed(facts.assumptions, class_="plain")),
+        "" if facts.audit is None else sections.audited(facts.audit),
+        "" if facts.attackers is None else sections.attacked(facts.attackers),
         section("Learning", tag("div", *_learning(facts), class_="grid")),
-        Html("") if facts.prepared is None else sections.preparation(facts.prepared),
+        "" if facts.prepared is None else sections.preparation(facts.prepared),
         section("Privacy spent", tag("div", *_spent(facts), class_="grid")),
         _partition(facts),
         section("Do it again", *_again(facts)),
     )
-
-
-def _listed(title: str, sentences: tuple[str, ...]) -> Html:
-    return section(title, listed(sentences, class_="plain")) if sentences else Html("")
 
 
 def _headline(facts: RunFacts) -> list[tuple[str, str, str]]:
@@ -160,8 +156,8 @@ def _budgets(facts: RunFacts) -> list[Html]:
     rows = [
         (
             facts.called(one.client),
-            *map(_count, (one.examples, one.exposures, one.planned)),
-            *map(_several, (one.spent, one.granted or ())),
+            *("" if count is None else f"{count:,}" for count in (one.examples, one.exposures, one.planned)),
+            *(", ".join(map(number, amounts)) for amounts in (one.spent, one.granted or ())),
         )
         for one in facts.by_client
     ]
@@ -170,7 +166,7 @@ def _budgets(facts: RunFacts) -> list[Html]:
         if claimed
         else f"In {facts.currency}, the currency that adds up. A client whose budget is spent is not asked again."
     )
-    spent = sorted(((facts.called(one.client), _share(one)) for one in granted), key=lambda one: -one[1])
+    spent = sorted(((facts.called(one.client), one.spent_share) for one in granted), key=lambda one: -one[1])
     axis = Axis(f"{len(spent)} of {facts.clients} clients, from most to least spent", percent, most=1.0)
     columns = "client", "examples", "exposures", "planned", "spent", "granted"
     found = [bars("Spent of what each client granted", about, spent, axis, (columns, rows), limit="granted")]
@@ -195,18 +191,6 @@ def _group(group: Group, claimed: bool, simulated: bool) -> tuple[str | int, ...
 def _span(between: Between) -> str:
     low, high = number(between.min), number(between.max)
     return low if low == high else f"{low} to {high}"
-
-
-def _share(one: OfClient) -> float:
-    return max((part / limit for part, limit in zip(one.spent, one.granted or (), strict=True) if limit), default=0.0)
-
-
-def _several(amounts: tuple[float, ...]) -> str:
-    return ", ".join(map(number, amounts))
-
-
-def _count(count: int | None) -> str:
-    return "" if count is None else f"{count:,}"
 
 
 def _partition(facts: RunFacts) -> Html:

@@ -96,10 +96,6 @@ class Assault(LeftInRun):
     found: tuple[AttackFinding, ...]
     not_looked_at: tuple[str, ...] = UNSEEN
 
-    def to_json(self) -> dict[str, object]:
-        """All fields, defaults included, so that the file can be read on its own."""
-        return self.model_dump(mode="json", exclude_none=True)
-
     @property
     def setting(self) -> str:
         """The attacked clients, round and examples, in a sentence."""

@@ -104,10 +104,6 @@ class TrainedAudit(LeftInRun):
     simulated: bool = True
     seed: int
 
-    def to_json(self) -> dict[str, object]:
-        """All fields, defaults included, so that the file can be read on its own."""
-        return self.model_dump(mode="json", exclude_none=True)
-
     @property
     def meaning(self) -> str:
         """Explanation of the figures."""

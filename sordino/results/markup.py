@@ -36,8 +36,9 @@ def joined(parts: Iterable[str | int]) -> Html:
     return Html("".join(part if isinstance(part, Html) else html.escape(str(part), quote=False) for part in parts))
 
 
-def listed(lines: Iterable[str], **attributes: str) -> Html:
-    return tag("ul", *(tag("li", line) for line in lines), **attributes)
+def listed(lines: Sequence[str], **attributes: str) -> Html:
+    """An unordered list; nothing where there are no lines."""
+    return tag("ul", *(tag("li", line) for line in lines), **attributes) if lines else Html("")
 
 
 def section(title: str, *inside: str, **attributes: str) -> Html:

@@ -132,7 +132,7 @@ class Result:
         with lent(self.objects):
             clients = spending(self.folder).by_client
         rows = frame([client.to_json() for client in clients], instead="`sordino privacy spent RUN --json`")
-        rows["spent_share"] = [0.0 if c.granted is None else _share(c.spent, c.granted) for c in clients]
+        rows["spent_share"] = [c.spent_share for c in clients]
         rows["spent"] = [_amount(c.spent) for c in clients]
         rows["granted"] = [math.inf if c.granted is None else _amount(c.granted) for c in clients]
         scored = next((row.clients for row in reversed(self.metrics) if row.clients is not None), None)
@@ -218,10 +218,6 @@ def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) ->
 def _amount(parts: tuple[float, ...]) -> float | tuple[float, ...]:
     """Amount in the ledger's currency, which may have several components (orders of Rényi DP)."""
     return parts[0] if len(parts) == 1 else parts
-
-
-def _share(spent: tuple[float, ...], granted: tuple[float, ...]) -> float:
-    return max(part / limit for part, limit in zip(spent, granted, strict=True))
 
 
 def _curve(metrics: Metrics, width: int = 260, height: int = 64) -> Html:

@@ -6,34 +6,21 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from sordino.errors import BackendUnavailable
+from sordino.errors import extra
 
 Foreign: TypeAlias = Any  # an object of a package that has no types
 
 
-def gmpy2() -> Foreign:
-    try:
-        import gmpy2
+OTHERWISE = "; or choose another scheme: sordino never falls back to sums without encryption"
 
-        return gmpy2
-    except ImportError as error:
-        raise _unavailable("gmpy2", error) from None
+
+def gmpy2() -> Foreign:
+    with extra("he", "encrypted sums", "backend-unavailable", otherwise=OTHERWISE):
+        import gmpy2
+    return gmpy2
 
 
 def tenseal() -> Foreign:
-    try:
+    with extra("he", "encrypted sums", "backend-unavailable", otherwise=OTHERWISE):
         import tenseal
-
-        return tenseal
-    except ImportError as error:
-        raise _unavailable("tenseal", error) from None
-
-
-def _unavailable(name: str, error: ImportError) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"{name} does not work here",
-        why=str(error),
-        fix="run: pip install 'sordino[he]', or choose another scheme; sordino never falls back to sums "
-        "without encryption",
-        code="backend-unavailable",
-    )
+    return tenseal

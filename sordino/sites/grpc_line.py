@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from sordino.errors import BackendUnavailable, ConfigError, WireError
+from sordino.errors import ConfigError, WireError, extra
 
 Foreign: TypeAlias = Any  # an object of grpc, which has no types
 
@@ -52,17 +52,9 @@ class Posted(NamedTuple):
 def package() -> Foreign:
     """Import grpc; where it is missing, the error says how to install it."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever knocks at the port fills the server's screen
-    try:
+    with extra("sites", "connections between sites", "missing-sites-extra"):
         import grpc
-
-        return grpc
-    except ImportError as error:
-        raise BackendUnavailable(
-            "gRPC does not work here",
-            why=str(error),
-            fix="pip install 'sordino[sites]' (in a clone: pip install -e '.[sites]')",
-            code="missing-sites-extra",
-        ) from None
+    return grpc
 
 
 def claim(run: str, name: str, challenge: bytes) -> bytes:

@@ -86,12 +86,37 @@ class FedGen(LocalSgd[Server, Client, Server, Up], OwnLoss, name="fedgen", carri
         counts = torch.stack([up.counts for up in r.each]) if heads else torch.zeros(0, home.task.labels)
         made = s.generator
         if self.strength and bool((counts > 1).any()):
-            lr = self.generator_lr * self.decay ** int(s.round)
-            settings = FeatureSettings(self.updates, self.generator_batch, lr, self.generator_decay)
-            made = distil(
-                made, heads, counts, self.noise, settings, keys.fold(keys.fold(home.key, "fedgen"), int(s.round))
-            )
+            made = self.distilled(made, heads, counts, int(s.round), keys.fold(home.key, "fedgen"))
         return Server(tree.axpy(self.server_lr, r.mean.delta, s.x), made, s.round + 1)
+
+    def distilled(
+        self, state: GeneratorState, heads: Sequence[Callable[[Tensor], Tensor]], counts: Tensor, t: int, key: Key
+    ) -> GeneratorState:
+        """The generator after some training steps, towards diverse features that the heads classify as their label,
+        where each head is weighted by its client's share of the class.
+        """
+        offered = torch.nonzero((counts > 1).any(0)).flatten()
+        share, key = counts / counts.sum(0).clamp_min(1), keys.fold(key, t)
+        learned = {name: value.clone().requires_grad_() for name, value in trainable(state).items()}
+        kept = {name: state[name] for name in STATISTICS}
+        lr = self.generator_lr * self.decay**t
+        adam = torch.optim.Adam(list(learned.values()), lr, weight_decay=self.generator_decay)
+        for step in range(self.updates):
+            draws = keys.bits(keys.fold(key, step), self.generator_batch)
+            epsilon, any_label = wanted(draws, self.noise, len(offered))
+            y = offered[any_label]
+            z, kept = training_forward(learned | kept, epsilon, y)
+            taught = sum(
+                (share[k, y] * torch.nn.functional.cross_entropy(head(z), y, reduction="none")).mean()
+                for k, head in enumerate(heads)
+            )
+            apart = (epsilon[:, None] - epsilon[None]).square().mean(2)
+            differ = (z[:, None] - z[None]).abs().mean(2)
+            loss = taught + torch.exp(-(apart * differ).mean())
+            for p, g in zip(learned.values(), torch.autograd.grad(loss, list(learned.values())), strict=True):
+                p.grad = g
+            adam.step()
+        return {name: value.detach() for name, value in learned.items()} | kept
 
     def _weight(self, down: Server) -> float:
         return max(self.least, self.strength * self.decay ** int(down.round))
@@ -160,51 +185,7 @@ def _last(state: GeneratorState, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(torch.relu(x), state["last.weight"], state["last.bias"])
 
 
-# training of the generator ---------
-
-
-@dataclass(frozen=True)
-class FeatureSettings:
-    updates: int = 50
-    batch: int = 32
-    lr: float = 3e-4
-    weight_decay: float = 1e-2
-
-
 def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
     """Random inputs of the generator, uniform noise and a label, one for each key."""
     epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
     return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]
-
-
-def distil(
-    state: GeneratorState,
-    heads: Sequence[Callable[[Tensor], Tensor]],
-    counts: Tensor,
-    noise: int,
-    settings: FeatureSettings,
-    key: keys.Key,
-) -> GeneratorState:
-    """The generator after some training steps, towards diverse features that the heads classify as their label, where
-    each head is weighted by its client's share of the class.
-    """
-    offered = torch.nonzero((counts > 1).any(0)).flatten()
-    share = counts / counts.sum(0).clamp_min(1)
-    learned = {name: value.clone().requires_grad_() for name, value in trainable(state).items()}
-    kept = {name: state[name] for name in STATISTICS}
-    adam = torch.optim.Adam(list(learned.values()), settings.lr, weight_decay=settings.weight_decay)
-    for step in range(settings.updates):
-        epsilon, any_label = wanted(keys.bits(keys.fold(key, step), settings.batch), noise, len(offered))
-        y = offered[any_label]
-        z, kept = training_forward(learned | kept, epsilon, y)
-        taught = sum(
-            (share[k, y] * torch.nn.functional.cross_entropy(head(z), y, reduction="none")).mean()
-            for k, head in enumerate(heads)
-        )
-        apart = (epsilon[:, None] - epsilon[None]).square().mean(2)
-        differ = (z[:, None] - z[None]).abs().mean(2)
-        loss = taught + torch.exp(-(apart * differ).mean())
-        for p, g in zip(learned.values(), torch.autograd.grad(loss, list(learned.values())), strict=True):
-            p.grad = g
-        adam.step()
-    return {name: value.detach() for name, value in learned.items()} | kept

@@ -67,8 +67,8 @@ class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True,
 
     def public_examples(self, task: Task, tensors: Mapping[str, Tensor], size: int, key: Key) -> Examples:
         side, _, channels, classes = self._shape
-        seed = int(tensors["seed"]) % (1 << 64)
-        return noise_examples(classes, self.per_class, side, channels, seed, self.source, self.width)
+        seed, device = int(tensors["seed"]) % (1 << 64), torch.get_default_device()
+        return _made(classes, self.per_class, side, channels, seed, self.source, self.width, device)
 
     def local(self, task: Task, down: Server, c: Client, shard: Shard, key: Key) -> tuple[Up, Client]:
         walk = self.walk(down.x, self.rate(down.round, c.participations), statistics=task.statistics)
@@ -93,10 +93,6 @@ class VHL(FedAvg, OwnLoss, FitsData, PublicTensors, name="vhl", takes_mean=True,
         return total
 
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 waiting = logging.getLogger("sordino.waiting")  # shown by the command line
 
 Source = Literal["stylegan", "random_conv"]
@@ -116,17 +112,11 @@ class Latents:
 FEW, MANY = Latents(64, 0.3, 0.3), Latents(256, 0.5, 0.2)  # as published for 10 and for 100 classes
 
 
-def noise_examples(
-    classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int
-) -> Examples:
-    """Noise images with labels, the same for all clients and so made once in a process."""
-    return _made(classes, per_class, side, channels, key, source, width, torch.get_default_device())
-
-
 @lru_cache(maxsize=2)
 def _made(
     classes: int, per_class: int, side: int, channels: int, key: int, source: Source, width: int, device: torch.device
 ) -> Examples:
+    """Noise images with labels on the default device, the same for all clients and so made once in a process."""
     return Examples(*noise_set(classes, per_class, side, channels, key, source, width=width))
 
 
@@ -143,8 +133,6 @@ def noise_set(
     """Noise images, uint8 [n, h, w, c], and labels, class by class. `width`: number of feature maps (`random_conv` has
     64); time grows with its square.
     """
-    from sordino.synthesis.generators.nets import pixels
-
     latents = FEW if classes <= 50 else MANY
     made = []
     with torch.no_grad():
@@ -157,7 +145,7 @@ def noise_set(
                 count = min(AT_ONCE, per_class - start)
                 scatter = nets.normal(draws, count, latents.size)
                 x = draw(c, means[c] + latents.within * scatter, draws)
-                made.append(pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")))
+                made.append(nets.pixels(torch.nn.functional.interpolate(x, (side, side), mode="area")))
     return torch.cat(made), torch.arange(classes).repeat_interleave(per_class)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +64,6 @@ def keyed_dropout(module: nn.Module) -> list[Dropout]:
     return found
 
 
-def _features(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
-
-
 class Ball(nn.Module):
     """A layer that scales each row so that ||(x, 1)|| <= radius: a public bound on features, without statistics of
     the data.
@@ -96,7 +90,7 @@ class Ball(nn.Module):
 def logistic(shape: tuple[int, ...], classes: int, radius: float | None = None) -> nn.Module:
     """Logistic regression; `radius` bounds the features, as convex_stable needs it."""
     ball = [] if radius is None else [Ball(radius)]
-    return nn.Sequential(nn.Flatten(), *ball, nn.Linear(_features(shape), classes))
+    return nn.Sequential(nn.Flatten(), *ball, nn.Linear(prod(shape), classes))
 
 
 def bounded(net: nn.Module) -> float | None:
@@ -111,7 +105,7 @@ def bounded(net: nn.Module) -> float | None:
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:
     """A multilayer perceptron with one hidden layer."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 def _image(shape: tuple[int, ...], name: str, smallest: int) -> tuple[int, int]:

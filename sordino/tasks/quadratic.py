@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sordino import keys
 from sordino.errors import ConfigError
@@ -26,7 +27,9 @@ class Quadratic:
     metrics = ("loss",)
     scores: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
-    flops = 0
+    flops = room = 0
+    pads = False
+    threads = learns_features = True
 
     def __init__(self, dim: int, dtype: torch.dtype = torch.float64) -> None:
         self.dim, self.dtype = dim, dtype
@@ -36,9 +39,6 @@ class Quadratic:
 
     def state_dict(self, params: Params) -> Params:
         return params
-
-    def module(self, params: Params) -> nn.Module:
-        raise _no_features()
 
     def inputs(self, x: Tensor) -> Tensor:
         return x
@@ -59,39 +59,19 @@ class Quadratic:
     def stacks(self, n: int) -> int:
         return 1
 
-    @property
-    def room(self) -> int:
-        return 0
-
-    @property
-    def pads(self) -> bool:
-        return False
-
-    @property
-    def threads(self) -> bool:
-        return True
-
     def pooled(self, params: Params, x: Tensor, y: Tensor, clip: float, order: int) -> None:
         raise AssertionError("no room was offered")
 
-    @property
-    def classes(self) -> int:
-        raise _no_features()
+    def _without_features(self, *asked: object, **more: object) -> Any:
+        raise ConfigError(
+            "quadratics have no classes and no features",
+            why="the algorithm or the evaluation that was chosen needs both",
+            fix="use data with classes (another data.source), or choose another algorithm",
+            code="model-without-head",
+        )
 
-    labels = width = classes
-    learns_features = True
-
-    def features(self, params: Params, x: Tensor, keys: Tensor | None = None, plain: int = 0) -> Tensor:
-        raise _no_features()
-
-    def head(self, params: Params, z: Tensor) -> Tensor:
-        raise _no_features()
-
-    def look(self, params: Params, x: Tensor) -> Tensor:
-        raise _no_features()
-
-    def image(self, seen: Tensor) -> Tensor:
-        raise _no_features()
+    module = features = head = look = image = _without_features
+    classes = labels = width = property(_without_features)
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         return params["w"].expand(len(x), -1)
@@ -120,12 +100,3 @@ class Quadratic:
         self, losses: Losses, params: Params, batch: Examples, keys: Tensor, clip: float, order: int
     ) -> Params:
         return slow_sum(losses, params, batch, keys, clip, order)
-
-
-def _no_features() -> ConfigError:
-    return ConfigError(
-        "quadratics have no classes and no features",
-        why="the algorithm or the evaluation that was chosen needs both",
-        fix="use data with classes (another data.source), or choose another algorithm",
-        code="model-without-head",
-    )

@@ -214,9 +214,9 @@ def test_fedgens_server_steps_down_the_naive_loss() -> None:
     models = [made.init(5), made.init(6)]
     heads = [partial(made.head, params) for params in models]
     counts = torch.tensor([[3.0, 0.0, 1.0, 1.0], [1.0, 0.0, 7.0, 0.0]])
-    settings = gen.FeatureSettings(updates=1, batch=6, lr=0.01, weight_decay=0.1)
-    after = gen.distil(generator, heads, counts, 6, settings, KEY)
-    epsilon, place = gen.wanted(keys.bits(keys.fold(KEY, 0), 6), 6, 2)
+    method = gen.FedGen(noise=6, updates=1, generator_batch=6, generator_lr=0.01, generator_decay=0.1)
+    after = method.distilled(generator, heads, counts, 0, KEY)
+    epsilon, place = gen.wanted(keys.bits(keys.fold(keys.fold(KEY, 0), 0), 6), 6, 2)
     y = torch.tensor([0, 2])[place]  # of which some device has more than one: classes 1 and 3 are not asked for
     leaves = {name: value.clone().requires_grad_() for name, value in gen.trainable(generator).items()}
     z, _ = gen.training_forward(leaves | {name: generator[name] for name in gen.STATISTICS}, epsilon, y)

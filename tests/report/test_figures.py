@@ -24,6 +24,10 @@ from sordino.report.run_facts import gather
 pytestmark = pytest.mark.slow  # they import matplotlib
 pytest.importorskip("matplotlib")
 POINT = {"n": 2, "std": 0.05, "worst": 0.3, "worst_std": None}
+POINT_OF_ONE = {
+    "unit": "example", "neighbours": "zero_out", "adversary": "server", "by": "anyone", "delta": 1e-5, "words": "", "strength": "", "belief": "",
+    "assumes": [], "because": [],
+}  # fmt: skip
 
 
 def method(name: str, step: int) -> dict[str, Any]:
@@ -37,8 +41,8 @@ FACTS = ComparisonFacts.model_validate_json(json.dumps({
     "environment": {"sordino": "", "python": "", "platform": "", "cores": 1},
     "methods": [method("one", 1), method("a & <b> $x$", 2)],
     "points": [
-        {"name": "one", "unit": "example", "by": "anyone", "x": 8.0, "nominal": None, "delta": 1e-5, "status": "proved", "standing": "proved", "y": 0.3, "std": 0.01},
-        {"name": "a & <b> $x$", "unit": "example", "by": "anyone", "x": 60.0, "nominal": 8.0, "delta": 1e-5, "status": "nominal", "standing": "nominal", "y": 0.6, "std": None},
+        {**POINT_OF_ONE, "name": "one", "epsilon": 8.0, "status": "proved", "standing": "proved", "score": 0.3, "std": 0.01},
+        {**POINT_OF_ONE, "name": "a & <b> $x$", "epsilon": 60.0, "nominal_epsilon": 8.0, "status": "nominal", "standing": "nominal", "score": 0.6, "std": None},
     ],
 }))  # fmt: skip
 
@@ -139,7 +143,10 @@ def test_a_figure_is_called_as_the_measure_that_it_shows(tmp_path: Path) -> None
 
 def test_what_cannot_be_drawn_is_left_out(tmp_path: Path) -> None:
     empty = FACTS.beside(points=())
-    assert [path.stem for path in figures.of_comparison(empty, tmp_path)] == ["accuracy-rounds", "accuracy-bytes"]
+    assert [path.stem for path in figures.of_comparison(empty, tmp_path, "pdf")] == [
+        "accuracy-rounds",
+        "accuracy-bytes",
+    ]
 
 
 def test_compute_is_drawn_of_the_methods_that_tell() -> None:
@@ -160,7 +167,7 @@ def test_a_kind_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for draw in (lambda: figures.of_run(FACTS, tmp_path), lambda: figures.of_comparison(FACTS, tmp_path)):
+    for draw in (lambda: figures.of_run(FACTS, tmp_path), lambda: figures.of_comparison(FACTS, tmp_path, "pdf")):
         with pytest.raises(SordinoError) as refused:
             draw()
         assert refused.value.code == "no-matplotlib"

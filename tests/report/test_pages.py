@@ -105,10 +105,10 @@ def test_the_comparison_page_says_it_without_a_script(compared: Comparison) -> N
 def test_points_are_where_epsilon_is_finite_and_nominal_stays_apart(compared: Comparison) -> None:
     points = {point.name: point for point in page_of(compared).points}
     assert "open" not in points
-    assert points[HOSTILE].x == pytest.approx(8.0)
-    assert points[HOSTILE].nominal is None
-    assert points["published"].nominal == pytest.approx(8.0)
-    assert points["published"].x > 8.0  # what holds is worse than what the formula prints
+    assert points[HOSTILE].epsilon == pytest.approx(8.0)
+    assert points[HOSTILE].nominal_epsilon is None
+    assert points["published"].nominal_epsilon == pytest.approx(8.0)
+    assert points["published"].epsilon > 8.0  # what holds is worse than what the formula prints
 
 
 def test_what_was_held_equal_and_what_differs(compared: Comparison) -> None:

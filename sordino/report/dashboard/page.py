@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from sordino.accounting.claims import standing
-from sordino.accounting.statement import Guarantee, strongest
+from sordino.accounting.statement import strongest
 from sordino.accounting.words import described, merged, subject
 from sordino.metrics.evaluation import measured_by
 from sordino.metrics.measures import last_scored
@@ -92,11 +92,7 @@ def _status(run: Watched, now: Now) -> Html:
             said.append(f"{there} of {len(now.sites)} sites connected")
             said += [f"waiting for {', '.join(waits)}"] if waits else []
     badge = tag("span", now.state, class_=f"badge {now.state.replace(' ', '-')}")
-    return joined([badge, " ", "; ".join(said), "." if said else "", _trouble(now)])
-
-
-def _trouble(now: Now) -> str:
-    return f" {now.trouble}." if now.trouble else ""
+    return joined([badge, " ", "; ".join(said), "." if said else "", f" {now.trouble}." if now.trouble else ""])
 
 
 def _cards(run: Watched, now: Now) -> Html:
@@ -114,7 +110,8 @@ def _cards(run: Watched, now: Now) -> Html:
             found.append(("epsilon", "∞", "nothing is promised"))
         else:
             price = f"{standing(row.status, now.spending.simulated)}, {_after(now.spending)}"
-            found.append((f"ε per {row.unit}, against {_adversaries(row, now.spending)}", f"{row.epsilon:.3g}", price))
+            by = next(by for one, by in merged(now.spending.guarantees) if one.subject == row.subject)
+            found.append((f"ε per {row.unit}, against {subject(by)}", f"{row.epsilon:.3g}", price))
     if now.rows and all(row.bytes_up is not None for row in now.rows):
         down, up = sum(row.bytes_down or 0 for row in now.rows), sum(row.bytes_up or 0 for row in now.rows)
         found.append(("sent down", bytes_text(down), f"{bytes_text(up)} up"))
@@ -131,11 +128,6 @@ def _charts(run: Watched, rows: Sequence[RoundRow]) -> Html:
     traffic = run_charts.traffic(rows)
     drawn = joined([lines(run_charts.score(model, rows)), lines(traffic) if traffic is not None else ""])
     return drawn or note("There is nothing to draw yet, or nothing that may be shown.")
-
-
-def _adversaries(row: Guarantee, spending: Spending) -> str:
-    """The adversaries of this guarantee, as the report names them."""
-    return next(subject(by) for one, by in merged(spending.guarantees) if one.subject == row.subject)
 
 
 def _sites(run: Watched, sites: Mapping[str, SiteNow] | None) -> Html:
@@ -185,7 +177,10 @@ def _by_client(run: Watched, spending: Spending) -> Html:
     clients = [client for client in spending.by_client if client.granted]
     if not clients:
         return Html("")
-    listed = [(_client(run, one), _share(one), _granted(one), one.exposures or 0) for one in clients]
+    listed = [
+        (_client(run, of), f"{of.spent_share:.0%}", "" if of.epsilon is None else f"{of.epsilon:g}", of.exposures or 0)
+        for of in clients
+    ]
     some = "" if len(clients) == spending.clients else f", {len(clients)} of {spending.clients}"
     columns = "client", "spent", "of epsilon", "exposures"
     return folded(f"Client by client{some}", scrolled("Spent of what each client granted", columns, listed))
@@ -196,15 +191,6 @@ def _client(run: Watched, one: OfClient) -> str:
         return one.name or str(one.client)
     client = run.clients[one.client]
     return client.name if client.name == client.site else f"{client.name} at {client.site}"
-
-
-def _share(one: OfClient) -> str:
-    pairs = zip(one.spent, one.granted or (), strict=True)
-    return f"{max((part / limit for part, limit in pairs if limit), default=0.0):.0%}"
-
-
-def _granted(one: OfClient) -> str:
-    return "" if one.epsilon is None else f"{one.epsilon:g}"
 
 
 def of_event(event: RunEvent) -> dict[str, str]:

@@ -16,7 +16,7 @@ import torch
 from sordino import keys
 from sordino.errors import DataError
 from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.shape import GeneratorShape, GeneratorState, Trained
+from sordino.synthesis.generators.shape import BETAS, GeneratorShape, GeneratorState, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,8 +32,6 @@ class AcganSettings:
     epochs: int = 500
     batch: int = 64
     lr: float = 2e-4
-    beta1: float = 0.5
-    beta2: float = 0.999
     weight_decay: float = 0.0
     checks: int = 10
 
@@ -69,15 +67,11 @@ def train(
     for part in range(shape.split):
         first = part * shape.per
         own = (labels >= first) & (labels < first + shape.per)
-        given = None if score is None else _shifted(score, first)
+        given = None if score is None else lambda images, labels, first=first: score(images, labels + first)
         one = _train(shape.one(), images[own], labels[own] - first, settings, keys.fold(key, part), given)
         state |= {f"{part}.{name}": value for name, value in one.state.items()}
         log += [{"generator": part, **row} for row in one.log]
     return Trained(state, tuple(log))
-
-
-def _shifted(score: Score, first: int) -> Score:
-    return lambda images, labels: score(images, labels + first)
 
 
 def _refuse_missing(shape: GeneratorShape, labels: Tensor) -> None:
@@ -96,7 +90,6 @@ def _refuse_missing(shape: GeneratorShape, labels: Tensor) -> None:
 def _train(
     shape: GeneratorShape, images: Tensor, labels: Tensor, settings: AcganSettings, key: keys.Key, score: Score | None
 ) -> Trained:
-
     x = (images.float() / 127.5 - 1).movedim(-1, 1).contiguous(memory_format=torch.channels_last)
     source = keys.generator(keys.fold(key, "draws"))
     judge = nets.discriminator(shape)
@@ -147,8 +140,7 @@ def balanced(labels: Tensor, classes: int, epoch: int, key: keys.Key) -> Tensor:
 
 
 def _adam(net: nn.Module, settings: AcganSettings) -> torch.optim.Optimizer:
-    betas = (settings.beta1, settings.beta2)
-    return torch.optim.Adam(net.parameters(), settings.lr, betas, weight_decay=settings.weight_decay, fused=True)
+    return torch.optim.Adam(net.parameters(), settings.lr, BETAS, weight_decay=settings.weight_decay, fused=True)
 
 
 def _gradient(loss: Tensor, net: nn.Module, keep: bool = False) -> list[Tensor]:

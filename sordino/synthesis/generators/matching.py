@@ -19,7 +19,7 @@ import torch
 from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.shape import GeneratorShape, Trained
+from sordino.synthesis.generators.shape import BETAS, GeneratorShape, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,6 @@ class MatchingSettings:
     steps: int = 10_000
     batch: int = 64
     lr: float = 2e-4
-    beta1: float = 0.5
-    beta2: float = 0.999
     diversity: float | None = None
     sign: Literal["reciprocal", "literal"] = "reciprocal"
     plateau: int = 1_000
@@ -110,8 +108,7 @@ def train(
 
     maker = nets.filled(nets.generator(shape), nets.init(shape, keys.fold(key, "generator")))
     weights = list(maker.parameters())
-    betas = (settings.beta1, settings.beta2)
-    optimiser = torch.optim.Adam(weights, settings.lr, betas, fused=True)
+    optimiser = torch.optim.Adam(weights, settings.lr, BETAS, fused=True)
     source = keys.generator(keys.fold(key, "noise"))
     classes = torch.tensor(sorted({one.label for one in prototypes}))
     half = max(1, settings.batch // 2)

@@ -77,8 +77,8 @@ class Several(nn.ModuleList):
         return torch.cat(made)[torch.argsort(torch.cat(places))]
 
 
-def norm(width: int, eps: float = 1e-5, running: bool = True) -> nn.BatchNorm2d:
-    made = nn.BatchNorm2d(width, eps, track_running_stats=running)
+def norm(width: int, running: bool = True) -> nn.BatchNorm2d:
+    made = nn.BatchNorm2d(width, track_running_stats=running)
     made.num_batches_tracked = None  # an integer that only an average without momentum reads
     return made
 
@@ -108,7 +108,7 @@ def _weak(shape: GeneratorShape) -> Generator:
     for width in (128, 64):
         layers += [
             nn.Conv2d(128, width, 3, padding=1),
-            norm(width, shape.bn_eps),
+            norm(width),
             nn.LeakyReLU(0.2),
             nn.Upsample(None, 2),
         ]

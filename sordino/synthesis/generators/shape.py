@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GeneratorState: TypeAlias = "dict[str, Tensor]"
+BETAS = (0.5, 0.999)  # of Adam, by which generators are trained
 
 
 class Trained(NamedTuple):
@@ -33,7 +34,6 @@ class GeneratorShape:
     side: int = 32
     channels: int = 3
     cond: Literal["mul", "overwrite"] = "mul"
-    bn_eps: float = 1e-5
     split: int = 1
 
     def __post_init__(self) -> None:

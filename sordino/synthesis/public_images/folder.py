@@ -68,15 +68,7 @@ def _some(files: list[Path], wanted: Wanted, name: str) -> list[Path]:
 
 def _read(file: Path, wanted: Wanted) -> Array:
     with extra("data"):
-        from PIL import Image
-    try:
-        with Image.open(file, formats=["PNG", "JPEG"]) as image:
-            decoded = np.asarray(image.convert("RGB"), np.uint8)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{file} cannot be read as an image",
-            why=str(error),
-            fix="replace the file or remove it",
-            code="corrupt-image",
-        ) from None
-    return pixels.fit(decoded[None], wanted.shape)
+        from sordino.data.folders import content
+        from sordino.data.image_files import channels_last, opened
+    with opened(content(file), str(file)) as (image, _):
+        return pixels.fit(channels_last(image, "RGB")[None], wanted.shape)

@@ -6,11 +6,8 @@ Each file holds the SHA-256 of its content, then the content, and is written ato
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +15,7 @@ import numpy as np
 
 from sordino.data.dataset import DISCLOSED, Array, Candidates, Wanted
 from sordino.errors import DataError
+from sordino.ledger.files import atomic_write
 
 DIGEST = hashlib.sha256().digest_size
 
@@ -42,20 +40,9 @@ def get(path: Path) -> bytes | None:
 
 
 def put(path: Path, content: bytes) -> None:
-    write(path, hashlib.sha256(content).digest() + content)
-
-
-def write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):  # os.replace has moved it
-                os.unlink(temporary)
+        atomic_write(path, hashlib.sha256(content).digest() + content)
     except OSError as error:
         raise _refused(path, error) from None
 

@@ -14,10 +14,10 @@ import torch
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.algorithms.optional import Home, Known
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, POSITIVE, ConfigError, Range, check_range
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
-from sordino.synthesis.generators import acgan, matching
+from sordino.synthesis.generators import acgan, matching, nets
 from sordino.synthesis.generators.shape import GeneratorShape
 from sordino.synthesis.slaug.selection import distances, nearest, some
 from sordino.types import Examples, Params, Task
@@ -103,28 +103,16 @@ class Recipe:
     shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
 
     def __post_init__(self) -> None:
-        counts = {
-            "keep": self.keep,
-            "gan_epochs": self.gan.epochs,
-            "gan_batch": self.gan.batch,
-            "match_updates": self.match.steps,
-        }
-        wrong: dict[str, float] = {name: value for name, value in counts.items() if value < 1}
-        rates = {"gan_lr": self.gan.lr, "match_lr": self.match.lr}
-        wrong |= {name: value for name, value in rates.items() if not 0 < value < float("inf")}
-        if wrong:
-            raise ConfigError(
-                " and ".join(f"{name} is {value}" for name, value in wrong.items()),
-                why="counts must be at least 1; rates must be finite and above 0",
-                code="not-positive",
-            )
-        if self.threshold is not None and not 0 < self.threshold <= 2:
-            raise ConfigError(
-                f"threshold is {self.threshold}",
-                why="it is a cosine distance: it must be above 0 and at most 2",
-                fix="set a number in this range; without a threshold the nearest candidates are kept at any distance",
-                code="threshold-out-of-range",
-            )
+        gan, match = self.gan, self.match
+        counts = {"keep": self.keep, "gan_epochs": gan.epochs, "gan_batch": gan.batch, "match_updates": match.steps}
+        for name, count in counts.items():
+            check_range(name, count, COUNT, "not-positive")
+        for name, rate in (("gan_lr", gan.lr), ("match_lr", match.lr)):
+            check_range(name, rate, POSITIVE, "not-positive")
+        if self.threshold is not None:
+            fix = "without a threshold the nearest candidates are kept at any distance"
+            why, allowed = "it is a cosine distance", Range(above=0, most=2)
+            check_range("threshold", self.threshold, allowed, "threshold-out-of-range", why=why, fix=fix)
 
     def fitted(self, known: Known) -> Recipe:
         classes = known.classes
@@ -155,8 +143,6 @@ class Recipe:
 
     def template(self) -> Made:
         """An empty result with the tensor shapes of the finished generator."""
-        from sordino.synthesis.generators import nets
-
         classes = self.shape.classes
         return Made(
             nets.init(self.shape, 0),

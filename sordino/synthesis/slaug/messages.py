@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.phases import Asked, DeviceSkill, RunNumbers
+from sordino.synthesis.generators import nets
 from sordino.synthesis.slaug.training import Calibrated
 from sordino.types import HANDED, TRAINING, Message, Params
 
@@ -109,8 +110,6 @@ def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Size
     """
     if not isinstance(training, Calibrated):
         return None
-    from sordino.synthesis.generators import nets
-
     return Sizes(
         devices=public.devices,
         chosen=public.chosen,

@@ -29,7 +29,7 @@ from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.secure_stages import Aggregated
 from sordino.privacy.uplink.stages import Weigh
-from sordino.synthesis.generators import acgan, matching
+from sordino.synthesis.generators import acgan, matching, nets
 from sordino.synthesis.slaug.generator import PLAIN, Recipe
 from sordino.synthesis.slaug.pool import Pool
 from sordino.synthesis.slaug.prepare import Ask, Train
@@ -197,8 +197,6 @@ class Served(Calibrated[Holding, Any, Model], PerClientMessages, carries_statist
             )
 
     def init(self, task: Task, key: Key) -> Holding:
-        from sordino.synthesis.generators import nets
-
         learned = torch.ones(task.labels, dtype=torch.uint8)
         return Holding(*self.start(task, key), nets.init(self._shape, 0), learned)
 

@@ -25,10 +25,11 @@ from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd, Walk
 from sordino.algorithms.optional import FitsData, FollowsPhase, Home, Known, OwnLoss, PublicTensors
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, check_range
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
 from sordino.privacy.readers.class_sums import class_sums
+from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.shape import GeneratorShape
 from sordino.synthesis.slaug.generator import Kind, generator_shape
 from sordino.tasks.contrast import class_means, separation
@@ -98,20 +99,10 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("synthetic", "separation"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    why="it must be a finite number, at least 0",
-                    code="not-positive",
-                )
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}", why="it must be above 0", code="not-positive")
-        if self.count is not None and self.count < 1:
-            raise ConfigError(
-                f"count is {self.count}",
-                why="every client draws at least one image, so it must be at least 1",
-                code="not-positive",
-            )
+            check_range(name, getattr(self, name), NOT_NEGATIVE, "not-positive")
+        check_range("temperature", self.temperature, POSITIVE, "not-positive")
+        if self.count is not None:
+            check_range("count", self.count, COUNT, "not-positive", why="every client draws at least one image")
 
     def fitted(self, known: Known) -> Self:
         return replace(self, _shape=generator_shape(self.generator, self.scenario, known.shape, known.classes))
@@ -142,7 +133,7 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
         """Generated images, drawn once: as many as the client has examples, evenly over classes."""
         classes, state = tensors[CLASSES], {name: value for name, value in tensors.items() if name != CLASSES}
         labels = classes[all_alike(self.count or size, len(classes), keys.fold(key, "labels"))]
-        return generated(self._shape, state, labels, keys.fold(key, "noise"), self.rescale)
+        return Examples(nets.draw(self._shape, dict(state), labels, keys.fold(key, "noise"), self.rescale), labels)
 
     def init_client(self, task: Task) -> State:
         return (
@@ -297,18 +288,6 @@ class SlaugFL(Calibrated[Server, Server, Up], carries_statistics=True):
 
     def update(self, s: Server, r: Received[Up], home: Home) -> Server:
         return self.advanced(s, r.mean)
-
-
-def generated(
-    shape: GeneratorShape,
-    state: Mapping[str, Tensor],
-    labels: Tensor,
-    key: Key,
-    rescale: Literal["fixed", "minmax"] = "fixed",
-) -> Examples:
-    from sordino.synthesis.generators import nets
-
-    return Examples(nets.draw(shape, dict(state), labels, key, rescale), labels)
 
 
 def all_alike(number: int, classes: int, key: Key) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sordino.data.dataset import Array, Wanted
-from sordino.errors import ConfigError, DataError
+from sordino.errors import ConfigError, DataError, RunError
 from sordino.synthesis.public_images import store
 from sordino.synthesis.public_images.drawing import REDRAWN, Drawn, draw_all
 from sordino.synthesis.public_images.store import gathered
@@ -147,7 +147,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     store.put(tmp_path / "a", b"old")
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(DataError, match="no space left"):
+    with pytest.raises(RunError, match="no space left"):
         store.put(tmp_path / "a", b"new")
     monkeypatch.undo()
     assert store.get(tmp_path / "a") == b"old"

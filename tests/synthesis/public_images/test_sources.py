@@ -290,7 +290,7 @@ def test_a_folder_with_something_wrong_is_named(tmp_path: Path, wanted: Callable
     whole = (tmp_path / "cat" / "1.png").read_bytes()
     for broken in (b"", b"GIF89a", b"hello", whole[:60]):
         (tmp_path / "dog" / "2.png").write_bytes(broken)
-        assert refusal("dog/2.png cannot be read as an image") == "corrupt-image"
+        assert refusal("dog/2.png: the image cannot be decoded") == "corrupt-image"
     assert not (tmp_path / "cache").exists()
 
 
@@ -336,6 +336,8 @@ def test_a_missing_package_names_its_extra(
     for name in ("cat", "dog"):
         write(tmp_path / "images" / name / "1.png", 9)
     monkeypatch.setitem(sys.modules, package, None)
+    for module in ("folders", "image_files"):  # which other tests have loaded with it
+        monkeypatch.delitem(sys.modules, f"sordino.data.{module}", raising=False)
     with pytest.raises(BackendUnavailable, match=package) as refused:
         config.build(table, SOURCES, "candidates", "source").build(wanted(cache=tmp_path / "cache"))
     assert refused.value.code == f"missing-{named}-extra"
