@@ -38,7 +38,8 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -186,6 +187,22 @@ class WeakKey(SecureError):
 
 class SecAggAborted(SecureError):
     pass
+
+
+@contextmanager
+def extra(
+    name: str, what: str, code: str, error: type[SordinoError] = BackendUnavailable, otherwise: str = ""
+) -> Iterator[None]:
+    """Turns a failed import inside the block into an error that names the extra with the missing package."""
+    try:
+        yield
+    except ImportError as missing:
+        raise error(
+            f"{what}: {missing.name or 'a package'} does not work here",
+            why=str(missing),
+            fix=f"run: pip install 'sordino[{name}]' (in a clone: pip install -e '.[{name}]'){otherwise}",
+            code=code,
+        ) from None
 
 
 # what the system says of the disk and of the process, and not of a file: another try may find it whole

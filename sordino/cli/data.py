@@ -80,16 +80,13 @@ def schema(
 ) -> None:
     """Draft the schema of a table: the values its columns can hold, for you to confirm from what you know of them."""
     from sordino import config
+    from sordino.errors import DataError, extra
 
     told = {"separator": separator, "decimal": decimal, "encoding": encoding}
     given = {name: value for name, value in told.items() if value is not None}
-    try:
+    with extra("data", "tables", "missing-data-extra", DataError):
         from sordino.data.inferred_columns import draft
         from sordino.data.table_files import Written
-    except ModuleNotFoundError as error:
-        from sordino.data import missing_extra
-
-        raise missing_extra("tabular", error) from None
 
     how = config.validate({"data": {"source": "tabular", **given}}).data  # refuses a wrong separator, for example
     written = Written(how.separator, how.decimal, how.encoding)

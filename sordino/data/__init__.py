@@ -10,27 +10,16 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sordino.errors import DataError
+from sordino.errors import DataError, extra
 
 if TYPE_CHECKING:
     from sordino.data.dataset import Dataset
 
 
-def missing_extra(source: str, error: ModuleNotFoundError) -> DataError:
-    return DataError(
-        f"data.source = {source!r} needs {error.name}, which is not installed",
-        why="pyarrow and pillow read such files; they are an extra that the default run does not need",
-        fix="run: pip install 'sordino[data]' (in a clone: pip install -e '.[data]')",
-        code="missing-data-extra",
-    )
-
-
 def _loader(source: str, module: str | None = None) -> Callable[..., Dataset]:
     def load(**settings: object) -> Dataset:
-        try:
+        with extra("data", f"data.source = {source!r}", "missing-data-extra", DataError):
             loader = import_module(f"sordino.data.{module or source}")
-        except ModuleNotFoundError as error:
-            raise missing_extra(source, error) from None
         loaded: Dataset = loader.load(**settings)
         return loaded
 

@@ -31,7 +31,7 @@ from sordino.data.dataset import (
     pixel_stats,
 )
 from sordino.data.image_files import JPEG, MODE, channels_last, opened
-from sordino.errors import DataError
+from sordino.errors import DataError, extra
 
 LABEL_NAMES = ("label", "labels", "fine_label", "y")
 WELL_KNOWN: dict[str, Stats] = {
@@ -289,15 +289,8 @@ def _root(path: str | Path, allow_download: bool) -> Path:
             fix="give a local directory, or set data.download=true and run: pip install 'sordino[hub]'",
             code="download-not-allowed",
         )
-    try:
+    with extra("hub", f"cannot download {path}", "missing-hub-extra", DataError):
         from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise DataError(
-            f"cannot download {path}",
-            why="huggingface_hub is not installed",
-            fix="pip install sordino[hub]",
-            code="missing-hub-extra",
-        ) from error
     try:
         return Path(snapshot_download(str(path), repo_type="dataset", allow_patterns=["*.parquet"]))
     except (OSError, ValueError) as error:  # the hub's errors derive from these

@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import DataError
+from sordino.errors import DataError, extra
 
 TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said of it
     "number": ("range", "outside", "missing"),
@@ -129,15 +129,9 @@ def loaded(tokenizer: str) -> Any:
     """The tokenizer of Hugging Face's `tokenizers` from the content of its tokenizer.json, without its padding and
     truncation: a text is read by itself.
     """
-    try:
+    otherwise = f"; or set tokenizer = {BYTES!r}, which needs no package"
+    with extra("language", "tokenizer.json", "missing-data-extra", DataError, otherwise):
         from tokenizers import Tokenizer
-    except ModuleNotFoundError:
-        raise DataError(
-            "the package tokenizers is not installed",
-            why="it reads tokenizer.json",
-            fix=f"run: pip install 'sordino[language]'; or set tokenizer = {BYTES!r}, which needs no package",
-            code="missing-data-extra",
-        ) from None
     try:
         made = Tokenizer.from_str(tokenizer)
     except Exception as error:  # it raises no narrower one

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, extra
 from sordino.metrics.rows import HEADLINES, Headline
 from sordino.report import run_charts
 from sordino.report.charts import Line, Lines
@@ -63,15 +63,8 @@ def draw_comparison(compared: Comparison, out: Path, kind: str = "pdf") -> list[
 
 
 def available() -> None:
-    try:
+    with extra("plots", "figures", "no-matplotlib", otherwise="; pages and tables do not need it"):
         import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "figures need matplotlib",
-            why="it is not installed; pages and tables do not need it",
-            fix='pip install "sordino[plots]"',
-            code="no-matplotlib",
-        ) from None
 
 
 def _save(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sordino.accounting.claims import Status, Subject
 from sordino.accounting.statement import epsilons
 from sordino.branches import part
-from sordino.errors import ConfigError
+from sordino.errors import extra
 from sordino.ledger.books import EVERYONE
 from sordino.metrics.measures import Metrics, final, headline, last_scored, scores, warnings
 from sordino.metrics.rows import HEADLINES, Headline, PreparedRow, RoundRow
@@ -241,15 +241,8 @@ def frame(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = (), *, 
     """Make a data frame of rows; `columns` are its columns where there are no rows. `instead`: where the same numbers
     are found without pandas.
     """
-    try:
+    with extra("frames", "data frames", "pandas-missing", otherwise=f"; {instead} has the same numbers without pandas"):
         import pandas
-    except ImportError:
-        raise ConfigError(
-            "data frames need pandas",
-            why="it is not installed, and nothing else in sordino needs it",
-            fix=f"run: pip install 'sordino[frames]'; {instead} has the same numbers without pandas",
-            code="pandas-missing",
-        ) from None
     return pandas.DataFrame(list(rows), columns=None if rows else list(columns))
 
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from sordino import config, user_code
 from sordino.config import build
-from sordino.data import missing_extra
-from sordino.errors import ConfigError, DataError
+from sordino.errors import ConfigError, DataError, extra
 from sordino.metrics.evaluation import Evaluator
 from sordino.metrics.rows import Scores
 from sordino.metrics.scores import scored
@@ -279,10 +278,8 @@ def _task(folder: Path, bundle: Bundle, problem: Problem, code: bool) -> Supervi
 
 
 def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding: str | None) -> NewRows:
-    try:
+    with extra("data", "new examples", "missing-data-extra", DataError):
         from sordino.data import new_rows
-    except ModuleNotFoundError as error:
-        raise missing_extra("tabular" if bundle.inputs.kind == "table" else "images", error) from None
     inputs, named = bundle.inputs, problem.columns
     if named is None:
         named = () if bundle.label is None else (bundle.label,)

@@ -238,7 +238,7 @@ def test_a_hub_id_is_refused_unless_downloads_are_allowed(
     assert refused(lambda: images.load("owner/tiny", cache)).code == "download-not-allowed"
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     error = refused(lambda: images.load("owner/tiny", cache, download=True))
-    assert (error.code, error.fix) == ("missing-hub-extra", "pip install sordino[hub]")
+    assert (error.code, "pip install 'sordino[hub]'" in error.fix) == ("missing-hub-extra", True)
 
     asked: list[Any] = []
 

@@ -18,7 +18,7 @@ from sordino import keys
 from sordino.data.dataset import Array, Candidates, Wanted
 from sordino.errors import COUNT, FRACTION, ConfigError, DataError, check_range
 from sordino.synthesis.public_images.drawing import Draw, draw_all
-from sordino.synthesis.public_images.extras import Device, device, identity, model_folder
+from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.pixels import to_bytes
 from sordino.synthesis.public_images.store import gathered, spoken
 

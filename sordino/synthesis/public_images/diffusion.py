@@ -14,9 +14,9 @@ import numpy as np
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import Array, Candidates, Wanted
-from sordino.errors import COUNT, ConfigError, Range, check_range
+from sordino.errors import COUNT, ConfigError, Range, check_range, extra
 from sordino.synthesis.public_images.drawing import Draw, draw_all
-from sordino.synthesis.public_images.extras import Device, device, extra, identity, model_folder
+from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.prompts import chosen, writers
 from sordino.synthesis.public_images.store import gathered
 
@@ -47,7 +47,7 @@ class Diffusers:
         chosen(self.prompts)  # so that errors come before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:
-        with extra("diffusion"):
+        with extra("diffusion", "these candidates", "missing-diffusion-extra"):
             from diffusers import DiffusionPipeline
 
         def fetch(here: bool) -> str:

@@ -10,9 +10,8 @@ import numpy as np
 
 from sordino import keys
 from sordino.data.dataset import Array, Candidates, Wanted
-from sordino.errors import DataError
+from sordino.errors import DataError, extra
 from sordino.synthesis.public_images import pixels
-from sordino.synthesis.public_images.extras import extra
 from sordino.synthesis.public_images.store import gathered
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -67,7 +66,7 @@ def _some(files: list[Path], wanted: Wanted, name: str) -> list[Path]:
 
 
 def _read(file: Path, wanted: Wanted) -> Array:
-    with extra("data"):
+    with extra("data", "these candidates", "missing-data-extra"):
         from sordino.data.folders import content
         from sordino.data.image_files import channels_last, opened
     with opened(content(file), str(file)) as (image, _):

@@ -9,8 +9,8 @@ from typing import Any
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import Wanted
-from sordino.errors import COUNT, POSITIVE, ConfigError, check_range
-from sordino.synthesis.public_images.extras import Device, device, extra, identity, model_folder
+from sordino.errors import COUNT, POSITIVE, ConfigError, check_range, extra
+from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
 from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
@@ -33,7 +33,7 @@ class Transformers:
         check_range("candidates.prompts.max_new_tokens", self.max_new_tokens, COUNT, "out-of-range")
 
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
-        with extra("diffusion"):
+        with extra("diffusion", "these candidates", "missing-diffusion-extra"):
             import transformers
             from huggingface_hub import snapshot_download
 

@@ -1,35 +1,18 @@
-"""Pretrained models: import of their optional packages, and model folders on disk, without files that could run
-code.
-"""
+"""Pretrained models: their folders on disk, without files that could run code."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from sordino.errors import BackendUnavailable, ConfigError
+from sordino.errors import ConfigError
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 WHOLE = 1 << 20  # bytes up to which a file's content identifies a model
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
-
-@contextmanager
-def extra(called: str) -> Iterator[None]:
-    """Turn a failed import of an optional package into an error that names the extra."""
-    try:
-        yield
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"these candidates need {error.name or 'a package'}, which does not work here",
-            why=str(error),
-            fix=f"run: pip install 'sordino[{called}]' (in a clone: pip install -e '.[{called}]')",
-            code=f"missing-{called}-extra",
-        ) from None
 
 
 def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Path:
