@@ -16,7 +16,7 @@ from torch import nn
 
 from sordino.data.dataset import Wanted
 from sordino.errors import ConfigError, DataError
-from sordino.synthesis.public_images import SOURCES, biggan_network, extras
+from sordino.synthesis.public_images import SOURCES, biggan_network, model_files
 from sordino.synthesis.public_images.biggan import noise
 
 SMALL = {
@@ -142,15 +142,15 @@ def test_another_network_under_the_same_name_is_another_model(
 
 
 def test_a_model_is_known_by_what_it_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for whole in (extras.WHOLE, 0):  # small files by their content, large ones by size and time
+    for whole in (model_files.WHOLE, 0):  # small files by their content, large ones by size and time
         monkeypatch.setattr(extras, "WHOLE", whole)
-        before = extras.identity("m", folder)
+        before = model_files.identity("m", folder)
         (folder / ".cache").mkdir(exist_ok=True)
         (folder / ".cache" / "fetched").write_text(str(whole))
-        assert extras.identity("m", folder) == before
+        assert model_files.identity("m", folder) == before
         (folder / "config.json").write_text(json.dumps(SMALL | {"note": whole}))
-        assert extras.identity("m", folder) != before
-    assert extras.identity("/models/n", folder).startswith("n@")
+        assert model_files.identity("m", folder) != before
+    assert model_files.identity("/models/n", folder).startswith("n@")
 
 
 def test_a_class_that_imagenet_has_not_is_refused(folder: Path, wanted: Callable[..., Wanted]) -> None:
