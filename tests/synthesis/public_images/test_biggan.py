@@ -143,7 +143,7 @@ def test_another_network_under_the_same_name_is_another_model(
 
 def test_a_model_is_known_by_what_it_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for whole in (model_files.WHOLE, 0):  # small files by their content, large ones by size and time
-        monkeypatch.setattr(extras, "WHOLE", whole)
+        monkeypatch.setattr(model_files, "WHOLE", whole)
         before = model_files.identity("m", folder)
         (folder / ".cache").mkdir(exist_ok=True)
         (folder / ".cache" / "fetched").write_text(str(whole))
