@@ -66,7 +66,7 @@ def label_counts(view: UpdateView) -> Tensor:
 
     Predictions for the client's images are taken to be those for the attacker's own, class by class.
     """
-    name = last_bias(view.before)
+    name = [name for name, value in view.before.items() if name.endswith("bias") and value.dim() == 1][-1]
     classes = len(view.before[name])
     said = F.softmax(view.task.head(view.before, view.task.look(view.before, view.elsewhere)), 1).detach()
     own = torch.stack([said[view.labels == label].mean(0) for label in range(classes)])  # nan: a class it lacks
@@ -77,11 +77,6 @@ def label_counts(view: UpdateView) -> Tensor:
     wanted = torch.cat([view.gradient[name].float(), torch.ones(1)])
     found: Tensor = torch.linalg.lstsq(torch.cat([system, ones]).double(), wanted.double()[:, None]).solution[:, 0]
     return torch.nan_to_num(found, 0.0).clamp_min(0)[: view.task.labels] * view.images
-
-
-def last_bias(params: Params) -> str:
-    """Name of the biases of the last layer."""
-    return [name for name, value in params.items() if name.endswith("bias") and value.dim() == 1][-1]
 
 
 def labels_of(counts: Tensor, many: int) -> Tensor:

@@ -11,8 +11,6 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from sordino import tree
 from sordino.accounting.claims import Adversary
 from sordino.attacks.attack import Attack
@@ -101,7 +99,3 @@ def accuracy(run: AttackedRun, model: Params, on: Examples | None = None) -> flo
 def boosted(upload: Tree, moment: LiarsView) -> Tree:
     """The upload scaled up so that the attackers together determine the plain mean."""
     return tree.scale(moment.boost, upload)
-
-
-def every_second(rows: int) -> torch.Tensor:
-    return torch.arange(rows) % 2 == 0

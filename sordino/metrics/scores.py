@@ -35,12 +35,18 @@ def auroc(p: Probabilities, y: Labels) -> float | None:
     over the classes that some examples have and others have not; None where there is no such class. Several labels:
     each label by itself, averaged alike.
     """
-    if y.ndim == 2:  # several labels, each by itself
-        found = [area for c in range(p.shape[1]) if (area := _area(p[:, c], y[:, c] == 1)) is not None]
-        return float(np.mean(found)) if found else None
-    columns = [1] if p.shape[1] == 2 else range(p.shape[1])
-    areas = [area for c in columns if (area := _area(p[:, c], y == c)) is not None]
+    columns = [1] if y.ndim == 1 and p.shape[1] == 2 else range(p.shape[1])
+    true, _ = _marks(p, y)
+    areas = [area for c in columns if (area := _area(p[:, c], true[:, c])) is not None]
     return float(np.mean(areas)) if areas else None
+
+
+def _marks(p: Probabilities, y: Labels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The classes or labels [n, classes] that examples have, and those that are predicted for them."""
+    if y.ndim == 2:
+        return y == 1, p > 0.5
+    classes = np.arange(p.shape[1])
+    return y[:, None] == classes, p.argmax(1)[:, None] == classes
 
 
 def _area(score: NDArray[np.floating[Any]], true: NDArray[np.bool_]) -> float | None:
@@ -62,15 +68,9 @@ def confusion(p: Probabilities, y: Labels) -> tuple[tuple[int, ...], ...]:
 
 def f1(p: Probabilities, y: Labels) -> float | None:
     """Mean over classes of 2 TP / (2 TP + FP + FN), without classes that no example has and no prediction names."""
-    if y.ndim == 2:
-        told = p > 0.5
-        both = told.sum(0) + y.sum(0)
-        right = (told & (y == 1)).sum(0)
-        return float(np.mean(2 * right[both > 0] / both[both > 0])) if both.any() else None
-    counts = np.array(confusion(p, y))
-    both = counts.sum(0) + counts.sum(1)
-    seen = both > 0
-    return float(np.mean(2 * np.diag(counts)[seen] / both[seen])) if seen.any() else None
+    true, told = _marks(p, y)
+    both, right = told.sum(0) + true.sum(0), (told & true).sum(0)
+    return float(np.mean(2 * right[both > 0] / both[both > 0])) if both.any() else None
 
 
 def calibration_error(p: Probabilities, y: Labels) -> float | None:

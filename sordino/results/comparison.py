@@ -25,9 +25,7 @@ from sordino.branches import part
 from sordino.config import Experiment
 from sordino.errors import ConfigError, RunError
 from sordino.ledger.files import atomic_write
-from sordino.metrics.measures import (
-    Metrics,
-)
+from sordino.metrics.measures import Metrics
 from sordino.metrics.preparation_cost import in_front
 from sordino.planning.methods import Methods
 from sordino.receipts.folder import RunFolder
@@ -301,7 +299,9 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
                 code="unequal-comparison",
             )
         pairs = {section: (getattr(first, section), getattr(other, section)) for section in EQUAL}
-        pairs["evaluation"] = _effective_evaluation(first), _effective_evaluation(other)
+        # methods are compared by the ways of personalisation that take effect, which are equal
+        judged = first.evaluation.model_copy(update={"personal": other.evaluation.personal})
+        pairs["evaluation"] = judged, other.evaluation
         pairs["stragglers.share"] = first.stragglers.share, other.stragglers.share
         for section, (one, another) in pairs.items():
             if one != another:
@@ -324,12 +324,6 @@ def check_equal(experiments: Sequence[Experiment]) -> None:
 def _ways(experiment: Experiment) -> tuple[str, ...]:
     """The ways in which clients personalise the model: those asked for, else the method's own."""
     return ways(Methods(experiment).training, experiment.evaluation.personal)
-
-
-def _effective_evaluation(experiment: Experiment) -> object:
-    """The [evaluation] table without the requested ways of personalisation: methods are compared by the ways that take
-    effect."""
-    return experiment.evaluation.model_copy(update={"personal": []})
 
 
 def _said(found: Sequence[str]) -> str:

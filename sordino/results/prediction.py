@@ -34,7 +34,7 @@ from sordino.tasks.network import InputSettings
 from sordino.tasks.personalise import WAYS, NearestMean, Shared
 from sordino.tasks.problems import PROBLEMS, Problem
 from sordino.tasks.supervised import Classification, Supervised
-from sordino.types import Examples, Grant, Params
+from sordino.types import Examples, Grant
 
 if TYPE_CHECKING:
     import pandas
@@ -72,9 +72,9 @@ class Predicted(ABC):
         """Scores; None where no score was asked for."""
 
     @property
-    @abstractmethod
     def described(self) -> dict[str, Any]:
         """Scores and columns for other programs."""
+        return {} if self.scored is None else self.scored.to_json()
 
     def lines(self) -> Iterator[str]:
         """Lines of text that state the scores; none without a score."""
@@ -170,10 +170,6 @@ class PredictedNumbers(Predicted):
     columns = ["row", "predicted"]  # noqa: RUF012 (a constant)
 
     @property
-    def described(self) -> dict[str, Any]:
-        return {} if self.scored is None else self.scored.to_json()
-
-    @property
     def rows(self) -> Iterator[dict[str, str | float]]:
         return ({"row": n, "predicted": v} for n, v in zip(self.names, self.values.tolist(), strict=True))
 
@@ -192,7 +188,7 @@ class PredictedLabels(Predicted):
 
     @property
     def described(self) -> dict[str, Any]:
-        return {"labels": self.labels, **({} if self.scored is None else self.scored.to_json())}
+        return {"labels": self.labels, **super().described}
 
     @property
     def rows(self) -> Iterator[dict[str, str | float]]:
@@ -221,22 +217,21 @@ def predict(
         task = _task(folder, bundle, problem, with_code)
         found = _read(bundle, problem, rows, score, encoding)
         _check_truth(found, bundle)
-        model, notes = _shared(bundle, task) if own is None else _own_model(bundle, problem, task, own, encoding)
+        model: Shared | NearestMean = Shared(task, task.init(0))
+        notes: tuple[str, ...] = (PERSONALISED,) if bundle.personalised else ()
+        if own is not None:
+            model, notes = _own_model(bundle, problem, task, own, encoding)
         notes = (*notes, *found.remarks)
         x = torch.from_numpy(found.x)
         told = isinstance(task, LanguageModel)  # of a text no answer is known but how likely it is
         answers = task.score(model.params, Examples(x, x))["loss"] if told else model.answers(x)
         y = np.zeros(len(x), np.int64) if told and score else found.y
-        judged = None if y is None else _judged(task, model.params, Examples(x, torch.from_numpy(y)))
+        judged = None if y is None else Evaluator(task, Examples(x, torch.from_numpy(y)), ())(model.params)
     if problem.columns:
         return PredictedLabels(found.names, notes, problem.columns, answers.numpy(), judged)
     if problem.outcome is not None:
         return PredictedNumbers(found.names, notes, answers.numpy(), judged)
     return Prediction(found.names, notes, bundle.classes, answers.float().numpy(), found.truth)
-
-
-def _shared(bundle: Bundle, task: Supervised) -> tuple[Shared, tuple[str, ...]]:
-    return Shared(task, task.init(0)), (PERSONALISED,) if bundle.personalised else ()
 
 
 def _own_model(
@@ -258,10 +253,6 @@ def _own_model(
     shard = Open().open(mine, Grant(0, len(mine.y), len(mine.y), Counter(0)), task)
     said = f"the model was made its client's own ({bundle.way}) from {len(mine.y)} rows: {TELLS}"
     return WAYS[bundle.way](task, task.init(0), shard), (said,)
-
-
-def _judged(task: Supervised, params: Params, examples: Examples) -> Scores:
-    return Evaluator(task, examples, ())(params)
 
 
 def _task(folder: Path, bundle: Bundle, problem: Problem, code: bool) -> Supervised:

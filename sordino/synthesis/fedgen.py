@@ -22,7 +22,7 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Home, OwnLoss
 from sordino.keys import Key
 from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.shape import GeneratorState
+from sordino.synthesis.generators.nets import GeneratorState
 from sordino.types import Params, Received, Shard, Task
 
 if TYPE_CHECKING:

@@ -129,7 +129,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is this noise real?": (
         of_noise,
         # a receipt's noise is the experiment's, and a generator's noise is what it draws images from
-        {"accounting/claims.py", "receipts/verify.py", "synthesis/generators/shape.py"},
+        {"accounting/claims.py", "receipts/verify.py", "synthesis/generators/nets.py"},
     ),
     "is the cohort hidden?": (
         of_a_cohort,

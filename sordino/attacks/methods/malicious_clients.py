@@ -13,7 +13,7 @@ from sordino import keys, tree
 from sordino.algorithms.optional import Estimates
 from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.poisoned import LiarsView
-from sordino.attacks.poisoning import NO_SINGLE, OFTEN, Poisoning, accuracy, boosted, every_second, harm
+from sordino.attacks.poisoning import NO_SINGLE, OFTEN, Poisoning, accuracy, boosted, harm
 from sordino.privacy.readers.beside_public import taken
 from sordino.results.attack_file import BesideGuess, Verdict
 from sordino.tree import Tree
@@ -114,7 +114,7 @@ class Backdoor(Poisoning, name="backdoor"):
         return run.without_images or super().unfit(run)
 
     def rows(self, own: Examples, classes: int) -> Examples:
-        where = every_second(len(own.y))
+        where = torch.arange(len(own.y)) % 2 == 0
         x = torch.where(where.view(-1, 1, 1, 1), marked(own.x), own.x)
         return own._replace(x=x, y=torch.where(where, self.target, own.y))
 

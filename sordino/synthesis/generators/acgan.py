@@ -16,7 +16,7 @@ import torch
 from sordino import keys
 from sordino.errors import DataError
 from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.shape import BETAS, GeneratorShape, GeneratorState, Trained
+from sordino.synthesis.generators.nets import BETAS, GeneratorShape, GeneratorState, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

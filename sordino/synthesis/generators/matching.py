@@ -19,7 +19,7 @@ import torch
 from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.shape import BETAS, GeneratorShape, Trained
+from sordino.synthesis.generators.nets import BETAS, GeneratorShape, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from sordino.errors import COUNT, POSITIVE, ConfigError, Range, check_range
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.synthesis.generators import acgan, matching, nets
-from sordino.synthesis.generators.shape import GeneratorShape
+from sordino.synthesis.generators.nets import GeneratorShape
 from sordino.synthesis.slaug.selection import distances, nearest, some
 from sordino.types import Examples, Params, Task
 

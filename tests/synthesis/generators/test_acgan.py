@@ -18,8 +18,7 @@ from sordino.synthesis.generators.acgan import (
     generator_loss,
     train,
 )
-from sordino.synthesis.generators.nets import Halved, draw, init
-from sordino.synthesis.generators.shape import GeneratorShape
+from sordino.synthesis.generators.nets import GeneratorShape, Halved, draw, init
 
 KEY = keys.root(8)
 SHAPE = GeneratorShape("small", 3, 16, 16, 1)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.generators.matching import ClassTarget, MatchingSettings, discrepancy, diversity, train, visited
-from sordino.synthesis.generators.nets import draw, init
-from sordino.synthesis.generators.shape import GeneratorShape
+from sordino.synthesis.generators.nets import GeneratorShape, draw, init
 
 KEY = keys.root(12)
 SHAPE = GeneratorShape("weak", 4, 16, 16, 1)

@@ -8,8 +8,7 @@ import torch
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.synthesis.generators import nets
-from sordino.synthesis.generators.nets import discriminator, draw, generator, init, parameters
-from sordino.synthesis.generators.shape import GeneratorShape
+from sordino.synthesis.generators.nets import GeneratorShape, discriminator, draw, generator, init, parameters
 
 KEY = keys.root(4)
 SHAPES = [
