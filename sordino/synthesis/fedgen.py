@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
@@ -24,9 +25,6 @@ from sordino.keys import Key
 from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.nets import GeneratorState
 from sordino.types import Params, Received, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STATISTICS = ("norm.mean", "norm.variance")
 MOMENTUM, EPS = 0.1, 1e-5

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import ceil, log2, sqrt
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
@@ -29,9 +30,6 @@ from sordino.keys import Key
 from sordino.synthesis.generators import nets
 from sordino.tasks.contrast import supervised_contrast
 from sordino.types import Examples, Params, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

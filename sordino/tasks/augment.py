@@ -5,16 +5,12 @@ a loop, in a stack of clients and in another process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from sordino import keys
 from sordino.fast.factored import take
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 PAD = 4
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from torch import Tensor, nn
 
 from sordino import keys
 from sordino.errors import DataError
 from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.nets import BETAS, GeneratorShape, GeneratorState, Trained
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-
-Score: TypeAlias = "Callable[[Tensor, Tensor], float]"
+Score: TypeAlias = Callable[[Tensor, Tensor], float]
 SCORED = 32  # images per class
 LOGGED = ("generator", "epoch", "generator_loss", "discriminator_loss", "accuracy_on_fakes", "score")
 

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from sordino import keys
 from sordino.errors import ConfigError, DataError
 from sordino.synthesis.generators import nets
 from sordino.synthesis.generators.nets import BETAS, GeneratorShape, Trained
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-Extract: TypeAlias = "Callable[[Tensor], Tensor]"
+Extract: TypeAlias = Callable[[Tensor], Tensor]
 AUTO = 0.03  # of the discrepancy before any step
 LOGGED = ("step", "loss", "discrepancy", "diversity")
 

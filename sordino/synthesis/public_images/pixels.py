@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sordino import keys
 from sordino.data.dataset import Array
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 GREY = (0.299, 0.587, 0.114)  # luma of ITU-R BT.601
 Shape = tuple[int, int, int]

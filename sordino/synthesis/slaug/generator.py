@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from sordino import keys
 from sordino.accounting.events import Json
@@ -21,10 +22,6 @@ from sordino.synthesis.generators import acgan, matching, nets
 from sordino.synthesis.generators.nets import GeneratorShape
 from sordino.synthesis.slaug.selection import distances, nearest, some
 from sordino.types import Examples, Params, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ROWS = 256
 ABSENT = -1.0

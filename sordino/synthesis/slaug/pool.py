@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.local_sgd import LocalSgd
@@ -39,9 +40,6 @@ from sordino.synthesis.slaug.generator import (
     seen,
 )
 from sordino.types import Examples, Params, Received, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Pooled(NamedTuple):

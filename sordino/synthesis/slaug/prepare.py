@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import Algorithm
@@ -55,10 +56,6 @@ from sordino.synthesis.slaug.messages import (
 from sordino.synthesis.slaug.selection import Rank, ranked, requests, skill
 from sordino.tasks.personalise import training_loss
 from sordino.types import Examples, Params, Received, Shard, Task, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 KEPT = 0.7  # share of a device's examples for training; the others are for early stopping and prototypes
 ROUNDS = 2  # of asking that a device pays for, where it pays

@@ -7,17 +7,14 @@ too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from sordino import keys
 from sordino.keys import Key
 from sordino.types import Examples, Params, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Rank = Literal["f1", "recall"]
 ROWS = 256

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.optional import Home, PerClientMessages
@@ -150,10 +151,6 @@ def slaug_fl(
     if private:
         alone = alone.having(local_steps=private_steps, stops=False).behind(noisy)
     return Phased((alone, ask), training, (base.share, base.share))
-
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Holding(NamedTuple):

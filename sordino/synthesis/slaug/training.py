@@ -17,9 +17,10 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
+from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
@@ -34,10 +35,6 @@ from sordino.synthesis.generators.nets import GeneratorShape
 from sordino.synthesis.slaug.generator import Kind, generator_shape
 from sordino.tasks.contrast import class_means, separation
 from sordino.types import D, Examples, Params, Received, S, Shard, Task, U
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 CLASSES = "classes"  # learned by the generator, beside its weights
 
