@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidatorFunctio
 
 from sordino import user_code
 from sordino.accounting.claims import is_real
-from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, Range
+from sordino.errors import COUNT, FRACTION, INSIDE, NOT_NEGATIVE, POSITIVE, SEVERAL, Range
 
 Table = dict[str, Any]
 Encoding = Literal["utf-8", "utf-16", "cp1250", "cp1252", "latin-1", "iso-8859-15"]
@@ -76,7 +76,7 @@ class Data(Section):
     noise guarantees nothing about an image"""
     download: bool = False
     """allow downloads from the hub (needs the extra `hub`)"""
-    test_fraction: float | None = None
+    test_fraction: Annotated[float | None, INSIDE] = None
     """the share of examples held back for testing where the source has no test set: 0.2, of synthetic devices
     0.1"""
     merge: bool = False
@@ -88,9 +88,9 @@ class Data(Section):
     """of images: shift (4 pixels) and mirror at random"""
     side: Annotated[int | None, Range(least=1, most=4096, whole=True)] = None
     """of images: resize each to this width and height in pixels; folders: 32 by default"""
-    fraction: float = 1.0
+    fraction: Annotated[float, FRACTION] = 1.0
     """of folders: the share of every class that is used, but at least `at_least` images"""
-    at_least: int = 20
+    at_least: Annotated[int, COUNT] = 20
     """of folders: the fewest images of a class that are used, whatever `fraction` is"""
     train: int | None = None
     """use only this number of training examples, in the proportions of the classes"""
@@ -103,17 +103,17 @@ class Data(Section):
     """of quadratics: number of clients (10 by default); of synthetic devices: 30"""
     dim: Annotated[int, Range(least=1, most=10**6, whole=True)] = 10
     """of quadratics: number of dimensions"""
-    heterogeneity: float = 1.0
+    heterogeneity: Annotated[float, NOT_NEGATIVE] = 1.0
     """of quadratics: how much clients differ"""
-    alpha: float = 1.0
+    alpha: Annotated[float, NOT_NEGATIVE] = 1.0
     """of synthetic devices: how much the true models of clients differ"""
-    beta: float = 1.0
+    beta: Annotated[float, NOT_NEGATIVE] = 1.0
     """of synthetic devices: how much their inputs differ"""
     iid: bool = False
     """of synthetic devices: all clients are alike"""
     options: Table = {}
     """of a source of your own: the arguments of its class"""
-    largest: int | None = None
+    largest: Annotated[int | None, SEVERAL] = None
     """of synthetic devices: the most examples that a client has"""
 
 

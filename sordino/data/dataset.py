@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.events import Json
 from sordino.data.schema import Column
-from sordino.errors import COUNT, INSIDE, ConfigError, DataError, check_range
+from sordino.errors import COUNT, ConfigError, DataError, check_range
 
 Array = NDArray[Any]
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
@@ -159,7 +159,6 @@ def stratified(labels: Array, test_fraction: float, seed: int) -> tuple[Array, A
     One changed label changes the whole split. So private data are split by `apart`, without their labels, or the split
     is taken as public, and the receipt says so.
     """
-    _check_fraction(test_fraction)
     rng = np.random.default_rng(seed)
     in_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -175,7 +174,6 @@ def apart(rows: Sequence[int], keys: Sequence[str] | None, test_fraction: float,
     The split does not depend on the contents of rows, and no row changes the side of another: with keys, even if rows
     are added or removed; without keys, even if a row is replaced or one is added at the end.
     """
-    _check_fraction(test_fraction)
     if keys is None:
         # the i-th number is the same, however many are drawn
         coins = np.concatenate([np.random.default_rng([seed, i] if i else seed).random(n) for i, n in enumerate(rows)])
@@ -188,17 +186,6 @@ def _coin(key: str, seed: int) -> float:
     """Pseudo-random number in [0, 1) computed from a key."""
     drawn = hashlib.blake2b(key.encode(), digest_size=6, key=seed.to_bytes(8, "little"))
     return int.from_bytes(drawn.digest(), "little") / 2**48
-
-
-def _check_fraction(test_fraction: float) -> None:
-    check_range(
-        "test_fraction",
-        test_fraction,
-        INSIDE,
-        "bad-test-fraction",
-        error=DataError,
-        fix="use for example 0.2",
-    )
 
 
 def _parted(in_test: Array, test_fraction: float, how: str) -> tuple[Array, Array]:

@@ -43,7 +43,6 @@ from sordino.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")  # other files are not looked at
 SPLITS = {"train", "test", "val", "valid", "validation"}  # names of folders that hold class folders
-LARGEST_SIDE = 1024
 _BATCH = 512
 
 
@@ -75,13 +74,6 @@ def load(
     `test_fraction` is held back where the folder has no test images of its own; `verify` hashes the cached pixels
     before use; `classes` and `colours` are declarations; without them both are inferred from all images.
     """
-    if not (0 < fraction <= 1 and at_least >= 1 and 1 <= side <= LARGEST_SIDE):
-        raise DataError(
-            f"cannot take images of {side}x{side}, the fraction {fraction:g} of each class, at least {at_least} images",
-            why=f"side must be from 1 to {LARGEST_SIDE}, fraction above 0 and at most 1, at_least 1 or more",
-            fix="set for example side = 32, fraction = 0.1, at_least = 20",
-            code="bad-folder-settings",
-        )
     root = Path(path).expanduser().resolve()
     if not root.is_dir():
         raise DataError(

@@ -15,21 +15,12 @@ from __future__ import annotations
 import numpy as np
 
 from sordino.data.dataset import Array, Dataset, Split
-from sordino.errors import DataError
 
 
 def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, examples: int = 1) -> tuple[Dataset, Array]:
     """The data set and its optimum; with heterogeneity = 0 all clients have the same minimiser. The test examples
     repeat the training examples.
     """
-    if min(clients, dim, examples) < 1 or not 0 <= heterogeneity < np.inf:
-        raise DataError(
-            f"there is no quadratic problem with clients={clients!r}, dim={dim!r}, examples={examples!r}, "
-            f"heterogeneity={heterogeneity!r}",
-            why="counts must be at least 1; heterogeneity must be finite and at least 0",
-            fix="set for example data.clients = 10, data.dim = 10, data.heterogeneity = 1.0",
-            code="bad-quadratic",
-        )
     rng = np.random.default_rng(seed)
     curvature = rng.uniform(0.5, 2.0, (clients, dim))
     minimiser = rng.normal(size=dim) + heterogeneity * rng.normal(size=(clients, dim))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.data.dataset import Array, Dataset, Split, each_pixel_stats, pixel_stats
-from sordino.errors import COUNT, INSIDE, DataError, check_range
+from sordino.errors import INSIDE, DataError, check_range
 
 BLOCK = 2**23  # numbers at a time
 
@@ -37,7 +37,6 @@ def resized(dataset: Dataset, side: int) -> Dataset:
             fix="leave data.side out, or use images",
             code="not-an-image-set",
         )
-    check_range("side", side, COUNT, "bad-side", error=DataError)
     if dataset.shape[:2] == (side, side):
         return dataset
     train = dataset.train._replace(x=area(dataset.train.x, side))

@@ -9,13 +9,11 @@ v_k = 0. Sizes are 50 + floor(LogNormal(4, 2)).
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sordino.data.dataset import Array, Dataset, DrawnRows, Split
-from sordino.errors import DataError
 
 FEATURES, CLASSES = 60, 10
 SPREAD = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
@@ -53,16 +51,6 @@ def load(
     """Synthetic devices with models of their own. `largest` caps their sizes, which are heavy-tailed; each device holds
     back test examples of its own.
     """
-    sound = all(math.isfinite(v) and v >= 0 for v in (alpha, beta)) and 0 < test_fraction < 1
-    if not sound or clients < 1 or (largest is not None and largest < 2):
-        raise DataError(
-            f"there is no data set synthetic({alpha}, {beta}) with clients={clients!r}, largest={largest!r}, "
-            f"test_fraction={test_fraction!r}",
-            why="alpha and beta must be finite and at least 0, clients at least 1, largest at least 2, "
-            "test_fraction above 0 and below 1",
-            fix="set for example data.alpha = 1.0, data.beta = 1.0, data.clients = 30",
-            code="bad-synthetic",
-        )
     rng = np.random.default_rng(seed)
     sizes = 50 + rng.lognormal(4, 2, clients).astype(np.int64)
     sizes = np.minimum(sizes, largest) if largest is not None else sizes

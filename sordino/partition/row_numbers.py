@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import INSIDE, PartitionError, check_range
+from sordino.errors import PartitionError
 
 Array = NDArray[Any]
 
@@ -46,14 +46,6 @@ class RowNumbers(Sequence[Array]):
         """Training rows and test rows of every client: a random `fraction` is held back for tests. A client always
         keeps one row to train on.
         """
-        check_range(
-            "test_fraction",
-            fraction,
-            INSIDE,
-            "bad-test-fraction",
-            error=PartitionError,
-            fix="use for instance 0.1",
-        )
         order = np.lexsort((rng.random(len(self.numbers)), self.owners))
         sizes = np.diff(self.starts)
         kept = np.maximum(np.minimum(1, sizes), ((1 - fraction) * sizes).astype(np.int64))

@@ -84,6 +84,8 @@ GDP = "algorithm=gaussian_gdp"
 CSV = "label,x\n" + "".join(f"{i % 2},{i}\n" for i in range(60))
 TABULAR = ("data.source=tabular", "data.path=data.csv", "data.label=label", "partition=iid", "partition.clients=3")
 IMAGES = ("data.source=images", "data.path=data", "partition=iid", "partition.clients=2")
+FOLDER = ("data.source=folder", "data.path=pictures")
+SYNTHETIC = ("data.source=synthetic", "partition=natural")
 
 
 class Wrong(NamedTuple):
@@ -215,7 +217,20 @@ WRONG: dict[str, Wrong] = {
     "negative clients": Wrong(("partition=iid", "partition.clients=-3"), 3, ""),
     "alpha": Wrong(("partition.alpha=0",), 3, "", "alpha"),
     "no natural clients": Wrong(("partition=natural",), 3, "no-group"),
-    "test fraction": Wrong(("data.test_fraction=1.5",), 3, "bad-test-fraction"),
+    "test fraction": Wrong(("data.test_fraction=1.5",), 2, "out-of-range"),
+    "no test fraction": Wrong(("data.test_fraction=0.0",), 2, "out-of-range"),
+    "fraction of a folder": Wrong((*FOLDER, "data.fraction=1.5"), 2, "out-of-range", "data.fraction is 1.5"),
+    "fraction that is no number": Wrong((*FOLDER, "data.fraction=nan"), 2, "out-of-range", "data.fraction is nan"),
+    "no image of a class": Wrong((*FOLDER, "data.at_least=0"), 2, "out-of-range", "data.at_least is 0"),
+    "no pixel": Wrong((*FOLDER, "data.side=0"), 2, "out-of-range", "data.side is 0"),
+    "negative alpha": Wrong((*SYNTHETIC, "data.alpha=-1.0"), 2, "out-of-range", "data.alpha is -1.0"),
+    "infinite beta": Wrong((*SYNTHETIC, "data.beta=inf"), 2, "out-of-range", "data.beta is inf"),
+    "devices of one example": Wrong((*SYNTHETIC, "data.largest=1"), 2, "out-of-range", "data.largest is 1"),
+    "no device": Wrong((*SYNTHETIC, "data.clients=0"), 2, "out-of-range", "data.clients is 0"),
+    "no dimension": Wrong(("data.source=quadratic", "data.dim=0"), 2, "out-of-range", "data.dim is 0"),
+    "negative heterogeneity": Wrong(
+        ("data.source=quadratic", "data.heterogeneity=-1.0"), 2, "out-of-range", "data.heterogeneity is -1.0"
+    ),
     "no path": Wrong(("data.source=images",), 2, "missing-key", "data.path"),
     "missing file": Wrong(TABULAR, 3, "", "data.csv"),
     "missing folder": Wrong(IMAGES, 3, "", "data"),

@@ -56,8 +56,6 @@ def test_a_stratified_split_keeps_proportions_and_refuses_an_empty_side() -> Non
     assert np.bincount(labels[test]).tolist() == [20, 10, 2]
     assert not np.array_equal(test, stratified(labels, 0.2, 4)[1])
     assert refused(lambda: stratified(np.arange(5), 0.2, 0)).code == "empty-split"
-    for fraction in (0.0, 1.0, -1.0, float("nan")):
-        assert refused(lambda f=fraction: stratified(labels, f, 0)).code == "bad-test-fraction"  # type: ignore[misc]
 
 
 def test_every_source_is_a_loader() -> None:
@@ -123,5 +121,3 @@ def test_quadratic_rows_belong_to_their_clients_and_stay_as_they_are() -> None:
     assert (data.classes, set(data.mean), set(data.std)) == (0, {0.0}, {1.0})
     assert not data.train.y.any()
     assert quadratic.make(3, 2)[0].fingerprint() != quadratic.make(3, 2, seed=1)[0].fingerprint()
-    for bad in ({"clients": 0}, {"dim": 0}, {"examples": 0}, {"heterogeneity": float("nan")}):
-        assert refused(lambda b=bad: quadratic.make(**{"clients": 2, "dim": 2, **b})).code == "bad-quadratic"  # type: ignore[misc]

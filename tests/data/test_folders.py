@@ -281,13 +281,6 @@ def test_an_image_that_cannot_be_read_is_named(few: Path, cache: Path, monkeypat
     assert (error.code, "few/a/" in str(error)) == ("unreadable-image", True)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"fraction": 0.0}, {"fraction": 1.5}, {"fraction": float("nan")}, {"at_least": 0}, {"side": 0}]
-)
-def test_impossible_settings_are_refused(few: Path, cache: Path, settings: dict[str, Any]) -> None:
-    assert refused(lambda: folders.load(few, cache=cache, **settings)).code == "bad-folder-settings"
-
-
 def test_so_large_a_claim_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(np.zeros((20, 30, 1), np.uint8))
     monkeypatch.setattr(image_files, "LARGEST", 600)

@@ -12,7 +12,6 @@ from sordino import run
 from sordino.data import dataset, synthetic
 from sordino.data.dataset import DrawnRows
 from sordino.data.synthetic import CLASSES, FEATURES, device_examples, truth
-from sordino.errors import DataError
 
 
 def test_devices_have_sizes_a_tail_and_tests_of_their_own() -> None:
@@ -66,15 +65,6 @@ def test_the_iid_set_has_one_truth() -> None:
 def test_the_seed_is_all_that_is_random() -> None:
     one, again, other = (synthetic.load(seed=s).fingerprint() for s in (1, 1, 2))
     assert one == again != other
-
-
-@pytest.mark.parametrize(
-    "bad", [{"alpha": -1.0}, {"beta": float("nan")}, {"clients": 0}, {"largest": 1}, {"test_fraction": 1.0}]
-)
-def test_what_cannot_be_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(DataError) as refusal:
-        synthetic.load(**bad)  # type: ignore[arg-type]
-    assert refusal.value.code == "bad-synthetic"
 
 
 def test_rows_lie_in_memory_once() -> None:
