@@ -37,6 +37,7 @@ def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -
     )
 
 
+@lru_cache(maxsize=64, typed=True)  # asked for once per client, and often the same for all of them
 def exact_multiplier(epsilon: float, delta: float, exposures: int = 1) -> float:
     """The smallest noise multiplier for `exposures` equal Gaussian releases: sqrt(exposures) / mu(epsilon, delta)."""
     return math.sqrt(_times(exposures)) / mu_of(epsilon, delta)

@@ -41,6 +41,7 @@ def delta_of(epsilon: float, mu: float) -> float:
     return 1.0 if mu == math.inf else math.exp(_log_delta(epsilon / mu - mu / 2, mu))
 
 
+@lru_cache(maxsize=64, typed=True)  # asked for once per client, and often the same for all of them
 def epsilon_of(mu: float, delta: float) -> float:
     """The smallest epsilon at this delta; 0 for mu = 0, infinite only without noise or at delta = 0."""
     from scipy.special import ndtri

@@ -17,7 +17,7 @@ from pydantic import Field
 from sordino.accounting.claims import ADVERSARIES, STATUSES, UNITS, Neighbours, Status, Subject, Written
 from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, of_one_change, subjects
 from sordino.accounting.events import NonPrivate
-from sordino.accounting.facts import Epsilon, delta_text
+from sordino.accounting.facts import Epsilon, Fact, delta_text
 from sordino.accounting.notes import Release, histories, read_notes
 
 SCORES = "the server gets this site's exact test scores, as often as it asks"
@@ -88,6 +88,14 @@ class Promised(Guarantee):
     def of(cls, row: Guarantee, **known: object) -> Self:
         kept = {name: value for name, value in row if name not in COMPUTED_FROM}
         return cls.model_validate(kept | known)
+
+
+class OfPhase(Fact):
+    """One phase of a run: its releases, and its guarantees."""
+
+    phase: str = Field(description="Its name.")
+    releases: int = Field(description="Rounds of it that the ledger knows.")
+    guarantees: tuple[Promised, ...] = Field(description="Its guarantees, taken alone.")
 
 
 def statement(

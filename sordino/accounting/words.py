@@ -16,24 +16,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
-from sordino.accounting.claims import Adversary, Neighbours, Unit, standing
-from sordino.accounting.events import Json
+from sordino.accounting.claims import Adversary, Neighbours, Subject, Unit, standing
 from sordino.accounting.facts import delta_text
-from sordino.accounting.statement import Guarantee, Promised, strongest
-
-
-class PhasePromise(Protocol):
-    """Interface of a phase with its privacy guarantees."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def releases(self) -> int: ...
-    @property
-    def guarantees(self) -> Sequence[Guarantee]: ...
-
+from sordino.accounting.statement import Guarantee, OfPhase, Promised, strongest
 
 MODERATE = 4.0  # an epsilon above it is said to be weak
 
@@ -58,15 +45,7 @@ CHANGE: Mapping[Neighbours, str] = {
 }
 
 
-class Against(Protocol):
-    """Interface of a record that holds against one adversary."""
-
-    @property
-    def adversary(self) -> Adversary: ...
-    def to_json(self) -> Json: ...
-
-
-Line = TypeVar("Line", bound=Against)
+Line = TypeVar("Line", bound=Subject)
 
 
 class Described(Promised):
@@ -132,7 +111,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     return f"About {what}, against {who}: {holds}.{because}"
 
 
-def by_phase(whole: Sequence[Guarantee], phases: Sequence[PhasePromise], simulated: bool) -> tuple[str, ...]:
+def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
     """Sentences about what each phase of a run adds to the guarantee, and about units that one phase protects and
     another gives away; none where there is one phase.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -80,7 +80,7 @@ class ThresholdPlan(Plan):
         if any(part - rest > len(self.rows) for part, rest in zip(wanted, left, strict=True)):
             return None  # not rounding: this budget is spent
         charge = tuple(map(min, wanted, left))  # every round was rounded up by less than a pico-unit
-        return Price(_once_at(tau, self._delta), charge)
+        return Price(exact_multiplier(tau, self._delta) * NUDGE, charge)
 
     def rehearse(self) -> None:
         pass
@@ -131,9 +131,9 @@ class PublishedPlan(Plan):
         assert limit is not None
         if math.isnan(self._tau) or limit[0] <= spent[0]:
             return None
-        multiplier = _spread_over(self._tau, self.budget.ideal, self.rounds)
+        multiplier = exact_multiplier(self._tau, self.budget.ideal, self.rounds)
         charge = {
-            "one_round": _of_one(multiplier, self.budget.ideal),
+            "one_round": epsilon_of(1 / multiplier, self.budget.ideal),
             "share": self._tau / self.rounds,
             "full_round": self._tau,
         }[self.cohort.cost]
@@ -141,24 +141,6 @@ class PublishedPlan(Plan):
 
     def rehearse(self) -> None:
         pass
-
-
-# asked for once per client, and the same for all of them
-
-
-@lru_cache(maxsize=64)
-def _once_at(tau: float, delta: float) -> float:
-    return exact_multiplier(tau, delta) * NUDGE
-
-
-@lru_cache(maxsize=64)
-def _spread_over(tau: float, delta: float, rounds: int) -> float:
-    return exact_multiplier(tau, delta, rounds)
-
-
-@lru_cache(maxsize=64)
-def _of_one(multiplier: float, delta: float) -> float:
-    return epsilon_of(1 / multiplier, delta)
 
 
 def draft_personal(

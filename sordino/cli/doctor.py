@@ -115,37 +115,21 @@ def measure(place: Path) -> MachineFacts:
 
 def judge(facts: MachineFacts) -> Iterator[Finding]:
     version = tuple(int(part) for part in facts.python.split(".")[:2])
-    yield (
-        Finding("Python", "ok", facts.python)
-        if version >= (3, 11)
-        else Finding("Python", "broken", f"{facts.python} is too old", "use Python 3.11 or newer")
-    )
+    old = Finding("Python", "broken", f"{facts.python} is too old", "use Python 3.11 or newer")
+    yield Finding("Python", "ok", facts.python) if version >= (3, 11) else old
     yield Finding("torch", "ok", f"{facts.torch}, {facts.torch_threads} threads by default; a run uses engine.threads")
-    yield (
-        Finding("cores", "ok", f"{facts.cores:g} ({facts.processor})")
-        if facts.cores >= 2
-        else Finding(
-            "cores", "slow", f"{facts.cores:g}", "client processes gain nothing here: leave engine.executor alone"
-        )
-    )
-    yield (
-        Finding("memory", "ok", f"{facts.memory / GB:.1f} GB free")
-        if facts.memory >= 2 * GB
-        else Finding(
-            "memory", "slow", f"{facts.memory / GB:.1f} GB free", "close other programs; torch takes about 0.5 GB"
-        )
-    )
+    single = "client processes gain nothing here: leave engine.executor alone"
+    cores = f"{facts.cores:g} ({facts.processor})"
+    yield Finding("cores", "ok", cores) if facts.cores >= 2 else Finding("cores", "slow", cores, single)
+    free, little = f"{facts.memory / GB:.1f} GB free", "close other programs; torch takes about 0.5 GB"
+    yield Finding("memory", "ok", free) if facts.memory >= 2 * GB else Finding("memory", "slow", free, little)
     says = "the processor multiplies it: training may use it" if facts.bf16 else "no instructions for it: fp32 is used"
     yield Finding("bf16", "ok", says)
     yield Finding("accelerator", "ok", facts.accelerator or "none; runs are computed on the processor")
     yield _disk(facts)
-    yield (
-        Finding("noise", "ok", "the operating system's random source works")
-        if not facts.noise_error
-        else Finding(
-            "noise", "broken", facts.noise_error, 'noise = "system" cannot protect anyone here: find out why first'
-        )
-    )
+    unsafe = 'noise = "system" cannot protect anyone here: find out why first'
+    works = Finding("noise", "ok", "the operating system's random source works")
+    yield Finding("noise", "broken", facts.noise_error, unsafe) if facts.noise_error else works
     yield _terminal(facts)
     for name, missing in facts.extras.items():
         hint = f"pip install 'sordino[{name}]'"

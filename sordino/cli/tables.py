@@ -15,13 +15,13 @@ from rich.text import Text
 
 from sordino.accounting.claims import Status, standing
 from sordino.accounting.facts import delta_text
-from sordino.accounting.statement import Guarantee
+from sordino.accounting.statement import Guarantee, OfPhase
 from sordino.accounting.words import by_phase, epsilon_text, headline
 from sordino.cli.screen import note, titled
 from sordino.metrics.measures import last_scored, scores, warnings
 from sordino.metrics.preparation_cost import Reached
 from sordino.metrics.rows import HEADLINES, RoundRow, bytes_text
-from sordino.receipts.run_files import OfClient, OfPhase, Receipt, ReceiptBudget
+from sordino.receipts.run_files import OfClient, Receipt, ReceiptBudget
 
 if TYPE_CHECKING:
     from sordino.results.preparation_facts import Preparation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +29,15 @@ class Methods:
     def problem(self) -> Problem:
         """The learning problem of the experiment; refused where the methods cannot learn it."""
         found = problem_of(self.experiment)
-        check_learns(found, self.experiment, self.phases)
+        if (needed := found.needs_task_loss) and any(isinstance(phase, OwnLoss) for phase in self.phases):
+            raise ConfigError(
+                f"{needed} with algorithm = {self.experiment.algorithm.get('name')!r}",
+                why="this algorithm computes plain cross-entropy from labels by itself, so the task would change "
+                "nothing, or only a part of it",
+                fix="choose an algorithm that trains with the loss of the task, such as fedavg, scaffold or "
+                "gaussian_gdp",
+                code="task-needs-task-loss",
+            )
         return found
 
     @cached_property
@@ -122,18 +129,6 @@ def problem_of(experiment: Experiment) -> Problem:
 
 
 OTHER_DATA = 'choose a table (data.source = "tabular") or data of your own, or leave [task] out'
-
-
-def check_learns(problem: Problem, experiment: Experiment, phases: Sequence[AnyAlgorithm]) -> None:
-    """Refuses algorithms that compute a loss of their own, where the task needs its own loss."""
-    if (needed := problem.needs_task_loss) and any(isinstance(phase, OwnLoss) for phase in phases):
-        raise ConfigError(
-            f"{needed} with algorithm = {experiment.algorithm.get('name')!r}",
-            why="this algorithm computes plain cross-entropy from labels by itself, so the task would change nothing, "
-            "or only a part of it",
-            fix="choose an algorithm that trains with the loss of the task, such as fedavg, scaffold or gaussian_gdp",
-            code="task-needs-task-loss",
-        )
 
 
 def unfit(task: object, other: str, why: str, fix: str) -> ConfigError:

@@ -254,6 +254,16 @@ def absolute_folder(folder: str | Path) -> Path:
     return place
 
 
+def no_receipt(folder: Path, error: Exception) -> RunError:
+    """The error for a receipt that is missing, or that cannot be read."""
+    return RunError(
+        f"{folder} has no readable receipt",
+        why=getattr(error, "strerror", None) or str(error),
+        fix="finish or resume the run first" if folder.is_dir() else "give the folder of a run",
+        code="no-receipt",
+    )
+
+
 def no_folder(path: Path) -> str:
     """Reason why a path is not a folder."""
     if path.is_symlink() and not path.exists():

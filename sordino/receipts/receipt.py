@@ -18,7 +18,7 @@ from sordino.accounting.currency import UNIT
 from sordino.accounting.facts import FORMAT
 from sordino.accounting.notes import noised, simulated
 from sordino.accounting.pricing import Counted
-from sordino.accounting.statement import Guarantee, Promised, beside_scores, of_groups, statement
+from sordino.accounting.statement import Guarantee, OfPhase, Promised, beside_scores, of_groups, statement
 from sordino.errors import RunError
 from sordino.ledger.books import Op
 from sordino.ledger.files import atomic_write
@@ -29,16 +29,7 @@ from sordino.planning.agreement import Agreement, PublicNumbers
 from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import (
-    Between,
-    Environment,
-    Group,
-    OfClient,
-    OfPhase,
-    Receipt,
-    ReceiptBudget,
-    Spending,
-)
+from sordino.receipts.run_files import Between, Environment, Group, OfClient, Receipt, ReceiptBudget, Spending
 from sordino.types import TRAINING
 
 T = TypeVar("T", int, float)

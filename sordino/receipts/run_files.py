@@ -14,7 +14,7 @@ from pydantic import Field
 from sordino.accounting.claims import AN_EVENT, Status, Subject
 from sordino.accounting.events import KINDS, Json
 from sordino.accounting.facts import Epsilon, Fact, Format, Number
-from sordino.accounting.statement import Guarantee, Promised
+from sordino.accounting.statement import Guarantee, OfPhase
 
 
 class Environment(Fact):
@@ -36,14 +36,6 @@ class Environment(Fact):
     clients: tuple[int, ...] | None = None  # numbers of a site's own clients
     shares_scores: bool | None = None  # at a site: true where it sends the server scores of models on its examples
     unwitnessed: str = ""  # why an older copy of the ledger, put in place of this one, would go unnoticed
-
-
-class OfPhase(Fact):
-    """One phase of a run: its releases, and its guarantees."""
-
-    phase: str = Field(description="Its name.")
-    releases: int = Field(description="Rounds of it that the ledger knows.")
-    guarantees: tuple[Promised, ...] = Field(description="Its guarantees, taken alone.")
 
 
 class Between(Fact):

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sordino.accounting.events import Json
-from sordino.errors import ConfigError, RunError
+from sordino.errors import ConfigError
 from sordino.ledger.files import atomic_write
-from sordino.receipts.folder import RunFolder
+from sordino.receipts.folder import RunFolder, no_receipt
 from sordino.receipts.private import write
 
 
@@ -84,12 +84,7 @@ def _receipt(folder: Path) -> bytes:
     try:
         return RunFolder(folder).receipt_file.read_bytes()
     except OSError as error:
-        raise RunError(
-            f"{folder} has no readable receipt",
-            why=str(error),
-            fix="finish or resume the run first" if folder.is_dir() else "give the folder of a run",
-            code="no-receipt",
-        ) from None
+        raise no_receipt(folder, error) from None
 
 
 def private_key(path: Path) -> Ed25519PrivateKey:

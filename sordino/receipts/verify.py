@@ -19,14 +19,13 @@ from sordino.accounting.events import Json
 from sordino.accounting.notes import parsed
 from sordino.algorithms.optional import RequestsClients
 from sordino.config import Experiment
-from sordino.errors import RunError
 from sordino.ledger.books import Op
 from sordino.ledger.ledger import Entry, Ledger, of_run
 from sordino.planning.accounts import Accounts
 from sordino.planning.agreement import Agreement
 from sordino.planning.phase import PlannedPhase
 from sordino.receipts import seal
-from sordino.receipts.folder import RunFolder
+from sordino.receipts.folder import RunFolder, no_receipt
 from sordino.receipts.receipt import opened, receipt, stated
 
 COMPARED = ("format", "run", "simulated", "rounds", "clients", "budget", "phases", "assumptions")
@@ -199,12 +198,7 @@ def _claimed(folder: Path) -> Json:
     try:
         return seal.claimed(folder)
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"{folder} has no readable receipt",
-            why=getattr(error, "strerror", None) or str(error),
-            fix="finish or resume the run first" if folder.is_dir() else "give the folder of a run",
-            code="no-receipt",
-        ) from None
+        raise no_receipt(folder, error) from None
 
 
 def _subject(row: Json) -> tuple[str, ...]:

@@ -135,13 +135,7 @@ def described(setup: Setup, columns: Mapping[str, Column]) -> Bundle | None:
         task=experiment.task["name"],
         settings={key: value for key, value in experiment.task.items() if key != "name"},
         weights=RunFolder(Path()).model_file.name,
-        model=BundledModel(
-            name=built.name,
-            options=built.options,
-            inputs=built.inputs,
-            outputs=built.outputs,
-            projection=built.projection,
-        ),
+        model=BundledModel(**vars(built)),
         inputs=BundledInputs(
             kind=public.kind,
             shape=public.shape,

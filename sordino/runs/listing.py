@@ -215,7 +215,8 @@ def state(
         return "killed"
     if len(rows) >= run.experiment.rounds:
         return "finished"
-    return "budget spent" if _says_spent(run.notes()) else "stopped"
+    notes = run.notes()
+    return "budget spent" if notes and notes[-1].startswith("stopped before round") else "stopped"
 
 
 def sites(events: Sequence[RunEvent], alive: bool) -> dict[str, SiteNow]:
@@ -260,7 +261,3 @@ def rate(seen: Seen, since: WatchStart) -> float:
     """Rounds per second, 0 while unknown."""
     passed = seen.at - since.at
     return max(0.0, (seen.round - since.round) / passed) if passed > 0 else 0.0
-
-
-def _says_spent(notes: Sequence[str]) -> bool:
-    return bool(notes) and notes[-1].startswith("stopped before round")

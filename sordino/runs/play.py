@@ -239,10 +239,9 @@ def named(tables: Sequence[str | Mapping[str, Any]]) -> list[Callback]:
 
 def visible(row: RoundRow, policy: Policy) -> Json:
     """The row that a callback gets: never a list with one value for each client."""
-    return shown(row, policy.hidden) if policy.real else _summed(row.to_json())
-
-
-def _summed(told: Json) -> Json:
+    if policy.real:
+        return shown(row, policy.hidden)
+    told = row.to_json()
     if isinstance(spread := told.get("clients"), Mapping):
         told = {**told, "clients": {name: value for name, value in spread.items() if name != "each"}}
     return told

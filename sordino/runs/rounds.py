@@ -144,7 +144,13 @@ class PlayedPhase:
     def _row(self, t: int, outcome: Outcome) -> RoundRow:
         row, given = row_of(self.setup, t + 1, outcome), self.setup.experiment.evaluation
         if outcome.lost and self.setup.prepares:
-            raise _lost(self.setup.phase)
+            raise RunError(
+                f"the preparation was cut off in its phase {self.setup.phase}, after its noise was drawn",
+                why="its release is not known, a second draw would be a second release, and its part of the budget is "
+                "spent",
+                fix="begin a new run, with a budget of its own",
+                code="preparation-lost",
+            )
         due = (t + 1) % given.every == 0 or t + 1 > self.setup.rounds - max(1, given.final)
         if self.evaluate is None or not due:
             return row
@@ -187,15 +193,6 @@ def stands(federation: FederatedServer, loaded: checkpoint.Loaded, folder: Path)
         federation.store(loaded.step - 1, bytes.fromhex(loaded.meta["release"]))  # where the crash came between the two
         federation.publish(loaded.step - 1)
     return Standing(loaded.trees["server"], loaded.step, loaded.meta["stalled"])
-
-
-def _lost(phase: str) -> RunError:
-    return RunError(
-        f"the preparation was cut off in its phase {phase}, after its noise was drawn",
-        why="its release is not known, a second draw would be a second release, and its part of the budget is spent",
-        fix="begin a new run, with a budget of its own",
-        code="preparation-lost",
-    )
 
 
 class PowerCut(Clients):

@@ -59,21 +59,11 @@ def start(
     is reserved. `prepared` is a run whose preparation is taken over.
     """
     with on(device_of(experiment.engine.device)):
-        return _started(experiment, folder, watch, crash, prepared)
-
-
-def _started(
-    experiment: Experiment,
-    folder: Path,
-    watch: Callable[[Progress], None] | None,
-    crash: int | None,
-    prepared: Path | None,
-) -> Ended:
-    simulation = checked(experiment, folder, prepared)
-    environment, key = environment_of(simulation.setup.experiment, prepared), simulation.population.data_key
-    found(folder, simulation.setup, simulation.agreement(), environment, key, simulation.home.story)
-    _log.info("the run lies in %s", folder)
-    return play(simulation, folder, watch, crash=crash)
+        simulation = checked(experiment, folder, prepared)
+        environment, key = environment_of(simulation.setup.experiment, prepared), simulation.population.data_key
+        found(folder, simulation.setup, simulation.agreement(), environment, key, simulation.home.story)
+        _log.info("the run lies in %s", folder)
+        return play(simulation, folder, watch, crash=crash)
 
 
 def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, dry: bool = False) -> Simulation:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sordino import config, keys, tree
 from sordino.accounting.claims import Unit
+from sordino.accounting.statement import OfPhase, Promised
 from sordino.accounting.words import by_phase
 from sordino.algorithms.fedavg import Client, FedAvg
 from sordino.algorithms.local_sgd import Walk
@@ -26,7 +27,6 @@ from sordino.errors import ConfigError
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
 from sordino.receipts.folder import RunFolder
-from sordino.receipts.run_files import OfPhase, Promised
 from sordino.receipts.verify import verify
 from sordino.runs.run import start
 from sordino.runs.simulation import simulated
