@@ -213,10 +213,8 @@ def statistics(trial: Trial) -> None:
                 change is not None and bool(change[name].any()), f"local does not send what passes did to {name}", fix
             )
         received = scene.received([upload, scene.upload(down, 1)], down)
-        after, mean = (
-            next(iter(a.models(a.update(server, received, scene.home)).values())),
-            Estimates.of(a).change(received.mean),
-        )
+        after = next(iter(a.models(a.update(server, received, scene.home)).values()))
+        mean = Estimates.of(a).change(received.mean)
         for name in task.statistics:
             is_mean = mean is not None and bool(torch.allclose(after[name], before[name] + mean[name]))
             require(is_mean, f"the server's {name} is not the mean of the clients'", fix)

@@ -325,12 +325,8 @@ KINDS = (
     PartKind(Callback, "callbacks", {"listens": ("it takes the barest row and receipt", listens)}),
     MODEL,
 )
-FUNCTIONS = {
-    "loss": Loss,
-    "metric": OwnMetric,
-    "model": torch.nn.Module,
-    "trainer": FunctionType,
-}  # what a function may be
+# what a function may be
+FUNCTIONS = {"loss": Loss, "metric": OwnMetric, "model": torch.nn.Module, "trainer": FunctionType}
 
 
 def kind_of(made: Any, said: str | None) -> PartKind | None:

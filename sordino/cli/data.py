@@ -22,10 +22,8 @@ app = Verbs(help="Data and partitions: list, schema, partition, plot.", no_args_
 
 
 FEW = 3  # examples: a client that can hardly learn
-ROWS, COLUMNS = (
-    40,
-    12,
-)  # size of a screen: of more clients the middle is cut, of more classes the most frequent are shown
+# size of a screen: of more clients the middle is cut, of more classes the most frequent are shown
+ROWS, COLUMNS = 40, 12
 
 
 def _experiment(words: list[str]) -> Experiment:

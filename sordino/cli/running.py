@@ -187,7 +187,7 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
         result = tracked(go, track, stack.enter_context(progress(console)))
     if as_json:
         found = {"folder": str(result.folder), **whole_run(RunFolder(result.folder)), "notes": result.notes}
-        say(found | ({"seconds": dict(seen.shares)} if seen is not None else {}))
+        say(found | ({"seconds": seen.shares} if seen is not None else {}))
     elif not quiet:
         from sordino.cli.tables import summary
 

@@ -61,7 +61,7 @@ def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
     table = Table("where the time went", "seconds", "a round", "share", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for kind, seconds in seen.shares:
+    for kind, seconds in seen.shares.items():
         table.add_row(
             kind, f"{seconds:.2f}", f"{1e3 * seconds / max(1, len(metrics)):.1f} ms", f"{seconds / seen.seconds:.0%}"
         )

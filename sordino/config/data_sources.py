@@ -15,9 +15,8 @@ class DataSource(NamedTuple):
     needs: tuple[str, ...]  # keys of [data] without which it cannot be loaded
     loads: tuple[str, ...]  # keys that its loader takes, by the same names
     then: tuple[str, ...]  # keys of what is done with it when it is loaded
-    draws: str | None = (
-        None  # what its loader draws from the seed of the run, if it draws: it gets a key for that alone
-    )
+    # what its loader draws from the seed of the run, if it draws: it gets a key for that alone
+    draws: str | None = None
 
     @property
     def takes(self) -> tuple[str, ...]:

@@ -28,10 +28,7 @@ def make(clients: int, dim: int, seed: int = 0, heterogeneity: float = 1.0, exam
     split = Split(rows, np.zeros(len(rows), np.int64), np.arange(clients, dtype=np.int64).repeat(examples))
 
     a, b = np.hsplit(rows.astype(np.float64), 2)  # from the stored float32, so that the optimum is that of the data
-    untouched = (
-        (0.0,) * (2 * dim),
-        (1.0,) * (2 * dim),
-    )  # standardising would change the problem
+    untouched = ((0.0,) * (2 * dim), (1.0,) * (2 * dim))  # standardising would change the problem
     return Dataset("quadratic", "table", 0, split, split, *untouched), (a * b).sum(0) / a.sum(0)
 
 

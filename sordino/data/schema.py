@@ -42,11 +42,8 @@ TAKES: Mapping[str, tuple[str, ...]] = {  # kind of column -> what may be said o
     "label": ("classes", "range"),
 }
 BOOLEANS = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
-LISTS = {
-    "levels": ("levels", 1),
-    "label": ("classes", 2),
-    "group": ("names", 1),
-}  # kind -> its list, and its least length
+# kind -> its list, and its least length
+LISTS = {"levels": ("levels", 1), "label": ("classes", 2), "group": ("names", 1)}
 
 
 FEATURES = ("number", "levels", "boolean", "text")

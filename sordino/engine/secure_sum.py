@@ -62,9 +62,8 @@ class SecureSum:
         else:
             found = self._channel.sum(now.t, ((k, flat(x)) for k, x in uploads), cohort, tree.size(like), own)
         values = max(1, len(found.who) * tree.size(like))
-        cut = (
-            0 if uplink.shared or found.saturated is None else found.saturated
-        )  # a share of noise is beyond the range, and is not cut to it
+        # a share of noise is beyond the range, and is not cut to it
+        cut = 0 if uplink.shared or found.saturated is None else found.saturated
         if self._grid.strict and not found.aborted and cut / values > OFTEN:
             raise RangeSaturation(
                 f"{cut} of {values} values are outside the range from {-self._grid.layout.reach:g} to "

@@ -135,10 +135,3 @@ class Agreement(Fact, extra="forbid"):
         wide, image = told.public.shape[-1], told.public.kind == "image"
         mean, std = ((0.5,) * wide, (0.5,) * wide) if image else ((0.0,) * wide, (1.0,) * wide)
         return told.beside(public=told.public.beside(mean=mean, std=std))
-
-
-def of_an_upload(coordinates: Mapping[str, int], phase: str) -> int:
-    """The number of coordinates in one upload of a phase, as agreed."""
-    if phase not in coordinates:
-        raise damaged(Path(FILE), f"it has no number of coordinates for the phase {phase!r}", PUT_BACK)
-    return coordinates[phase]

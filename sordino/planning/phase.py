@@ -22,10 +22,11 @@ from sordino.budget import client_budgets
 from sordino.budget.plan import Budget, Plan
 from sordino.budget.schedules import SCHEDULES, Adaptive, Schedule
 from sordino.config import Experiment, build, resolved_table
+from sordino.errors import damaged
 from sordino.ledger.books import of_phase
 from sordino.ledger.ledger import Charter, Each, Ledger
 from sordino.planning.accounts import Accounts
-from sordino.planning.agreement import Agreement, PublicNumbers, of_an_upload
+from sordino.planning.agreement import FILE, PUT_BACK, Agreement, PublicNumbers
 from sordino.planning.methods import Methods, reads_plainly
 from sordino.planning.prices import PriceRequest, check_reads, check_secure, lacking_delta, shared
 from sordino.privacy.uplink.robust import check_robust
@@ -196,7 +197,9 @@ class PlannedPhase:
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
         """Numbers in one upload as agreed: the model may be a user's own, and not available."""
         assert self.whole.agreed is not None
-        return of_an_upload(self.whole.agreed, self.phase)
+        if self.phase not in self.whole.agreed:
+            raise damaged(Path(FILE), f"it has no number of coordinates for the phase {self.phase!r}", PUT_BACK)
+        return self.whole.agreed[self.phase]
 
     def check_model(self) -> None:
         """Refuses a model that the method cannot train, where the model is available; without one it does nothing."""

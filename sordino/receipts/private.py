@@ -40,7 +40,7 @@ def found(run: Path, clients: bool) -> None:
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
     if clients:
-        write(place / CLIENTS, throwaway())
+        write(place / CLIENTS, new_key())
     settle(run)
 
 
@@ -84,13 +84,8 @@ def secret_of(run: Path) -> bytes | None:
     return kept(place, KEY) if place.exists() else None
 
 
-def throwaway() -> bytes:
-    """Random secret for clients whose answers are thrown away."""
-    return secrets.token_bytes(KEY)
-
-
 def new_key() -> bytes:
-    """Random key for the digest that stands for a run's data."""
+    """Random key for the digest that stands for a run's data, or secret of its clients."""
     return secrets.token_bytes(KEY)
 
 

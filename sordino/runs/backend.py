@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -70,9 +70,9 @@ class Backend(ABC):
         its own."""
         return ()
 
-    @abstractmethod
     def at(self, stage: int) -> Self:
         """Backend of phase number `stage` of the same run."""
+        return replace(self, setup=self.setup.whole.phases[stage])
 
     @abstractmethod
     def evaluation(self) -> Callable[[int, Tree, Score], Scores]:

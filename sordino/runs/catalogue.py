@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from sordino.accounting.events import Json
 from sordino.branches import part
@@ -30,13 +30,6 @@ GIVEN = {"model": ("shape", "classes")}  # what the data decide, and no table
 SIZE, SHAPE, CLASSES = 100, (28, 28, 1), 10
 KEYS = {"partition": "scheme", "candidates": "source"}  # how a table names its choice, if not by `name`
 _SCHEMAS: dict[str, Any] = {}  # of each type that was asked for
-
-
-class Choices(NamedTuple):
-    """The choices of one table of an experiment, by name."""
-
-    of: Mapping[str, Callable[..., object]]
-    always: Callable[..., object] | None = None  # takes the parameters that every choice has
 
 
 @cache
@@ -76,40 +69,38 @@ def of_algorithm(name: str) -> Json:
 def asked() -> Json:
     """The catalogue of all choices and their parameters, derived from the code."""
     return {
-        table: {name: _entry(table, name, made, chosen.always) for name, made in chosen.of.items()}
-        for table, chosen in _choices().items()
+        table: {name: _entry(table, name, made) for name, made in choices.items()}
+        for table, choices in _choices().items()
     }
 
 
-def _choices() -> dict[str, Choices]:
+def _choices() -> dict[str, Mapping[str, Callable[..., object]]]:
     from sordino.algorithms import all_algorithms
     from sordino.budget.schedules import SCHEDULES
     from sordino.config import gates
     from sordino.partition.schemes import SCHEMES
-    from sordino.runs.backend import CandidateSettings
     from sordino.sampling.by_budget import COHORTS
     from sordino.tasks.nets import NETS
     from sordino.tasks.problems import PROBLEMS
 
     return {
-        "algorithm": Choices(all_algorithms()),
-        "partition": Choices(SCHEMES),
-        "model": Choices(NETS),
-        "cohort": Choices(COHORTS),
-        "schedule": Choices(SCHEDULES),
-        "read": Choices(gates.READERS),
-        "uplink": Choices(gates.STAGES),
-        "candidates": Choices(part("candidates", "sources"), CandidateSettings),
-        "task": Choices(PROBLEMS),
+        "algorithm": all_algorithms(),
+        "partition": SCHEMES,
+        "model": NETS,
+        "cohort": COHORTS,
+        "schedule": SCHEDULES,
+        "read": gates.READERS,
+        "uplink": gates.STAGES,
+        "candidates": part("candidates", "sources"),
+        "task": PROBLEMS,
     }
 
 
-def _entry(
-    table: str, name: str, made: Callable[..., object], always: Callable[..., object] | None = None
-) -> dict[str, Any]:
+def _entry(table: str, name: str, made: Callable[..., object]) -> dict[str, Any]:
     from sordino.config import parameters
+    from sordino.runs.backend import CandidateSettings
 
-    taken = {**parameters(made), **({} if always is None else parameters(always))}
+    taken = parameters(made) | (parameters(CandidateSettings) if table == "candidates" else {})
     words = meanings()[table]
     entry: dict[str, Any] = {"summary": _summary(made)}
     entry["parameters"] = {

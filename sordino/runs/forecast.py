@@ -30,7 +30,7 @@ from sordino.errors import SordinoError
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.calculator import alternatives, untouched, wider_cohort
 from sordino.planning.planner import Enough, Planner, PlanRow
-from sordino.receipts.private import throwaway
+from sordino.receipts.private import new_key
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import Simulation, forks_of, settle, simulated
@@ -243,11 +243,8 @@ def _time(simulation: Simulation, run: FederatedServer) -> Seconds:
     algorithm, last = setup.algorithm, setup.preparation[-1] if setup.preparation else None
     before = last.result(last.state("server")) if last is not None else None
     handed = PublicTensors.of(algorithm).public_tensors(before, simulation.home)
-    clients, down, evaluate = (
-        simulation.site(run.run, secret=throwaway(), handed=handed),
-        algorithm.broadcast(server),
-        simulation.evaluation(),
-    )
+    clients = simulation.site(run.run, secret=new_key(), handed=handed)
+    down, evaluate = algorithm.broadcast(server), simulation.evaluation()
     if forks_of(setup):
         clients.threads = None
     able = [k for k, times in enumerate(setup.plan.exposures) if times] or list(range(len(setup.public.sizes)))

@@ -88,10 +88,8 @@ def opened(path: Path, known: Json, private: bool, hidden: bool) -> Iterator[Row
 
 @contextlib.contextmanager
 def _cut(path: Path, known: Json, name: str, mode: int) -> Iterator[_Kept]:
-    length, fix = (
-        known.get(f"{name}_bytes", 0),
-        "put the file back from a copy, or start the run again in another folder",
-    )
+    length = known.get(f"{name}_bytes", 0)
+    fix = "put the file back from a copy, or start the run again in another folder"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     with os.fdopen(descriptor, "a+b") as file:
         if (held := os.fstat(file.fileno()).st_size) < length:

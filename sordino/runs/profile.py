@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from pathlib import PurePath
 from types import FrameType
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 
@@ -51,13 +51,6 @@ WAITS = (
 WAITING = "waiting"
 
 
-class TimeShare(NamedTuple):
-    """Seconds spent on one kind of work."""
-
-    kind: str
-    seconds: float
-
-
 class Profile:
     """Sampling profiler of a `with` block: seconds spent on each kind of work."""
 
@@ -76,9 +69,9 @@ class Profile:
         self._thread.join()
 
     @property
-    def shares(self) -> list[TimeShare]:
-        """Kinds of work, the longest first."""
-        return sorted((TimeShare(*found) for found in self._seconds.items()), key=lambda share: -share.seconds)
+    def shares(self) -> dict[str, float]:
+        """Seconds spent on each kind of work, the longest first."""
+        return dict(sorted(self._seconds.items(), key=lambda share: -share[1]))
 
     def _look(self) -> None:
         last = begun = time.perf_counter()

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sordino import user_code
@@ -67,9 +67,6 @@ class Simulation(Backend):
     def of(cls, population: Population, stage: int = -1) -> Simulation:
         whole = Whole(population.experiment, population.public)
         return cls(whole.phases[stage], ServerData(whole, population.kept), population)
-
-    def at(self, stage: int) -> Simulation:
-        return replace(self, setup=self.setup.whole.phases[stage])
 
     @property
     def dataset(self) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -87,20 +87,12 @@ class KeysFile:
 _FILE: TypeAdapter[KeysFile] = TypeAdapter(KeysFile)
 
 
-class _Stamp(NamedTuple):
-    """Time, size and inode of a file, by which a change is noticed."""
-
-    time: int
-    size: int
-    inode: int
-
-
 class AllowList(Mapping[str, Ed25519PublicKey]):
     """Public keys of the allowed sites, as their file stands at each look-up. An unreadable file allows nobody."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read: tuple[_Stamp, dict[str, Ed25519PublicKey]] | None = None
+        self._read: tuple[tuple[int, int, int], dict[str, Ed25519PublicKey]] | None = None
         self._now()
 
     def __getitem__(self, name: str) -> Ed25519PublicKey:
@@ -117,7 +109,7 @@ class AllowList(Mapping[str, Ed25519PublicKey]):
             about = self._path.stat()
         except OSError as error:
             raise _unreadable(self._path, str(error)) from None
-        stamp = _Stamp(about.st_mtime_ns, about.st_size, about.st_ino)
+        stamp = about.st_mtime_ns, about.st_size, about.st_ino
         if self._read is None or self._read[0] != stamp:
             self._read = None
             self._read = stamp, _opened(self._path)[1]

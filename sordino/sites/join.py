@@ -258,11 +258,8 @@ def _check_same(asked: Proposed) -> None:
     """Refuse to resume with anything that differs from what this site accepted when it joined."""
     if asked.experiment.privacy.real:
         private.check_place(asked.folder, asked.options.moved)
-    before, scores = (
-        invitations.read(asked.folder / INVITATION, with_code=True),
-        RunFolder(asked.folder).environment.shares_scores,
-    )
-    now = asked.invitation
+    before, now = invitations.read(asked.folder / INVITATION, with_code=True), asked.invitation
+    scores = RunFolder(asked.folder).environment.shares_scores
     for what, there, here in (
         ("run", before.told.run, now.told.run),
         ("experiment", before.experiment.digest(), now.experiment.digest()),

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +77,6 @@ class SitesBackend(Backend):
     @property
     def dataset(self) -> str:
         return self.agreed.digest
-
-    def at(self, stage: int) -> SitesBackend:
-        return replace(self, setup=self.setup.whole.phases[stage])
 
     def federation(self, ledger: Path | str, run: str) -> FederatedServer:
         made = super().federation(ledger, run)

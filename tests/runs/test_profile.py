@@ -58,8 +58,8 @@ def test_slow_work_is_found_under_its_name(
 def test_all_of_the_time_is_somewhere_and_waiting_is_told() -> None:
     with Profile() as seen:
         threading.Event().wait(0.15)
-    assert sum(share.seconds for share in seen.shares) == pytest.approx(seen.seconds, rel=1e-6)
-    assert dict(seen.shares)[WAITING] == pytest.approx(seen.seconds, rel=1e-6)
+    assert sum(seen.shares.values()) == pytest.approx(seen.seconds, rel=1e-6)
+    assert seen.shares[WAITING] == pytest.approx(seen.seconds, rel=1e-6)
     assert 0.1 < seen.seconds < 5
 
 
@@ -73,7 +73,7 @@ def test_threads_at_work_share_the_moment(monkeypatch: pytest.MonkeyPatch) -> No
             one.start()
         for one in both:
             one.join()
-    assert dict(seen.shares)["handing out and collecting"] <= seen.seconds
+    assert seen.shares["handing out and collecting"] <= seen.seconds
     assert reach(1) > 1e8
 
 

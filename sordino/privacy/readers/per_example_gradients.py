@@ -29,9 +29,8 @@ from sordino.privacy.readers.beside_public import gradient
 from sordino.privacy.uplink.stages import clip_factor
 from sordino.types import Examples, Losses, Params
 
-CHUNK_FLOATS = (
-    64_000_000  # per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
-)
+# per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
+CHUNK_FLOATS = 64_000_000
 EVERY = slice(None)
 # torch goes through some layers (recurrent ones) example by example, and warns of it
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented", UserWarning)

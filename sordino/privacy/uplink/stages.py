@@ -110,9 +110,8 @@ class Clip(Stage):
 
     radius: float
     order: Literal[1, 2] = 2
-    personal: bool = (
-        False  # the radius times what the client's budget buys: under one central noise everybody then spends its own
-    )
+    # the radius times what the client's budget buys: under one central noise everybody then spends its own
+    personal: bool = False
 
     def __post_init__(self) -> None:
         check_range("the radius of a clip", self.radius, POSITIVE, "clip-not-positive")

@@ -39,9 +39,8 @@ class Summed:
 
     total: Tree
     who: list[int]
-    noised: bool = (
-        False  # needs no noise of the server any more: it was added before the sum was opened, or there is no sum
-    )
+    # needs no noise of the server any more: it was added before the sum was opened, or there is no sum
+    noised: bool = False
     kept: list[Tree] = field(default_factory=list)  # single uploads, where a stage reads them
 
 

@@ -196,9 +196,8 @@ class Recipe:
                 sure.append(logits.softmax(1)[:, label].mean())
             return float(torch.stack(sure).mean()) if sure else 0.0
 
-        judge = (
-            score if anchors and all(a.project is None for a in anchors) else None
-        )  # without a judge the last state is kept
+        # without a judge the last state is kept
+        judge = score if anchors and all(a.project is None for a in anchors) else None
         made = acgan.train(self.shape, candidates.x[rows], candidates.y[rows], self.gan, key, judge)
         return Made(made.state, kept, empty.learned, self.logged(made.log))
 
