@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sordino.accounting.pricing import NoisePricing
+else:
+    Tensor = Any  # a name for annotations, which does not load torch
 
 
 Params: TypeAlias = "dict[str, Tensor]"
@@ -36,7 +38,9 @@ Params: TypeAlias = "dict[str, Tensor]"
 Losses: TypeAlias = "Callable[[Params, Tensor, Tensor, Tensor], Tensor]"
 
 # re-exported
-__all__ = ["ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Subject", "Unit"]
+__all__ = [
+    "ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Subject", "Tensor", "Unit",
+]  # fmt: skip
 
 # (random words, as many again, the fraction of a step in each value) -> whole steps of noise, with what carries over
 NoiseInSteps: TypeAlias = "Callable[[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.float64]], NDArray[np.float64]]"

@@ -12,7 +12,7 @@ refused: noise belongs on the uplink, through which v_k never goes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,10 +22,7 @@ from sordino.algorithms.fedavg import FedAvg, Server, Up
 from sordino.errors import NOT_NEGATIVE, POSITIVE, PrivacyError, check_range
 from sordino.keys import Key
 from sordino.tasks.personalise import OwnModels, plain
-from sordino.types import Params, Scorer, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Params, Scorer, Shard, Task, Tensor
 
 
 class Client(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -16,10 +16,7 @@ from sordino import tree
 from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Home
 from sordino.keys import Key
-from sordino.types import Params, Received, S, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Params, Received, S, Shard, Task, Tensor
 
 
 class Server(NamedTuple):

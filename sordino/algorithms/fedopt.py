@@ -11,7 +11,7 @@ Deviations: none; the paper runs FedAdagrad with `beta1 = 0`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -21,10 +21,7 @@ from sordino.algorithms.fedavg import FedAvgClients, Up
 from sordino.algorithms.optional import Home
 from sordino.errors import BELOW_ONE, POSITIVE, check_range
 from sordino.keys import Key
-from sordino.types import Params, Received, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Params, Received, Task, Tensor
 
 
 class Server(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 
@@ -17,11 +17,7 @@ from sordino.algorithms.optional import Estimates
 from sordino.errors import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, ConfigError, check_range
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Uplink
-from sordino.types import C, D, Params, Reader, S, U, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import C, D, Params, Reader, S, Tensor, U, Work
 
 WORK = {"local_epochs", "local_steps"}  # of which one is set at most
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -21,10 +21,7 @@ from sordino.algorithms.optional import Home, OwnLoss
 from sordino.errors import NOT_NEGATIVE, POSITIVE, check_range
 from sordino.keys import Key
 from sordino.tasks.contrast import model_contrast
-from sordino.types import Params, Received, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Params, Received, Shard, Task, Tensor
 
 
 class Client(NamedTuple):

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from sordino.keys import Key
-from sordino.types import Examples, Params, S, Task
+from sordino.types import Examples, Params, S, Task, Tensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sordino.accounting.events import Json
     from sordino.algorithms.algorithm import Algorithm
 

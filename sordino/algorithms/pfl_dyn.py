@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -26,11 +26,7 @@ from sordino.errors import BELOW_ONE, POSITIVE, ConfigError, check_range
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.tasks.personalise import OwnModels, episode_loss
-from sordino.types import Params, Received, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Params, Received, Shard, Task, Tensor
 
 ServerState = Literal["scaled", "literal", "leaky", "oracle"]
 # of presets: published noise counts steps, and the shift by g has no step size of the server

@@ -10,18 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from sordino.algorithms.algorithm import Algorithm, AnyAlgorithm
 from sordino.algorithms.optional import ChecksServer, FitsData, FollowsPhase, Home
 from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
-from sordino.types import C, D, Formula, Reader, S, Task, U
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import C, D, Formula, Reader, S, Task, Tensor, U
 
 Table = Sequence[Mapping[str, object]]
 

@@ -7,7 +7,7 @@ used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -16,10 +16,7 @@ from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Home
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
-from sordino.types import Params, Received, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Params, Received, Shard, Task, Tensor
 
 
 class Server(NamedTuple):

@@ -8,7 +8,7 @@ model. As published it proves nothing, and its results say so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sordino import tree
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
@@ -18,10 +18,7 @@ from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.privacy.uplink.as_published import Discounted, UserLevel
 from sordino.tasks.personalise import training_loss
-from sordino.types import Params, Received, Shard, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Params, Received, Shard, Task, Tensor
 
 
 class UpWithLoss(NamedTuple):

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,7 @@ from sordino import tree
 from sordino.device import CPU, here, on
 from sordino.errors import ConfigError
 from sordino.tree import Tree
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Tensor
 
 # a rank may compute for hours while others wait; one that dies closes its connections, which is noticed at once
 PATIENCE = timedelta(days=1)

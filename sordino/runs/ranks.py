@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load, save
@@ -38,10 +37,7 @@ from sordino.runs.rank_team import Team, joined, local_rank
 from sordino.runs.simulation import Simulation, reads_single_uploads, simulated
 from sordino.runs.stop_signals import patience
 from sordino.tree import Tree
-from sordino.types import Params, Terms
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Params, Tensor, Terms
 
 
 @dataclass(frozen=True)

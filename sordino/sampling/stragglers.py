@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sordino import keys
 from sordino.errors import ConfigError
 from sordino.keys import Key
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Tensor
 
 
 class Crew(NamedTuple):

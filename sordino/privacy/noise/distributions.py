@@ -42,10 +42,7 @@ from numpy.typing import NDArray
 from sordino.accounting import events
 from sordino.accounting.pricing import Classic, Discrete, Exact, NoisePricing, Pure
 from sordino.errors import Range, UnsoundGuarantee, check_range
-from sordino.types import NoiseSource
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import NoiseSource, Tensor
 
 Floats: TypeAlias = NDArray[np.float64]
 MANY, FIRST_BITS = 1 << 15, 18  # words that are looked up by so many of their first bits

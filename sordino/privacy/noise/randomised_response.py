@@ -17,17 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from sordino.errors import BELOW_ONE, COUNT, POSITIVE, ConfigError, DomainError, Range, check_range
-from sordino.types import NoiseSource
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import NoiseSource, Tensor
 
 Rounding = Literal["nearest", "ceil"]
 GREYS = 21

@@ -18,7 +18,6 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,11 +29,7 @@ from sordino.accounting.claims import is_real
 from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.fast.factored import Product, dense
-from sordino.types import Drawable, NoiseSource
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Drawable, NoiseSource, Tensor
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from sordino import keys, tree
 from sordino.errors import PrivacyError
 from sordino.keys import Key
-from sordino.types import Batch, EpisodeLoss, Examples, Params, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Batch, EpisodeLoss, Examples, Params, Tensor, Work
 
 # how public rows come beside sealed ones: in one shuffled pile; half of every batch; or so many in every step
 How = Literal["union", "half"] | int

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,11 +19,7 @@ from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.private_reader import ClippedReader, GuardedShard, alone, check_unread
 from sordino.privacy.uplink.stages import SLACK
-from sordino.types import Examples, Grant, Shard, Task, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Examples, Grant, Shard, Task, Tensor, Work
 
 ROWS = 256  # of a statistic at a time
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,13 +36,10 @@ from sordino.types import (
     Params,
     Shard,
     Task,
+    Tensor,
     Unit,
     Work,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 TRIES = 100
 ONE_EPISODE = "an example is in at most one episode of a step"

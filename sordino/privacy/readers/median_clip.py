@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -38,12 +37,9 @@ from sordino.types import (
     Shard,
     Stated,
     Task,
+    Tensor,
     Work,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 UNBOUNDED = "noised gradients whose clip follows the data"
 

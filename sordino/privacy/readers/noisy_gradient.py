@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -30,11 +30,7 @@ from sordino.privacy.readers.private_reader import (
     check_reservation,
     check_unread,
 )
-from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Batch, Examples, Grant, Losses, Neighbours, Params, Shard, Task, Tensor, Work
 
 Sampling = Literal["full", "poisson", "fixed_batches", "fixed_subset"]
 ONE_SUBSET = "a subset drawn once gives no amplification per round; epsilon holds for a record known to be in it"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 
@@ -18,11 +18,7 @@ from sordino.privacy.readers.beside_public import BesidePublic, How, epochs, hal
 from sordino.privacy.readers.class_sums import class_sums
 from sordino.privacy.readers.episodes import opened
 from sordino.tree import Tree
-from sordino.types import Claim, Episode, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Claim, Episode, Examples, Grant, Losses, Offer, Params, Reader, Shard, Task, Tensor, Work
 
 OPEN = "gradients of single examples are used as they are"
 FEW = 2_000_000  # numbers of one client that are made ready together

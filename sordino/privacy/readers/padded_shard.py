@@ -25,10 +25,7 @@ from sordino.keys import Key
 from sordino.privacy.readers.open import Open, effort
 from sordino.privacy.readers.private_reader import GuardedShard
 from sordino.tree import Tree
-from sordino.types import Examples, Losses, Params, Task, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sordino.types import Examples, Losses, Params, Task, Tensor, Work
 
 
 @dataclass

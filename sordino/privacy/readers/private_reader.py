@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -35,13 +35,10 @@ from sordino.types import (
     Shard,
     Subject,
     Task,
+    Tensor,
     Unit,
     Work,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 R = TypeVar("R", bound=Reader)
 SIZES = "the number of examples of each client is public"

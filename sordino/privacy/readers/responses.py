@@ -15,7 +15,7 @@ scheme locally private for one value; its claim for a user's data is the number 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -23,11 +23,7 @@ from sordino.accounting.events import Event, NonPrivate, Once, Repeat, Response,
 from sordino.errors import ConfigError, DomainError, UnsoundGuarantee
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.readers.open import Open
-from sordino.types import Claim, Examples, NoiseSource, Task, Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Claim, Examples, NoiseSource, Task, Tensor, Work
 
 LABELS = "labels are used as they are"
 GIVEN = "the label is given, and how many images a client holds is public"

@@ -18,7 +18,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -38,11 +38,7 @@ from sordino.errors import COUNT, POSITIVE, SEVERAL, ConfigError, InvalidBudget,
 from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.uplink.stages import Clip, OneField, Stage, clip_factor
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Params, Stated
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Bound, Grant, Params, Stated, Tensor
 
 OWN_NORM = (
     "the noise follows the data: the clip is the identity, so the sensitivity is unbounded and an update of "

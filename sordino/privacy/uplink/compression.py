@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 
@@ -29,11 +29,7 @@ from sordino import tree
 from sordino.errors import FRACTION, ConfigError, check_range
 from sordino.privacy.uplink.stages import Stage, check_told
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Params
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Bound, Grant, Params, Tensor
 
 Rule = Literal["published", "monotone"]
 Share = Literal["norm_of_whole", "sum_of_norms"]

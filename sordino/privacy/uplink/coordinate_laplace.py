@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -29,11 +29,7 @@ from sordino.errors import POSITIVE, PROBABILITY, check_range
 from sordino.privacy.noise.distributions import LaplaceNoise
 from sordino.privacy.uplink.stages import SLACK, Clip, Stage
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, NoiseSource
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Bound, Grant, NoiseSource, Tensor
 
 UNBOUNDED = "coordinates are not clipped: one client can move the sum without limit"
 FLAGGED = (

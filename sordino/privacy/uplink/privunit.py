@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -31,11 +31,7 @@ from sordino.accounting.pricing import NoisePricing, Pure
 from sordino.errors import SEVERAL, Range, check_range
 from sordino.privacy.uplink.stages import Noise
 from sordino.tree import Tree
-from sordino.types import Bound, NoiseSource
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Bound, NoiseSource, Tensor
 
 STEP = 2.0**-12
 FLOAT_ERROR = 1e-10  # errors of some 1e-15 against STEP, with room

@@ -30,13 +30,12 @@ from sordino import tree
 from sordino.errors import COUNT, POSITIVE, ConfigError, Range, Rule, UnsoundGuarantee, check_range
 from sordino.privacy.uplink.stages import Stage, Weigh, clip_factor
 from sordino.tree import Tree
+from sordino.types import Tensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sordino.privacy.uplink.rules import Links
 
-Rows = list["Tensor"]  # of each leaf what all clients sent: [clients, ...], in float64
+Rows = list[Tensor]  # of each leaf what all clients sent: [clients, ...], in float64
 WHOLE = Range(least=0, whole=True)
 
 

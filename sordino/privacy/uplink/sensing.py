@@ -14,18 +14,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from sordino import keys
 from sordino.errors import COUNT, check_range
 from sordino.privacy.uplink.compression import LayerByLayer
-from sordino.types import Bound
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Bound, Tensor
 
 Kind = Literal["gaussian", "bernoulli"]
 Reconstruction = Literal["minnorm", "adjoint", "dct_ista", "dct_omp"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -19,11 +19,7 @@ from sordino.accounting.events import check_multiplier
 from sordino.errors import POSITIVE, ConfigError, UnsoundGuarantee, WireError, check_range
 from sordino.privacy.noise.distributions import GaussianNoise, IntegerNoiseLaw, NoiseLaw
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Bound, Grant, Neighbours, NoiseSource, Params, Tensor
 
 SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding cannot carry it above C
 

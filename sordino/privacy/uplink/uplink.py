@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -24,11 +24,7 @@ from sordino.privacy.uplink.robust import robust_mean
 from sordino.privacy.uplink.rules import Links
 from sordino.privacy.uplink.stages import Noise, private
 from sordino.tree import Tree
-from sordino.types import Bound, Grant, NoiseSource, Params, Received
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from sordino.types import Bound, Grant, NoiseSource, Params, Received, Tensor
 
 U = TypeVar("U")
 
