@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
-from sordino.accounting.claims import ADVERSARIES, Adversary, Claim, Neighbours, Status, Subject, Unit
+from sordino.accounting.claims import Adversary, Claim, Neighbours, Status, Subject, Unit
 from sordino.accounting.events import Event
 from sordino.fast.factored import Ready
 from sordino.keys import Key
-from sordino.ledger.books import HANDED, TRAINING, Way
+from sordino.ledger.books import Way
 from sordino.tree import Tree
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ Params: TypeAlias = "dict[str, Tensor]"
 Losses: TypeAlias = "Callable[[Params, Tensor, Tensor, Tensor], Tensor]"
 
 # re-exported
-__all__ = [
-    "ADVERSARIES", "HANDED", "TRAINING", "Adversary", "Claim", "Neighbours", "Status", "Subject", "Tensor", "Unit",
-]  # fmt: skip
+__all__ = ["Adversary", "Claim", "Neighbours", "Status", "Subject", "Tensor", "Unit"]
 
 # (random words, as many again, the fraction of a step in each value) -> whole steps of noise, with what carries over
 NoiseInSteps: TypeAlias = "Callable[[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.float64]], NDArray[np.float64]]"
@@ -197,12 +195,10 @@ class Shard(Protocol):
     def public(self) -> Examples | None: ...  # public examples beside the client's own
     def mixed(self, work: Work, key: Key, how: Any) -> Iterator[MixedStep]: ...  # privacy.readers.beside_public.How
     def split(self, share: float, key: Key) -> tuple[Shard, Shard]: ...  # a share of the examples, and the others
-    def by_class(
-        self, of: Callable[[Tensor], Tensor], classes: int
-    ) -> tuple[Tensor, Tensor]: ...  # per class, the sum of a statistic [n, d] and the number of examples
-    def sum(
-        self, of: Callable[[Tensor, Tensor], Tree]
-    ) -> Tree: ...  # over all examples, of a tree computed from (x, y)
+    # per class, the sum of a statistic [n, d] and the number of examples
+    def by_class(self, of: Callable[[Tensor], Tensor], classes: int) -> tuple[Tensor, Tensor]: ...
+    # over all examples, of a tree computed from (x, y)
+    def sum(self, of: Callable[[Tensor, Tensor], Tree]) -> Tree: ...
 
 
 class Scorer(Protocol):

@@ -20,7 +20,7 @@ from sordino.accounting.notes import noised, simulated
 from sordino.accounting.pricing import Counted
 from sordino.accounting.statement import Guarantee, OfPhase, Promised, beside_scores, of_groups, statement
 from sordino.errors import RunError
-from sordino.ledger.books import Op
+from sordino.ledger.books import TRAINING, Op
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import EVERYONE
 from sordino.ledger.storage import missing
@@ -30,7 +30,6 @@ from sordino.planning.phase import PlannedPhase, PlannedRun
 from sordino.receipts import seal
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import Between, Environment, Group, OfClient, Receipt, ReceiptBudget, Spending
-from sordino.types import TRAINING
 
 T = TypeVar("T", int, float)
 _log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from sordino.config import Experiment
 from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
 from sordino.errors import SordinoError
+from sordino.ledger.books import HANDED
 from sordino.metrics.preparation_cost import Cost, Plain, Sent, charged, messages
 from sordino.metrics.rows import RoundRow
 from sordino.planning.agreement import Agreement
@@ -31,7 +32,7 @@ from sordino.results.markup import Pixels, strip
 from sordino.runs.backend import ServerData, source_of
 from sordino.runs.setup import Setup, Whole
 from sordino.runs.simulation import simulated
-from sordino.types import HANDED, Formula
+from sordino.types import Formula
 
 AGAIN = ("public_split", "sklearn_digits", "procedural", "folder")  # sources whose candidates cost little to make again
 DEAR = ("openai_chat", "transformers")  # writers of prompts that are not asked again

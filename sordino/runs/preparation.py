@@ -26,7 +26,7 @@ from sordino.algorithms.phases import Phase
 from sordino.engine import checkpoint, wire
 from sordino.engine.server import FederatedServer
 from sordino.errors import RunError
-from sordino.ledger.books import Op
+from sordino.ledger.books import HANDED, Op
 from sordino.ledger.files import atomic_write
 from sordino.ledger.ledger import Entry, State
 from sordino.metrics.rows import RoundRow
@@ -38,7 +38,7 @@ from sordino.runs.rounds import RunInPlay, stands
 from sordino.runs.setup import Setup
 from sordino.runs.simulation import simulated
 from sordino.tree import Tree
-from sordino.types import HANDED, Params
+from sordino.types import Params
 from sordino.version import __version__
 
 Watch = Callable[[Backend, FederatedServer, RoundRow], None]

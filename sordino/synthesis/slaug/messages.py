@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sordino.algorithms.algorithm import Algorithm
 from sordino.algorithms.phases import Asked, DeviceSkill, RunNumbers
+from sordino.ledger.books import HANDED, TRAINING
 from sordino.synthesis.generators import nets
 from sordino.synthesis.slaug.training import Calibrated
-from sordino.types import HANDED, TRAINING, Message, Params
+from sordino.types import Message, Params
 
 if TYPE_CHECKING:
     from torch import Tensor
