@@ -1,4 +1,4 @@
-"""Seeded bugs in what adapters let another program send. See `mutants` for what a row is."""
+"""Seeded bugs in what adapters let another program send, and in how texts are clipped. See `mutants` for what a row is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ UPLINK = "tests/adapters/test_private_uplink.py"
 FLOWER = "tests/adapters/test_flower.py"
 DECLARED = "tests/adapters/test_declared.py"
 NVFLARE = "tests/adapters/test_nvflare.py"
+SENSITIVITY = "tests/privacy/readers/test_sensitivity.py"
 
 ADAPTED = [
     one(
@@ -201,5 +202,19 @@ ADAPTED = [
         "np.flatnonzero(np.abs(above) < self._uneven)",
         "np.flatnonzero(np.abs(above) < self._uneven / 16)",
         "tests/privacy/noise/test_grid.py::test_a_fraction_that_is_compared_alone_carries_as_its_probability_says",
+    ),
+    one(
+        "products of positions that cancel, in single precision",
+        "privacy/readers/per_example_gradients.py",
+        "torch.bmm(a.mT, a), torch.bmm(g.mT, g)",
+        "torch.bmm(self.a.mT, self.a).double(), torch.bmm(self.g.mT, self.g).double()",
+        f"{SENSITIVITY}::test_positions_that_cancel_are_measured",
+    ),
+    one(
+        "positions that cancel add nothing to a norm",
+        "privacy/readers/per_example_gradients.py",
+        "(square + part * lengths.sum(1) ** 2)",
+        "square",
+        f"{SENSITIVITY}::test_large_gradients_that_cancel_move_nothing_else[positions, L1]",
     ),
 ]

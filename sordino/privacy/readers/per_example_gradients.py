@@ -29,8 +29,7 @@ from sordino.privacy.readers.beside_public import gradient
 from sordino.privacy.uplink.stages import clip_factor
 from sordino.types import Examples, Losses, Params
 
-# per-example gradients of the slow path, and of conv layers in L1, stay below this many floats
-CHUNK_FLOATS = 64_000_000
+CHUNK_FLOATS = 64_000_000  # of gradients of single examples, in the slow path, at a time
 EVERY = slice(None)
 # torch goes through some layers (recurrent ones) example by example, and warns of it
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented", UserWarning)
@@ -246,7 +245,7 @@ def _norm(x: Tensor, order: int, dim: int) -> Tensor:
 def _lengths(gram: Tensor) -> Tensor:
     """Norms of the vectors of a Gram matrix, from its diagonal; a margin is added for squares that underflow."""
     smallest: float = torch.finfo(gram.dtype).tiny ** 0.5
-    return gram.diagonal(0, 1, 2).double().sqrt() + 1e4 * smallest
+    return gram.diagonal(0, 1, 2).sqrt() + 1e4 * smallest
 
 
 def _only(finite: Tensor | None, rows: Tensor) -> Tensor:
@@ -290,19 +289,22 @@ class Positions:
         self.a, self.g, self.shape = a, g, shape  # [n, in, t], [n, out, t]
         self.bias = g.sum(2) if bias else None
         t, size = a.shape[2], a.shape[1] * g.shape[1]
-        self.each = None if 4 * t * t < size else torch.bmm(g, a.mT)  # [n, out, in]
+        self.each = None if 8 * t * t < size else torch.bmm(g, a.mT)  # [n, out, in]
 
     def norms(self, order: int) -> dict[str, Tensor]:
-        if self.each is None and order == 2:
-            # exact because |sum_t g_t a_t^T|^2 = sum over s, t of (g_s . g_t)(a_s . a_t), except for rounding:
-            aa, gg = torch.bmm(self.a.mT, self.a), torch.bmm(self.g.mT, self.g)
-            # positions may cancel, and tiny squares vanish: what rounding may have taken from the terms is added back
-            # to their sum
-            lost = 16 * torch.finfo(aa.dtype).eps * (_lengths(aa) * _lengths(gg)).sum(1) ** 2
-            weight = ((aa * gg).sum((1, 2)).double().clamp_min(0) + lost).sqrt()
-        else:
-            each = self.each if self.each is not None else torch.bmm(self.g, self.a.mT)
-            weight = _norm(each.flatten(1), order, 1)
+        if self.each is not None:
+            weight = _norm(self.each.flatten(1), order, 1)
+        else:  # positions may cancel: their products are in float64, and what a sum of them loses by rounding is added
+            a, g = self.a.double(), self.g.double()
+            if order == 2:
+                # exact because |sum_t g_t a_t^T|^2 = sum over s, t of (g_s . g_t)(a_s . a_t)
+                aa, gg = torch.bmm(a.mT, a), torch.bmm(g.mT, g)
+                square, lengths = (aa * gg).sum((1, 2)).clamp_min(0), _lengths(aa) * _lengths(gg)
+            else:
+                square = _norm(torch.bmm(g, a.mT).flatten(1), order, 1) ** 2
+                lengths = a.abs().sum(1) * g.abs().sum(1)
+            part = 16 * torch.finfo(self.a.dtype).eps + (a.shape[1] + g.shape[1]) * torch.finfo(a.dtype).eps
+            weight = (square + part * lengths.sum(1) ** 2).sqrt()
         return {"weight": weight} | ({} if self.bias is None else {"bias": _norm(self.bias, order, 1)})
 
     def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
@@ -332,20 +334,20 @@ class Lookup:
     """An embedding: the gradient of example n has g[n, t] in the row index[n, t]; equal indices add up."""
 
     def __init__(self, index: Tensor, g: Tensor, module: nn.Embedding) -> None:
-        self.index, self.g = index, g  # [n, t], [n, t, width]
+        self.index, self.rows = index, module.num_embeddings  # [n, t]
         if module.padding_idx is not None:
-            self.g = torch.where((index == module.padding_idx)[..., None], 0.0, g)
-        self.rows = module.num_embeddings
+            g = torch.where((index == module.padding_idx)[..., None], 0.0, g)
+        same = index[:, :, None] == index[:, None, :]
+        # exact because positions of equal index add up in one row of the table, which is counted once, at the first;
+        # before the clip, as large gradients that cancel would round away the sum of all examples
+        first = ~same.tril(-1).any(2)
+        self.each = torch.where(first[..., None], same.to(g.dtype) @ g, 0.0)  # [n, t, width]
 
     def norms(self, order: int) -> dict[str, Tensor]:
-        same = self.index[:, :, None] == self.index[:, None, :]
-        # exact because positions of equal index add up in one row of the table, which is counted once, at the first
-        first = ~same.tril(-1).any(2)
-        each = torch.where(first[..., None], same.to(self.g.dtype) @ self.g, 0.0)
-        return {"weight": _norm(each.flatten(1), order, 1)}
+        return {"weight": _norm(self.each.flatten(1), order, 1)}
 
     def weighted(self, weights: dict[str, Tensor], finite: Tensor | None, rows: slice) -> Params:
-        g = _only(finite, self.g[rows]) * weights["weight"][:, None, None]
+        g = _only(finite, self.each[rows]) * weights["weight"][:, None, None]
         total = g.new_zeros(self.rows, g.shape[2])
         return {"weight": total.index_add(0, self.index[rows].flatten(), g.flatten(0, 1))}
 

@@ -276,6 +276,51 @@ def test_tiny_factors_of_huge_factors_are_measured() -> None:
     assert 0.99e-3 <= float(tree.norm(total)) <= 1e-3
 
 
+class Apart(nn.Module):
+    """The difference between two positions of one layer, times a factor: their gradients have opposite signs."""
+
+    def __init__(self, layer: nn.Module, factor: float = 1.0) -> None:
+        super().__init__()
+        self.layer, self.factor = layer, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.layer(x.long() if isinstance(self.layer, nn.Embedding) else x).flatten(2)
+        first, second = z.unbind(2 if isinstance(self.layer, nn.Conv2d) else 1)
+        return self.factor * (first - second)
+
+
+def test_positions_that_cancel_are_measured() -> None:
+    # in float32 a sum of 1024 products of these numbers is cut by almost half a step at each of them: the norm of a
+    # gradient that nearly cancels came out 2.7 times too small
+    task = network(Apart(nn.Conv2d(1024, 16, 1, bias=False)), shape=(1024, 1, 2))
+    x = (1 + torch.tensor([0.49, 251.49], dtype=DOUBLE) * 2.0**-14).sqrt().float().expand(1, 1024, 1, 2)
+    one, params = Examples(x.contiguous(), torch.tensor([0])), {"0.layer.weight": torch.zeros(16, 1024, 1, 1)}
+    assert task._ruled(task.losses, params)
+    total = task.clipped_sum(task.losses, params, one, no_keys(one.y), 1e-3, 2)
+    assert 0.9e-3 <= float(tree.norm(total)) <= 1e-3 * (1 + 1e-6)
+
+
+CANCELLING = [(nn.Embedding(8, 3), 2), (nn.Linear(8, 40), 1), (nn.Linear(8, 40), 2)]
+
+
+@pytest.mark.parametrize(("layer", "order"), CANCELLING, ids=["words", "positions, L1", "positions, L2"])
+def test_large_gradients_that_cancel_move_nothing_else(layer: nn.Module, order: int) -> None:
+    # each position moves the same numbers, by 1e12 and by -1e12: in a sum of positions these would round away all that
+    # the examples before have added
+    words = isinstance(layer, nn.Embedding)
+    task = network(Apart(layer, 1e12), shape=(2,) if words else (2, 8))
+    params = {name: value * 0 for name, value in task.init(1).items()}
+    x = torch.tensor([[5.0, 1.0]] * 50 + [[5.0, 5.0]])
+    x = x if words else x[:, :, None].expand(-1, 2, 8).contiguous()
+    y = torch.zeros(len(x), dtype=torch.int64)
+    assert task._ruled(task.losses, params)
+    without, with_ = (
+        task.clipped_sum(task.losses, params, Examples(x[:n], y[:n]), no_keys(y[:n]), 0.1, order) for n in (50, 51)
+    )
+    assert float(tree.norm(without, order)) > 1
+    assert float(tree.norm(tree.sub(with_, without), order)) <= 0.1
+
+
 def test_losses_that_mix_examples_are_clipped_one_by_one() -> None:
     # an algorithm's own losses: contrasted against the batch mean, every example reaches into every other's loss
     task, _ = NETS["linear"]
