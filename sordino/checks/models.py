@@ -91,9 +91,9 @@ def _outputs(trial: PartTrial) -> tuple[int, ...]:
 
 
 def _inputs(task: Supervised, trial: PartTrial, seed: int) -> Tensor:
-    """Random rows that fit the task: of a language model, texts without padding."""
+    """Random rows that fit the task: of a network that looks tokens up, texts without padding."""
     rows = rows_of(trial.inputs, seed)
-    return (rows * task.classes).floor() + 1 if isinstance(task, LanguageModel) else rows
+    return (rows * task.largest_token).floor() + 1 if task.largest_token else rows
 
 
 def rows_of(inputs: tuple[int, ...], seed: int, many: int = ROWS) -> Tensor:

@@ -80,6 +80,10 @@ class LanguageModel(Supervised):
     def _most(self) -> int:
         return self._vocabulary
 
+    @cached_property
+    def largest_token(self) -> int:
+        return self._vocabulary
+
     def _any_labels(self, many: int) -> Tensor:
         return torch.zeros(many, dtype=torch.int64)
 

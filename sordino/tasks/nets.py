@@ -103,6 +103,30 @@ def bounded(net: nn.Module) -> float | None:
     return float(layers[1].radius)  # type: ignore[arg-type]
 
 
+def largest_token(net: nn.Module, texts: Callable[[int], object]) -> int:
+    """The largest token that the network can look up in a text; 0 where it looks nothing up. `texts`: passes texts of
+    tokens from 1 to the one given through the network.
+    """
+    tables = [m for m in net.modules() if isinstance(m, nn.Embedding)]
+    for most in sorted({m.num_embeddings - 1 for m in tables} - {0}, reverse=True):
+        hooks = [m.register_forward_pre_hook(_check_inside) for m in tables]
+        try:
+            texts(most)
+        except IndexError:
+            continue
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return most
+    return 0
+
+
+def _check_inside(table: nn.Module, asked: tuple[Tensor, ...]) -> None:
+    # on a GPU a look-up beyond a table ends the process
+    if asked and not bool(((asked[0] >= 0) & (asked[0] < table.num_embeddings)).all()):  # type: ignore[operator]
+        raise IndexError
+
+
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 200) -> nn.Module:
     """A multilayer perceptron with one hidden layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))

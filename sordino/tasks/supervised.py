@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from sordino.privacy.readers.per_example_gradients import Sides, fast_sum, one_b
 from sordino.tasks.architecture import Architecture
 from sordino.tasks.hidden_state import remembered, several
 from sordino.tasks.losses import CrossEntropy, LossFunction, WrittenLoss, bits
-from sordino.tasks.nets import bounded
+from sordino.tasks.nets import bounded, largest_token
 from sordino.tasks.network import InputSettings, NetworkOnRows
 from sordino.tasks.written_out_backward import Chain, Slope
 from sordino.types import Examples, Losses, Params
@@ -244,12 +245,28 @@ class Supervised(NetworkOnRows, ABC):
             self._tried = losses, self._rules_hold(losses, params)
         return self._tried is not None and self._tried[1]
 
+    @cached_property
+    def largest_token(self) -> int:
+        """The largest token that the network can look up; 0 where its rows are no texts."""
+        if self._image:
+            return 0
+        return largest_token(self._net, lambda most: self.predict(self._values, self._texts(most)))
+
+    def _texts(self, most: int) -> Tensor:
+        """Two random texts of tokens up to `most`, the second with padding behind it."""
+        drawn = keys.uniform(keys.root(2), 2 * math.prod(self._shape)).reshape(2, -1)
+        texts = (1 + drawn * most).floor().clamp_max(most)
+        texts[1, texts.shape[1] // 2 :] = 0
+        return texts.reshape(2, *self._shape).float()
+
     def _rules_hold(self, losses: Losses, params: Params) -> bool:
         # they assume that each layer is used once and owns its parameters, and that a loss reaches the parameters
         # through the layers only:
         # try it on random rows. Where that deceives, a gradient is wrong; it stays one example's own, and clipped
-        batch = Examples(self._sample, self._any_labels(3))
-        draws = keys.bits(keys.root(1), 3)
+        x = self._sample
+        if (most := self.largest_token) > 0:  # numbers below 1 are no tokens
+            x = torch.cat([x, self._texts(most)])
+        batch, draws = Examples(x, self._any_labels(len(x))), keys.bits(keys.root(1), len(x))
         try:
             fast = fast_sum(self._recorder, losses, params, batch, draws, 0.5, 2)
         except RuntimeError:  # an operation that overwrites what a layer gave

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import one
+from tests.mutants.mutant import Mutant, one
 
 ADDED = "tests/engine/test_added_up.py"
 OFTEN = "tests/engine/test_steered.py::test_how_often_somebody_took_part_divides_only_where_it_decides"
 TRIED = "tests/engine/test_steered.py::test_a_trial_finds_the_differences_that_a_stack_bears"
 FORKS = "tests/engine/test_forks.py"
 TRAINER = "tests/algorithms/test_trainer.py"
+CLEAN = "tests/algorithms/test_clean_process.py"
 
 
 TOGETHER = [
@@ -159,5 +160,31 @@ TOGETHER = [
         'if asked == "rows" and',
         "if False and",
         f"{TRAINER}::test_other_readers_are_refused",
+    ),
+    Mutant(
+        "a clean process that computes in itself",
+        "privacy/readers/handed.py",
+        (
+            ("answer(lambda: compute(stream.read()), end, parent)", "answer(lambda: found, end, parent)"),
+            (
+                "(end,), parent = ends, os.getpid()",
+                '(end,), parent = ends, os.getpid()\n        found = compute(open(end, "rb", closefd=False).read())',
+            ),
+        ),
+        (f"{CLEAN}::test_where_no_fork_computes_a_clean_process_does",),
+    ),
+    one(
+        "a clean process that draws without the client's seed",
+        "algorithms/clean_process.py",
+        'told["round"], told["seed"]',
+        'told["round"], 0',
+        f"{CLEAN}::test_where_no_fork_computes_a_clean_process_does",
+    ),
+    one(
+        "a text classifier whose rules are tried on padding alone",
+        "tasks/supervised.py",
+        "if (most := self.largest_token) > 0:",
+        "if (most := self.largest_token) < 0:",
+        "tests/tasks/test_language.py::test_the_rules_of_a_text_classifier_are_tried_on_tokens[False]",
     ),
 ]

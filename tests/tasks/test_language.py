@@ -118,6 +118,48 @@ def test_the_rules_are_tried_on_texts_that_have_a_loss() -> None:
     assert set(task._sample.unique().tolist()) <= set(range(1, VOCABULARY + 1))
 
 
+class RealTokens(nn.Module):
+    """Broken twin: it takes the weight of a layer past that layer, where a text has a token."""
+
+    def __init__(self, through: bool) -> None:
+        super().__init__()
+        self.words, self.head, self.through = nn.Embedding(VOCABULARY + 1, 4), nn.Linear(4, 2), through
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.words(x.long()).mean(1)
+        past = 0 if self.through else (x >= 1).any(1, keepdim=True) * (z @ self.head.weight.T)
+        return self.head(z) + past  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("through", [True, False])
+def test_the_rules_of_a_text_classifier_are_tried_on_tokens(through: bool) -> None:
+    """Texts of padding alone do not show that a layer breaks where there are tokens."""
+    task = model(RealTokens(through), {"name": "classification"})
+    params, batch, draws = task.init(0), Examples(TEXTS, NO_LABELS), keys.bits(keys.root(9), 4)
+    assert task.largest_token == VOCABULARY
+    assert (task._texts(VOCABULARY) == 0).sum() == LENGTH // 2
+    assert task._recorder.supported
+    assert task._ruled(task.losses, params) == through
+    right = one_by_one(task.losses, params, batch, draws, 0.05, 2)
+    assert close(task.clipped_sum(task.losses, params, batch, draws, 0.05, 2), right)
+
+
+def test_tokens_that_a_network_cannot_look_up_are_not_tried() -> None:
+    class Buckets(nn.Module):
+        """Numbers below 1, as places in a table."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.table((x * 20).long()).mean(1))  # type: ignore[no-any-return]
+
+    task = model(Buckets(), {"name": "classification"})
+    assert task.largest_token == 0
+    assert task._rules_hold(task.losses, task.init(0))
+
+
 # loss and scores ------------------------------------------------------------------------------------------------------
 
 
