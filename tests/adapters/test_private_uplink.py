@@ -53,7 +53,7 @@ def states(folder: Path) -> list[State]:
 def loss(multiplier: float, times: int, delta: float) -> float:
     """Epsilon by another accountant than the one that planned the noise."""
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), times)
-    return float(PLDAccountant().compose(event).get_epsilon(delta))
+    return float(PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(delta))
 
 
 # the promise ----------------------------------------------------------------------------------------------------------

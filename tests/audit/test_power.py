@@ -103,7 +103,7 @@ def test_scores_of_a_replay_are_gaussian_with_the_promised_deviation() -> None:
         assert (float(kstest(off, "norm").pvalue) < 1e-3) is found
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "many", "share"), [(("rounds=1", "algorithm.local_steps=1"), 10_000, 0.9), (("rounds=10",), 1000, 0.8)]
 )

@@ -18,7 +18,7 @@ from scipy.stats import chi2
 
 from sordino import config, tree
 from sordino.engine.site import Site
-from sordino.runs.simulation import simulated
+from sordino.planning.methods import Methods
 from sordino.types import Examples, Terms
 from tests.helpers.executors import answers_of
 from tests.laws.adversary import VICTIM, Seen, play, raw, tells_apart
@@ -36,8 +36,7 @@ CLIENTS = [case for case in CASES if case.protects == "central"]
 
 
 def sampled(case: Case) -> bool:
-    setup = simulated(case.experiment()).setup
-    return getattr(setup.algorithm.read, "neighbours", "") == "zero_out"
+    return getattr(Methods(case.experiment()).training.read, "neighbours", "") == "zero_out"
 
 
 EXAMPLES = [case for case in CASES if case.protects in ("example", "cell") and sampled(case)]

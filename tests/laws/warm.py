@@ -167,22 +167,36 @@ def serve(listener: socket.socket, alive: int) -> None:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     entries: dict[str, Callable[[list[str]], None]] = {}
+    begun: dict[int, socket.socket] = {}  # by the ids of children: where their ends are told
+    ended, wake = os.pipe()  # a fork of so much takes long: one for each child, and this process waits for all
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select.select([listener, alive], [], [])
+        ready, _, _ = select.select([listener, alive, ended], [], [])
         if alive in ready:
             return
-        line, _ = listener.accept()
-        if not entries:
-            entries = _entries()
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the attendants
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup takes it from all tests, and some of them hang up
-            listener.close()
-            os.close(alive)
-            _attend(line, entries)
-            os._exit(0)
-        line.close()
+        if ended in ready:
+            os.read(ended, 1 << 12)
+            _tell_ends(begun)
+        if listener in ready:
+            line, _ = listener.accept()
+            entries = entries or _entries()
+            ours = [listener.fileno(), alive, ended, wake, *(other.fileno() for other in begun.values())]
+            child = _begin(line, entries, ours)
+            begun[child] = line
+            with contextlib.suppress(BrokenPipeError):
+                line.sendall(f"{child}\n".encode())
+
+
+def _tell_ends(begun: dict[int, socket.socket]) -> None:
+    while begun:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child == 0:
+            return
+        if child in begun:
+            with begun.pop(child) as line, contextlib.suppress(BrokenPipeError):
+                line.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 def _entries() -> dict[str, Callable[[list[str]], None]]:
@@ -211,15 +225,20 @@ def _entries() -> dict[str, Callable[[list[str]], None]]:
     }
 
 
-def _attend(line: socket.socket, entries: dict[str, Callable[[list[str]], None]]) -> None:
-    """Fork the child itself, tell its id, wait for it, tell its end."""
+def _begin(line: socket.socket, entries: dict[str, Callable[[list[str]], None]], ours: list[int]) -> int:
+    """Fork a child that runs the command of this line, and holds nothing open of `ours`; its id."""
     import resource
 
     data, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
     command = json.loads(data)
     child = os.fork()
     if child == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup takes it from all tests, and some of them hang up
         line.close()
+        for held in ours:
+            os.close(held)
         for target, descriptor in enumerate(descriptors):
             os.dup2(descriptor, target)
             os.close(descriptor)
@@ -245,7 +264,4 @@ def _attend(line: socket.socket, entries: dict[str, Callable[[list[str]], None]]
         os._exit(code)
     for descriptor in descriptors:
         os.close(descriptor)
-    line.sendall(f"{child}\n".encode())
-    _, status = os.waitpid(child, 0)
-    with contextlib.suppress(BrokenPipeError):
-        line.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    return child

@@ -233,7 +233,7 @@ def test_a_site_that_does_not_take_part_is_not_asked_a_hundred_times(once: Round
         asked.append(letter)
         return once.letterhead("bad").write("server", 0, {"do": "refused", "what": "no", "own": True}, [])
 
-    sites = once.sites(InProcess({"good": once.good, "bad": bad}), Patience(timeout=60.0, minimum=2))
+    sites = once.sites(InProcess({"good": once.good, "bad": bad}), Patience(timeout=5.0, minimum=2))
     sites._ready.discard("bad")
     sites.prelude = [(Begin(), ())]
     sites.gather()
