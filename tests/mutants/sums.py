@@ -208,4 +208,11 @@ SUMS = [
         "return True",
         "tests/privacy/noise/test_own_law.py::test_it_is_refused_where_every_law_is",
     ),
+    one(
+        "a run with noise that stops for values beyond the range",
+        "privacy/uplink/rules.py",
+        "links.grid.strict and bool(private(links.server))",
+        "False",
+        "tests/stories/secure_sums/test_refused.py::test_it_does_not_start[a stop that tells of single values beside noise]",
+    ),
 ]

@@ -154,6 +154,10 @@ CALLS: dict[str, Call] = {
         "share-off-the-grid",
         lambda: Uplink((Clip(1.0), NoiseShare(neighbours="zero_out", survivors=3), Quantise(), Aggregated())),
     ),
+    "a run that stops for values behind the noise": Call(
+        "strict-beside-noise",
+        lambda: Uplink((Clip(1.0), Quantise(strict=True), Aggregated()), (Noise(neighbours="zero_out"),)),
+    ),
     "a median of uploads that nobody can read": Call("stage-reads-each", lambda: Uplink((UserLevel(), Aggregated()))),
     "sums of CKKS for a server": Call("ckks-opened-for-server", lambda: Encrypted("ckks", keys="authority")),
     "shares of a step of the grid": Call("share-too-narrow", lambda: shared(bits=3).encode(UPLOAD, VISITOR)),

@@ -1,5 +1,4 @@
-"""Rules of the uplink: which stages fit together, and what they guarantee. The computation is in
-`sordino.privacy.uplink.uplink`."""
+"""Rules of the uplink: which stages fit together, and what they guarantee. `uplink.uplink` computes the sums."""
 
 from __future__ import annotations
 
@@ -241,9 +240,8 @@ def _quiet(links: Links) -> bool:
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
 
 
-def _after_personal_clip(links: Links) -> tuple[Stage, ...]:
-    at = (i for i, stage in enumerate(links.client) if isinstance(stage, Clip) and stage.personal)
-    return links.client[next(at, len(links.client)) + 1 :]
+def _clips(links: Links) -> list[Clip | ClipLayers]:
+    return [stage for stage in links.client if isinstance(stage, Clip | ClipLayers)]
 
 
 def _name(stage: Stage | None) -> str:
@@ -340,6 +338,14 @@ RULES: tuple[Rule[Links], ...] = (
         "realised-denominator",
     ),
     Rule(
+        lambda links: links.grid is not None and links.grid.strict and bool(private(links.server)),
+        UnsoundGuarantee,
+        "noise at the server, and quantise with strict = true",
+        "whether the run stops depends on single values without noise, and everybody sees it",
+        "leave strict out: what is beyond the range is cut; a clip to a radius within the range leaves nothing to cut",
+        "strict-beside-noise",
+    ),
+    Rule(
         lambda links: any(isinstance(stage, Clip | ClipLayers) for stage in _after(links, Noise)),
         UnsoundGuarantee,
         "a clip after the noise",
@@ -356,7 +362,7 @@ RULES: tuple[Rule[Links], ...] = (
         "two-noises",
     ),
     Rule(
-        lambda links: any(isinstance(stage, Clip | ClipLayers) for stage in _after_personal_clip(links)),
+        lambda links: any(isinstance(clip, Clip) and clip.personal for clip in _clips(links)[:-1]),
         UnsoundGuarantee,
         "a clip after a personal clip",
         "everybody would have the same radius again, and the server would take clients with small budgets for cheats",

@@ -86,6 +86,14 @@ REFUSED: dict[str, tuple[str, Any, Table]] = {
         {"client": [CLIP, SHARE, "secagg"], "server": [{**NOISE, "neighbours": "zero_out", "multiplier": 1.0}]},
         {},
     ),
+    "a stop that tells of single values beside noise": (
+        "strict-beside-noise",
+        {
+            "client": [CLIP, {"name": "quantise", "strict": True}, "secagg"],
+            "server": [{**NOISE, "neighbours": "zero_out", "multiplier": 1.0}],
+        },
+        {},
+    ),
     "an authority for one": ("authority-opens-one", [{**TEST_KEY, "keys": "authority", "at_least": 1}], {}),
     "a short key": ("weak-key", [{"name": "paillier", "key_bits": 1024}], {}),
     "a key for tests": ("weak-key", [{"name": "paillier", "key_bits": 2048}], {}),
