@@ -92,9 +92,13 @@ class Fact(BaseModel):
 
 
 def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
-    """The record in a JSON text; refused where the format is another one or the text does not fit."""
+    """The record in a JSON text; refused where the format is another one, the text does not fit, or a name occurs
+    twice in it.
+    """
     try:
-        return kind.model_validate_json(text)
+        found = kind.model_validate_json(text)
+        json.loads(text, object_pairs_hook=_once)
+        return found
     except ValidationError as error:
         first = error.errors()[0]
         if first["loc"] == ("format",) and isinstance(first["input"], int):
@@ -106,3 +110,5 @@ def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
             ) from None
         place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
         raise damaged(path, place + first["msg"], fix) from None
+    except ValueError as error:
+        raise damaged(path, str(error), fix) from None

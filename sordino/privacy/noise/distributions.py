@@ -172,9 +172,10 @@ class NoiseLaw(ABC):
 
 
 class IntegerNoiseLaw(NoiseLaw):
-    """Base class of noise laws that can also be drawn as integers, for secure sums."""
+    """Base class of noise laws that can also be drawn as integers, for secure sums: in a law of your own, once it sets
+    `narrowest`, the scale in steps from which on it costs no more than its event."""
 
-    narrowest: ClassVar[float] = 0.0  # scale in steps at which it costs no more than its event
+    narrowest: ClassVar[float] = math.inf
 
     @abstractmethod
     def whole(self, source: NoiseSource, count: int, scale: float) -> Ints:
@@ -191,8 +192,9 @@ class IntegerNoiseLaw(NoiseLaw):
         if scale < self.narrowest:
             raise UnsoundGuarantee(
                 f"the noise has a scale of {scale:.3g} steps of the grid",
-                why=f"below {self.narrowest:g} steps it costs more than the continuous noise that is priced",
-                fix='set more bits or a smaller range in the quantise stage, or use law = "laplace" or noise in shares',
+                why=f"below {self.narrowest:g} steps it may cost more than the noise that is priced",
+                fix='set more bits or a smaller range in the quantise stage, or use law = "laplace" or noise in '
+                "shares; a law of your own sets `narrowest`",
                 code="noise-too-narrow",
             )
 
@@ -253,6 +255,7 @@ class LaplaceNoise(IntegerNoiseLaw):
     gives pure epsilon = 1/multiplier.
     """
 
+    narrowest: ClassVar[float] = 0.0
     order: ClassVar[Literal[1, 2]] = 1
     spread: ClassVar[float] = math.sqrt(2)
 

@@ -28,7 +28,7 @@ from sordino.config import build, gates
 from sordino.errors import ConfigError, PrivacyError, UnsoundGuarantee, UnsupportedEvent
 from sordino.planning.accounts import STATES
 from sordino.planning.planner import Planner
-from sordino.privacy.noise.distributions import LAWS, GaussianNoise, LaplaceNoise, NoiseLaw, Steps
+from sordino.privacy.noise.distributions import LAWS, GaussianNoise, IntegerNoiseLaw, LaplaceNoise, NoiseLaw, Steps
 from sordino.privacy.noise.sources import TABLE_ERROR, Counter, System
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
 from sordino.privacy.uplink import Uplink
@@ -228,6 +228,22 @@ def test_its_noise_is_drawn_in_simulations_and_for_people(source: Any) -> None:
     assert stats.kstest(drawn, "logistic", method="asymp").pvalue > 1e-6
     assert stats.kstest(drawn * 1.05, "logistic", method="asymp").pvalue < 1e-6
     assert drawn.std() == pytest.approx(LogisticNoise.spread, rel=0.02)
+
+
+def test_a_law_without_a_narrowest_grid_is_drawn_on_no_integers() -> None:
+    class Unsaid(LaplaceNoise):
+        narrowest = IntegerNoiseLaw.narrowest
+
+    class Said(LaplaceNoise):
+        narrowest = 100.0
+
+    sums = torch.zeros(3, dtype=torch.int64)
+    assert Said().add(sums, 100.0, Counter(1)).dtype == torch.int64
+    for law, scale in ((Unsaid(), 1e9), (Said(), 99.0)):
+        assert law.add(sums.double(), scale, Counter(1)).dtype == torch.float64
+        with pytest.raises(PrivacyError) as refused:
+            law.add(sums, scale, Counter(1))
+        assert refused.value.code == "noise-too-narrow"
 
 
 def test_its_steps_are_those_of_the_law() -> None:
