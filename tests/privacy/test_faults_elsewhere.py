@@ -124,7 +124,7 @@ def test_a_denominator_derived_from_the_secret_number_of_records() -> None:
     rows = torch.zeros(N, size, dtype=torch.float64)
     rows[-1, 0] = 9.0
     assert attained_by_scale(epsilon, width(faulty, rows[:-1]), width(faulty, rows), size) > 0.999
-    mus = [moved(read(reader, z, lambda level, k=key: Still(level, k)), rows, rows[:-1]) for key in range(60)]
+    mus = [moved(read(reader, z, lambda level, k=key: Still(level, k)), rows, rows[:-1]) for key in range(30)]
     assert max(mus) == pytest.approx(1 / z, rel=1e-6)  # where the record is drawn
     assert min(mus) == 0
     assert 0.5 * DELTA < attained(epsilon, max(mus), rate) <= DELTA

@@ -305,18 +305,18 @@ def test_noise_that_is_a_little_off_is_caught(monkeypatch: pytest.MonkeyPatch, t
     assert max(beyond(law, law.moved(1), event, allowed, TOTAL_VARIATION) for allowed in deltas) > 1
 
 
-def test_a_sum_of_shares_keeps_what_is_printed_with_all_of_them_and_not_with_one_less() -> None:
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=slow)])
+def test_a_sum_of_shares_keeps_what_is_printed_with_all_of_them_and_not_with_one_less(parties: int) -> None:
     """The shares of those who must stay; of fewer it is the broken twin."""
-    for parties in (2, 3):
-        share = gaussian_law(4.0)  # the narrowest that is allowed
-        whole = reduce(Law.plus, [share] * parties)
-        fewer = reduce(Law.plus, [share] * (parties - 1))
-        most = 8
-        event = DiscreteGaussian(4.0 * math.sqrt(parties) / most)
-        for allowed in (1e-5, 1e-2):
-            for shift in range(1, most + 1):
-                assert beyond(whole, whole.moved(shift), event, allowed, parties * TOTAL_VARIATION) <= 1
-            assert beyond(fewer, fewer.moved(most), event, allowed, parties * TOTAL_VARIATION) > 1
+    share = gaussian_law(4.0)  # the narrowest that is allowed
+    whole = reduce(Law.plus, [share] * parties)
+    fewer = reduce(Law.plus, [share] * (parties - 1))
+    most = 8
+    event = DiscreteGaussian(4.0 * math.sqrt(parties) / most)
+    for allowed in (1e-5, 1e-2):
+        for shift in range(1, most + 1):
+            assert beyond(whole, whole.moved(shift), event, allowed, parties * TOTAL_VARIATION) <= 1
+        assert beyond(fewer, fewer.moved(most), event, allowed, parties * TOTAL_VARIATION) > 1
 
 
 def law_of(name: str) -> Any:

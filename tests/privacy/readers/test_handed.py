@@ -70,7 +70,7 @@ def test_several_threads_may_wait_for_their_own_processes() -> None:
 
         return train
 
-    waits = [0.3, 0.1, 0.2, 0.0]
+    waits = [0.15, 0.05, 0.1, 0.0]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda seconds: opened.handed(answer(seconds)), waits))
     assert [round(float(one["seconds"]), 3) for one in found] == waits
