@@ -207,6 +207,7 @@ KINDS: dict[str, type[Any]] = {
     "nothing": Nothing,
 }
 _NAMES = {cls: kind for kind, cls in KINDS.items()}
+_FIELDS = {cls: {field.name for field in fields(cls)} for cls in _NAMES}
 
 
 def leaves(event: Event, whole: bool = False) -> Counter[Event]:
@@ -323,8 +324,8 @@ def from_json(data: Any) -> Event:
         raise UnsupportedEvent(
             f"there is no event of kind {kind!r}", fix=f"use one of {', '.join(KINDS)}", code="unknown-event-kind"
         )
-    expected = {f.name for f in fields(cls)}
-    if set(data) - {"kind"} != expected:
+    expected = _FIELDS[cls]
+    if data.keys() - {"kind"} != expected:
         raise UnsupportedEvent(
             f"a {kind} event has the fields {sorted(set(data) - {'kind'})}",
             why=f"it must have exactly {sorted(expected)}",
@@ -332,7 +333,7 @@ def from_json(data: Any) -> Event:
             code="malformed-event",
         )
     read: dict[str, Callable[[Any], Any]] = {"event": from_json, "events": _each}
-    event: Event = cls(**{name: read.get(name, _itself)(data[name]) for name in expected})
+    event: Event = cls(**{name: read[name](data[name]) if name in read else data[name] for name in expected})
     return event
 
 
@@ -354,7 +355,3 @@ def _each(parts: object) -> tuple[Event, ...]:
             "the parts of a composition are not a list", fix="give a list of events", code="malformed-event"
         )
     return tuple(from_json(part) for part in parts)
-
-
-def _itself(value: Any) -> Any:
-    return value

@@ -77,8 +77,8 @@ class Fact(BaseModel):
     def _refuse_nulls(self, info: ValidationInfo) -> Self:
         """Refuses a null in a file for an optional value: files leave such values out, so a null is an edit."""
         if info.mode == "json":
-            for name, value in self:
-                if value is None and name in self.model_fields_set and not type(self).model_fields[name].is_required():
+            for name in [name for name, value in self.__dict__.items() if value is None]:
+                if name in self.model_fields_set and not type(self).model_fields[name].is_required():
                     raise ValueError(f"{name} is null")
         return self
 

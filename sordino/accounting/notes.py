@@ -101,7 +101,7 @@ def read_notes(texts: Iterable[str], population: int) -> dict[int, list[Release]
 
 R = TypeVar("R")  # what is known of one release
 
-NEVER = np.iinfo(np.int64).max
+NEVER = 2**63 - 1
 INSIDE, OUTSIDE = 0, 1  # first cells: of the clients that "everyone" means, and of other clients that are named
 
 

@@ -92,7 +92,8 @@ def _plan_numbers(given: dict[str, Any], as_json: bool) -> None:
         from sordino.planning import calculator
 
     question = calculator.ask(**given)
-    answers = calculator.answer(question)
+    with loading():  # scipy
+        answers = calculator.answer(question)
     ratio, found = answers[0].noise_to_signal, calculator.enough_for(question)
     if as_json:
         say(
@@ -123,7 +124,8 @@ def _plan_experiment(words: list[str], options: list[str], as_json: bool) -> Non
             from sordino.cli import plan_tables as planned
             from sordino.runs.forecast import compare
 
-        found = compare(Path(file) if file is not None else None, overrides)
+        with loading():
+            found = compare(Path(file) if file is not None else None, overrides)
     if as_json:
         say({**found.to_json(), **_verdict(found.ratio, found.enough, found.delta)})
         return

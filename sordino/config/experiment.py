@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +70,27 @@ def validate(table: Table) -> Experiment:
 
 def _check_ranges(section: Section, inside: str = "") -> None:
     """Refuses numbers outside the range of their field; a list has a number for each client process."""
-    for name, field in type(section).model_fields.items():
+    for name, allowed in _ranges(type(section)):
         value, place = getattr(section, name), f"{inside}{name}"
+        if value == []:
+            raise ConfigError(
+                f"{place} is an empty list",
+                why="a list has a number for each client process, in turn",
+                fix="write numbers into it, or leave the setting out",
+                code="out-of-range",
+            )
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number != "auto":
+                check_range(place, number, allowed, "out-of-range")
+    for name, value in section.__dict__.items():
         if isinstance(value, Section):
-            _check_ranges(value, f"{place}.")
-        for allowed in (told for told in field.metadata if isinstance(told, Range)):
-            if value == []:
-                raise ConfigError(
-                    f"{place} is an empty list",
-                    why="a list has a number for each client process, in turn",
-                    fix="write numbers into it, or leave the setting out",
-                    code="out-of-range",
-                )
-            for number in value if isinstance(value, list) else [value]:
-                if number is not None and number != "auto":
-                    check_range(place, number, allowed, "out-of-range")
+            _check_ranges(value, f"{inside}{name}.")
+
+
+@lru_cache(maxsize=64)
+def _ranges(kind: type[Section]) -> Sequence[tuple[str, Range]]:
+    """Fields with the ranges of their numbers."""
+    return [(n, told) for n, field in kind.model_fields.items() for told in field.metadata if isinstance(told, Range)]
 
 
 def _check_device(engine: Engine) -> None:

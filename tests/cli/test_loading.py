@@ -108,6 +108,35 @@ except SystemExit:
     assert int(told(program, tmp_path).split()[-1]) < 20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "library"), [("rounds=1", "torch"), ("--epsilon 3", "scipy")])
+def test_a_plan_loads_its_libraries_without_collecting(words: str, library: str, tmp_path: Path) -> None:
+    program = f"""
+import gc, sys
+from sordino.cli import main
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{library}":
+            print("collects", gc.isenabled())
+
+sys.meta_path.insert(0, Watch())
+sys.argv = ["sordino", "privacy", "plan", *"{words}".split()]
+main()
+"""
+    assert [line for line in told(program, tmp_path).splitlines() if "collects" in line] == ["collects False"]
+
+
+def test_a_listing_loads_no_numpy(tmp_path: Path) -> None:
+    program = """
+import sys
+from sordino.cli.program import app
+app(["list", "."], standalone_mode=False)
+print("numpy" in sys.modules)
+"""
+    assert told(program, tmp_path).split()[-1] == "False"
+
+
 def test_a_listing_parses_the_experiment_of_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the receipt is compared with the ledger, whose place the experiment names."""
     from sordino.config import reading
