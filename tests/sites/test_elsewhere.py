@@ -6,6 +6,7 @@ import random
 import shutil
 import sys
 from collections.abc import Collection, Hashable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,34 @@ def served(trial: Trial, nodes: InThisProcess, **settings: Any) -> Ended:
         nodes.close()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    experiment = BY_NAME["gaussian_gdp"].experiment(partition={"scheme": "iid", "clients": 3})
+    place = tmp_path_factory.mktemp("elsewhere")
+    return Trial(place, experiment.model_dump(mode="json", exclude_none=True), 3, tls=False)
+
+
+@pytest.fixture(scope="module")
+def made_real(made: Trial, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """The same run with noise of the operating system, and all clients in each round."""
+    table = made.table | {"privacy": made.table["privacy"] | {"noise": "system"}, "cohort": {"name": "everyone"}}
+    return Trial(tmp_path_factory.mktemp("real"), table, made.sites, tls=False, rehearsal=False)
+
+
+def copied(trial: Trial, place: Path) -> Trial:
+    again = copy(trial)
+    again.place = Path(shutil.copytree(trial.place, place / "trial"))
+    return again
+
+
 @pytest.fixture
-def trial(tmp_path: Path) -> Trial:
-    made = BY_NAME["gaussian_gdp"].experiment(partition={"scheme": "iid", "clients": 3})
-    return Trial(tmp_path, made.model_dump(mode="json", exclude_none=True), 3, tls=False)
+def trial(made: Trial, tmp_path: Path) -> Trial:
+    return copied(made, tmp_path)
+
+
+@pytest.fixture
+def real(made_real: Trial, tmp_path: Path) -> Trial:
+    return copied(made_real, tmp_path)
 
 
 @pytest.mark.parametrize("anew", [True, False], ids=["a process for each question", "one process"])
@@ -115,22 +140,20 @@ def test_it_trains_what_the_simulation_trains(trial: Trial, anew: bool) -> None:
         assert model_of(own) == model_of(loop)
 
 
-def test_with_real_noise_a_new_process_is_shown_what_it_has_signed(trial: Trial) -> None:
-    trial = real(trial)
-    nodes = InThisProcess(trial, anew=True)
-    served(trial, nodes)
-    for k in range(trial.sites):
-        own = trial.place / f"site-{k}-run"
+def test_with_real_noise_a_new_process_is_shown_what_it_has_signed(real: Trial) -> None:
+    nodes = InThisProcess(real, anew=True)
+    served(real, nodes)
+    for k in range(real.sites):
+        own = real.place / f"site-{k}-run"
         assert verify(own) == []
         assert len([entry for entry in ledger_of(own) if entry.charges]) == 4
     # in front of every message stands the head that the site has signed last: who forgets it is asked in vain
-    assert nodes.answered == trial.sites * (1 + 1 + 4 + 1)  # who it is, to begin, four rounds, the end
+    assert nodes.answered == real.sites * (1 + 1 + 4 + 1)  # who it is, to begin, four rounds, the end
 
 
-def test_a_folder_that_was_put_back_takes_no_further_part(trial: Trial) -> None:
+def test_a_folder_that_was_put_back_takes_no_further_part(real: Trial) -> None:
     """With every message comes the newest head that a site has signed, which an older copy of its folder lacks."""
-    trial = real(trial)
-    own, copy, asked = trial.place / "site-1-run", trial.place / "copy", list[bytes]()
+    own, older, asked = real.place / "site-1-run", real.place / "copy", list[bytes]()
 
     class PutBack(InThisProcess):
         def answer(self, node: Hashable, question: bytes) -> bytes:
@@ -138,16 +161,16 @@ def test_a_folder_that_was_put_back_takes_no_further_part(trial: Trial) -> None:
                 asked.append(question)
                 kept = place_for(RunFolder(own).environment.run, "site-1")
                 if len(asked) == 2:
-                    shutil.copytree(own, copy)
-                    shutil.copy(kept, copy / "witness")
+                    shutil.copytree(own, older)
+                    shutil.copy(kept, older / "witness")
                 elif len(asked) == 3:
                     shutil.rmtree(own)
-                    shutil.copytree(copy, own)
-                    shutil.copy(copy / "witness", kept)  # as on another machine
+                    shutil.copytree(older, own)
+                    shutil.copy(older / "witness", kept)  # as on another machine
             return super().answer(node, question)
 
-    served(trial, PutBack(trial, anew=True, moved=True), minimum=2, deadline_s=1.0)
-    assert [row.answered for row in rows(trial)] == [3, 3, 2, 2]
+    served(real, PutBack(real, anew=True, moved=True), minimum=2, deadline_s=1.0)
+    assert [row.answered for row in rows(real)] == [3, 3, 2, 2]
     assert len([entry for entry in ledger_of(own) if entry.charges]) == 1
 
 
@@ -232,16 +255,15 @@ def test_malformed_questions_are_refused(many: int, trial: Trial) -> None:
     assert ledger_of(own) == before
 
 
-def test_a_node_without_the_key_on_the_list_is_sent_no_message(trial: Trial) -> None:
-    trial = real(trial)
-    nodes = InThisProcess(trial, anew=False)
+def test_a_node_without_the_key_on_the_list_is_sent_no_message(real: Trial) -> None:
+    nodes = InThisProcess(real, anew=False)
     nodes.site(0)
-    imposter = dict(nodes.sites[0]._terms.__dict__) | {"identity": trial.place / "site-1"}
+    imposter = dict(nodes.sites[0]._terms.__dict__) | {"identity": real.place / "site-1"}
     nodes.sites[0] = SiteElsewhere(SiteTerms(**imposter))
-    served(trial, nodes, minimum=2, deadline_s=0.5)
+    served(real, nodes, minimum=2, deadline_s=0.5)
     assert all(unframed(question, 3)[2] == b"" for node, question in nodes.asked if node == 0)
-    assert not (trial.place / "site-0-run").exists()
-    assert [row.answered for row in rows(trial)] == [2, 2, 2, 2]
+    assert not (real.place / "site-0-run").exists()
+    assert [row.answered for row in rows(real)] == [2, 2, 2, 2]
 
 
 def test_a_secure_sum_and_a_relative_folder_are_refused(trial: Trial, tmp_path: Path) -> None:
@@ -253,12 +275,6 @@ def test_a_secure_sum_and_a_relative_folder_are_refused(trial: Trial, tmp_path: 
         served(masked, InThisProcess(masked, anew=False))
     assert error.value.code == "secure-sum-elsewhere"
     assert not masked.folder.exists()
-
-
-def real(trial: Trial) -> Trial:
-    """The same run with noise of the operating system, and all clients in each round."""
-    table = trial.table | {"privacy": trial.table["privacy"] | {"noise": "system"}, "cohort": {"name": "everyone"}}
-    return Trial(trial.place / "real", table, trial.sites, tls=False, rehearsal=False)
 
 
 def refused(answer: bytes) -> str | None:
