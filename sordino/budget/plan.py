@@ -23,7 +23,9 @@ from sordino.accounting.facts import delta_text
 from sordino.accounting.pricing import Counted, Exact, NominalPrice, Pricing, Renyi, best_order, counted_phases
 from sordino.budget.schedules import Adaptive, Schedule, Uniform, integer_shares
 from sordino.errors import POSITIVE, InvalidBudget, UnsoundGuarantee, check_range
-from sordino.types import Offer
+from sordino.types import Offer, Unit
+
+ADAPTS = "as if no release decided how much a later round spends; in any case the whole budget holds, epsilon {:g}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,16 @@ class Plan:
         return self.everyone_pays and not self.individual
 
     @property
+    def adapts(self) -> bool:
+        """True where earlier releases decide how much of the budget a round spends."""
+        return self.budget is not None and isinstance(self.budget.schedule, Adaptive)
+
+    def conditions(self, unit: Unit) -> tuple[str, ...]:
+        """Conditions of a claim about this unit, beside those of its noise."""
+        paid = self.offer is not None and self.offer.subject.unit == unit
+        return (ADAPTS.format(self.budget.epsilon),) if self.budget is not None and self.adapts and paid else ()
+
+    @property
     def currency(self) -> Currency:
         return self.pricing.currency if self.pricing else ZCDP
 
@@ -163,9 +175,7 @@ class Plan:
         if exposure >= self.exposures[client]:
             return None
         charge = (
-            self._adaptive(client, exposure, spent, stalled, last)
-            if isinstance(self.budget.schedule, Adaptive)
-            else self._share(client, exposure)
+            self._adaptive(client, exposure, spent, stalled, last) if self.adapts else self._share(client, exposure)
         )
         if not (any if isinstance(self.pricing, Counted) else all)(charge):  # other phases of a plan are not charged
             return None
@@ -174,7 +184,7 @@ class Plan:
     def rehearse(self) -> None:
         """Prices every planned participation once, so that one that cannot be priced is refused before the first
         round."""
-        if self.budget is not None and isinstance(self.budget.schedule, Adaptive):
+        if self.adapts:
             return  # known only on the way
         for times, client in self._kinds():
             for exposure in range(times if self.budget is not None else 1):  # a typed price is the same for all

@@ -109,7 +109,7 @@ class Explicit:
 @dataclass(frozen=True)
 class Adaptive:
     """Shares that start low and grow after a stall; every later participation keeps at least `floor` of a uniform
-    share.
+    share. Proved is the epsilon of the whole budget (a filter), and not of what was spent, which releases decide.
 
     The trigger behind `stalled` may read released values only: the loss of the released model on a public set, or the
     norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client losses would

@@ -20,7 +20,6 @@ from sordino import tree
 from sordino.algorithms.algorithm import AnyAlgorithm
 from sordino.algorithms.optional import Estimates, Home, PerClientMessages
 from sordino.budget.plan import Price
-from sordino.budget.schedules import Adaptive
 from sordino.engine import wire
 from sordino.engine.executor import Answers, Tally
 from sordino.engine.secure_sum import SecureSum
@@ -112,14 +111,10 @@ class FederatedServer(Accounts):
             self.inbox.remarks.append(
                 f"round {t + 1}: {many} uploads came, the robust sum needs {least}: nothing changes"
             )
-        stalled = self._adaptive and float(tree.norm(received.mean)) <= STALL * (
+        stalled = self.plan.adapts and float(tree.norm(received.mean)) <= STALL * (
             self._std(now, came.answered, coordinates) * math.sqrt(coordinates)
         )
         return Release(received, came, mail.digest(received.mean), stalled)
-
-    @property
-    def _adaptive(self) -> bool:
-        return self.plan.budget is not None and isinstance(self.plan.budget.schedule, Adaptive)
 
     def _std(self, now: OpenRound, answered: Sequence[int], coordinates: int) -> float:
         """Standard deviation of the noise in one coordinate of the mean upload, from the multipliers alone."""

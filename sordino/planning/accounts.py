@@ -326,7 +326,8 @@ class Accounts:
             return claim.beside(event=NonPrivate("; ".join(self.void)), status="none", because=self.void)
         if self.own_code and (claim.unit != "client" or len(self.members) > 1):  # clients of a process share a network
             claim = claim.resting_on(*map(self.algorithm.rests_on, self.own_code))
-        claim = claim.resting_on(*map(STATES.format, dict.fromkeys(user_code.parts(gate))))
+        stated = map(STATES.format, dict.fromkeys(user_code.parts(gate)))
+        claim = claim.resting_on(*stated, *self.plan.conditions(claim.unit))
         inexact = self.policy.real and draws_afresh(claim.event)
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 

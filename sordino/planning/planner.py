@@ -19,7 +19,6 @@ from typing import NamedTuple, TypeVar
 from sordino.accounting.facts import Fact, Number
 from sordino.accounting.statement import Guarantee, Promised, statement, unspent
 from sordino.budget.plan import kinds
-from sordino.budget.schedules import Adaptive
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.accounts import Accounts
 from sordino.planning.phase import PlannedPhase
@@ -162,8 +161,7 @@ class Planner:
         """The client's noise multiplier halfway through its rounds, or at the first one where spending adapts and later
         ones are not known; None without a price."""
         plan, times = self.phase.plan, self.phase.plan.exposures[client]
-        adaptive = plan.budget is not None and isinstance(plan.budget.schedule, Adaptive)
-        price = plan.price(client, 0 if adaptive else times // 2, plan.currency.zero()) if times else None
+        price = plan.price(client, 0 if plan.adapts else times // 2, plan.currency.zero()) if times else None
         return None if price is None else price.multiplier
 
     @cached_property

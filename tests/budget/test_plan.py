@@ -10,8 +10,10 @@ import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from scipy.stats import norm
 
 from sordino.accounting.claims import Subject
 from sordino.accounting.currency import UNIT
+from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.pricing import Renyi
 from sordino.budget.plan import Budget, Plan, Price, draft
 from sordino.budget.schedules import Adaptive, Explicit, Geometric, LinearBack, LinearFront, Schedule, Uniform
@@ -246,3 +249,32 @@ def test_adaptive_spending_grows_after_a_stall_and_only_then() -> None:
         assert price is not None
         paid.append(price.charge[0])
     assert [p / UNIT for p in paid] == pytest.approx([0.05, 0.05, 0.075, 0.075], abs=1e-11)
+
+
+def lost(plan: Plan, printed: Callable[[float], float], delta: float, centre: float) -> float:
+    """By how much the law of two adaptive rounds exceeds e^epsilon times its neighbour's, over delta. `printed`: the
+    epsilon said once mu is known. The first round stalls where its output is within 1.1 deviations of 0.
+    """
+    first = plan.price(0, 0, (0,))
+    assert first is not None
+    y = np.linspace(-12, 20, 200_001) + centre
+    here, there = norm.logpdf(y, centre + 1 / first.multiplier), norm.logpdf(y, centre)
+    total = 0.0
+    for stalled, region in ((True, np.abs(y) <= 1.1), (False, np.abs(y) > 1.1)):
+        second = plan.price(0, 1, first.charge, stalled, first.charge)
+        assert second is not None
+        mu = 1 / second.multiplier
+        left = printed(math.hypot(1 / first.multiplier, mu)) - here + there
+        tail = np.exp(np.minimum(left, 700.0) + norm.logcdf(-mu / 2 - left / mu))
+        exceeds = np.clip(norm.cdf(mu / 2 - left / mu) - tail, 0, 1)
+        total += float(np.trapezoid(np.where(region, np.exp(here) * exceeds, 0.0), y))
+    return total / delta
+
+
+def test_what_an_adaptive_plan_has_spent_is_no_promise_and_its_budget_is() -> None:
+    # integrated to 1e-6, and no draw: what was spent is known only from what was released
+    plan, delta = plan_of("exact", 8.0, 1e-4, Adaptive(0.5, 5.0, 0.1), [2]), 1e-4
+    assert lost(plan, partial(epsilon_of, delta=delta), delta, centre=-2.0) > 1.3
+    assert 0.3 < lost(plan, lambda mu: 8.0, delta, centre=-2.0) <= 1
+    assert "epsilon 8" in "".join(plan.conditions("example"))
+    assert plan.conditions("client") == plan_of("exact", 8.0, 1e-4, Uniform(), [2]).conditions("example") == ()

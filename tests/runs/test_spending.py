@@ -80,6 +80,15 @@ def test_nobody_ever_exceeds_a_cap(schedule: str, cohort: dict[str, Any]) -> Non
     check_caps(federation)
 
 
+@pytest.mark.parametrize(("schedule", "status"), [("linear_back", "proved"), ("adaptive", "conditional")])
+def test_spending_that_follows_from_releases_is_not_called_proved(schedule: str, status: str) -> None:
+    privacy = {"epsilon": 4.0, "schedule": {"name": schedule}}
+    federation, _ = spend(simulated(experiment(GDP, rounds=9, privacy=privacy)))
+    rows = [row for row in statement([e.note for e in federation.entries()], 5, 1e-5) if row.unit == "example"]
+    assert {row.status for row in rows} == {status}
+    assert all(("epsilon 4" in "".join(row.because)) == (status == "conditional") for row in rows)
+
+
 def test_who_is_drawn_more_often_than_planned_abstains() -> None:
     parts = simulated(experiment(GDP, rounds=12, cohort={"name": "random", "size": 3, "t_plan": 5}))
     federation, granted = spend(parts)
