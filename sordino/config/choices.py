@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from sordino import user_code
 from sordino.accounting.claims import check_neighbours
 from sordino.config.reading import check_keys, nearest, wrong
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, Range, check_range
 
 T = TypeVar("T")
 CHOOSERS = {
@@ -76,7 +76,33 @@ def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T
         values = _model(made).model_validate(table)
     except ValidationError as error:
         raise wrong(error, where, {}) from None
+    check_ranges(values, f"{where[1:].partition(']')[0]}.")
     return made(**{field: getattr(values, field) for field in fields if field in table})
+
+
+def check_ranges(values: BaseModel, inside: str = "") -> None:
+    """Refuses numbers outside the range of their field; a list has a number for each client process."""
+    for name, allowed in _ranges(type(values)):
+        value, place = getattr(values, name), f"{inside}{name}"
+        if value == []:
+            raise ConfigError(
+                f"{place} is an empty list",
+                why="a list has a number for each client process, in turn",
+                fix="write numbers into it, or leave the setting out",
+                code="out-of-range",
+            )
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number != "auto":
+                check_range(place, number, allowed, "out-of-range")
+    for name, value in values.__dict__.items():
+        if isinstance(value, BaseModel):
+            check_ranges(value, f"{inside}{name}.")
+
+
+@lru_cache(maxsize=64)
+def _ranges(kind: type[BaseModel]) -> Sequence[tuple[str, Range]]:
+    """Fields with the ranges of their numbers."""
+    return [(n, told) for n, field in kind.model_fields.items() for told in field.metadata if isinstance(told, Range)]
 
 
 @lru_cache(maxsize=256)
@@ -92,7 +118,8 @@ def parameters(made: Callable[..., object]) -> dict[str, tuple[Any, Any]]:
     uplink, which have tables of their own, and names that begin with `_`, which the engine sets."""
     # a class that is no dataclass has its type hints in the constructor
     written = inspect.isclass(made) and inspect.isfunction(made.__init__) and not dataclasses.is_dataclass(made)
-    hints = get_type_hints(made) | (get_type_hints(made.__init__) if written else {})
+    hints = get_type_hints(made, include_extras=True)
+    hints |= get_type_hints(made.__init__, include_extras=True) if written else {}
     found = {}
     for name, parameter in inspect.signature(made).parameters.items():
         if name not in ("read", "uplink") and not name.startswith("_"):

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from sordino import user_code
 from sordino.config import data_sources
-from sordino.config.choices import CHOOSERS, parameters
+from sordino.config.choices import CHOOSERS, check_ranges, parameters
 from sordino.config.reading import parsed, read, unknown, wrong
-from sordino.config.settings import Engine, Experiment, Section, Table
-from sordino.errors import ConfigError, Range, check_range
+from sordino.config.settings import Engine, Experiment, Table
+from sordino.errors import ConfigError
 
 
 def load(
@@ -55,7 +55,7 @@ def validate(table: Table) -> Experiment:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
         raise wrong(error, "the experiment", {place: _fields(place) for place in Experiment.model_fields}) from None
-    _check_ranges(experiment)
+    check_ranges(experiment)
     data_sources.check(experiment.data.model_dump(exclude_defaults=True))
     _check_device(experiment.engine)
     if experiment.engine.deadline_s is not None and not experiment.engine.client_processes:
@@ -66,31 +66,6 @@ def validate(table: Table) -> Experiment:
             code="deadline-needs-processes",
         )
     return experiment
-
-
-def _check_ranges(section: Section, inside: str = "") -> None:
-    """Refuses numbers outside the range of their field; a list has a number for each client process."""
-    for name, allowed in _ranges(type(section)):
-        value, place = getattr(section, name), f"{inside}{name}"
-        if value == []:
-            raise ConfigError(
-                f"{place} is an empty list",
-                why="a list has a number for each client process, in turn",
-                fix="write numbers into it, or leave the setting out",
-                code="out-of-range",
-            )
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and number != "auto":
-                check_range(place, number, allowed, "out-of-range")
-    for name, value in section.__dict__.items():
-        if isinstance(value, Section):
-            _check_ranges(value, f"{inside}{name}.")
-
-
-@lru_cache(maxsize=64)
-def _ranges(kind: type[Section]) -> Sequence[tuple[str, Range]]:
-    """Fields with the ranges of their numbers."""
-    return [(n, told) for n, field in kind.model_fields.items() for told in field.metadata if isinstance(told, Range)]
 
 
 def _check_device(engine: Engine) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.events import Json
 from sordino.data.schema import Column
-from sordino.errors import COUNT, ConfigError, DataError, check_range
+from sordino.errors import ConfigError, DataError
 
 Array = NDArray[Any]
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
@@ -239,7 +239,6 @@ class Wanted:
 
     def __post_init__(self) -> None:
         need(len(set(self.classes)) == len(self.classes) > 0, "classes", "have names, each of its own")
-        check_range("candidates.per_class", self.per_class, COUNT, "out-of-range")
         need(self.shape[2] in (1, 3) and min(self.shape) >= 1, "shape", "be height, width and 1 or 3 channels")
 
 

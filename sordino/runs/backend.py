@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from sordino.device import CPU, here, on
 from sordino.engine.checkpoint import Loaded
 from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, ConfigError
 from sordino.keys import Key
 from sordino.metrics.evaluation import Score, check, check_models, check_scores
 from sordino.metrics.rows import Scores
@@ -111,7 +111,7 @@ class Backend(ABC):
 class CandidateSettings(NamedTuple):
     """Settings of [candidates] that every source takes."""
 
-    per_class: int = 200
+    per_class: Annotated[int, COUNT] = 200
     network: bool = False  # other machines may be asked
 
 

@@ -168,6 +168,8 @@ def _kinds(kind: Any) -> Iterator[str]:
             yield from _kinds(part)
     elif typing.get_origin(kind) is typing.Literal:
         yield from (json.dumps(choice) for choice in typing.get_args(kind))
+    elif typing.get_origin(kind) is typing.Annotated:  # with a range
+        yield from _kinds(typing.get_args(kind)[0])
     else:
         names = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "none"}
         names |= {tuple: "list", list: "list", dict: "table"}

@@ -8,10 +8,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from sordino.data.label_kinds import LabelKind, Marks, NextTokens, Numbers
-from sordino.errors import ConfigError, Range, check_range
+from sordino.errors import COUNT, ConfigError, Range
 
 if TYPE_CHECKING:
     from torch import nn
@@ -165,18 +165,9 @@ class Regress(Problem):
 class Count(Problem):
     """Count regression: a whole number of events, from 0 to a declared maximum."""
 
-    most: int
+    most: Annotated[int, COUNT]  # larger counts are clipped to it, and the rate never exceeds it
 
     needs_task_loss = "counts"
-
-    def __post_init__(self) -> None:
-        if self.most < 1:
-            raise ConfigError(
-                f"task.most = {self.most}",
-                why="larger counts are clipped to it, and the rate never exceeds it",
-                fix="set the highest possible count, at least 1",
-                code="bad-label-range",
-            )
 
     @property
     def outcome(self) -> LabelKind:
@@ -236,13 +227,10 @@ class Mark(Problem):
 class NextToken(Problem):
     """Language modelling: each token of a text, predicted from those before it."""
 
-    vocabulary: int = 256
+    vocabulary: Annotated[int, Range(least=2)] = 256
 
     needs_task_loss = "next tokens"
     columns = ()
-
-    def __post_init__(self) -> None:
-        check_range("task.vocabulary", self.vocabulary, Range(least=2), "vocabulary-size")
 
     @property
     def outcome(self) -> LabelKind:

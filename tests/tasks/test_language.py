@@ -211,7 +211,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     assert refused(lambda: transformer((3, 8, 8), 5)) == "model-does-not-fit"
     assert refused(lambda: transformer((8,), 5, width=6, heads=4)) == "model-does-not-fit"
     assert refused(lambda: transformer((8,), 5, layers=0)) == "text-model-size"
-    assert refused(lambda: model(table={"name": "next_token", "vocabulary": 1})) == "vocabulary-size"
+    assert refused(lambda: model(table={"name": "next_token", "vocabulary": 1})) == "out-of-range"
 
 
 @pytest.mark.parametrize(("mean", "std"), [(1.0, 1.0), (0.0, 2.0)])

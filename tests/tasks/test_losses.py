@@ -234,7 +234,7 @@ def test_a_bound_for_plain_cross_entropy_is_not_used_for_a_weighted_one() -> Non
     [
         ({"name": "regression", "range": (3.0, 3.0)}, "bad-label-range"),
         ({"name": "regression", "range": (0.0, 1.0), "bend": 1.0}, "bad-huber-bend"),
-        ({"name": "counts", "most": 0}, "bad-label-range"),
+        ({"name": "counts", "most": 0}, "out-of-range"),
         ({"name": "multi_label", "labels": ("flu", "flu")}, "bad-labels"),
     ],
 )

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
 from sordino import keys
 from sordino.data.dataset import Array, Candidates, Wanted
-from sordino.errors import COUNT, FRACTION, ConfigError, DataError, check_range
+from sordino.errors import COUNT, FRACTION, ConfigError, DataError
 from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.pixels import to_bytes
@@ -30,16 +30,12 @@ class BigGan:
     """Images of a class-conditional network trained on ImageNet."""
 
     path: str  # a folder with config.json and model.safetensors
-    truncation: float = 0.4
+    truncation: Annotated[float, FRACTION] = 0.4
     ids: str | None = None  # a JSON file: class -> ImageNet ids; none: that of the package
-    batch: int = 16
+    batch: Annotated[int, COUNT] = 16
     device: Device = "auto"
     label: ClassVar[str] = "candidates of a GAN trained on ImageNet - not text-to-image output"
     pool: ClassVar[float] = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("candidates.truncation", self.truncation, FRACTION, "out-of-range")
-        check_range("candidates.batch", self.batch, COUNT, "out-of-range")
 
     def build(self, wanted: Wanted) -> Candidates:
         known = _ids(self.ids)

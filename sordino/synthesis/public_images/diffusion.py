@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import Array, Candidates, Wanted
-from sordino.errors import COUNT, ConfigError, Range, check_range, extra
+from sordino.errors import COUNT, ConfigError, Range, extra
 from sordino.synthesis.public_images.drawing import Draw, draw_all
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.prompts import chosen, writers
@@ -29,21 +29,17 @@ class Diffusers:
 
     model: str  # a folder with a pipeline saved by diffusers, or a hub id
     revision: str | None = None  # of a hub id
-    steps: int | None = None  # none: 50, or 25 with the fast solver
+    steps: Annotated[int | None, COUNT] = None  # none: 50, or 25 with the fast solver
     fast: bool = False  # DPM-Solver++ (Lu et al., 2022) instead of the pipeline's own scheduler
     guidance: float = 7.5
-    size: int = 512  # side of the drawn images in pixels, before they are reduced
-    batch: int = 8
+    size: Annotated[int, Range(least=8, whole=True)] = 512  # side in pixels, before images are reduced
+    batch: Annotated[int, COUNT] = 8
     device: Device = "auto"
     prompts: Json = field(default_factory=lambda: {"name": "template"})
     label: ClassVar[str] = ""
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps is not None:
-            check_range("candidates.steps", self.steps, COUNT, "out-of-range")
-        check_range("candidates.size", self.size, Range(least=8, whole=True), "out-of-range")
-        check_range("candidates.batch", self.batch, COUNT, "out-of-range")
         chosen(self.prompts)  # so that errors come before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:

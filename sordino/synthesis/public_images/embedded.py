@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from sordino import keys
 from sordino.data import digits
 from sordino.data.dataset import Array, Candidates, Wanted
-from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError, check_range
+from sordino.errors import BELOW_ONE, NOT_NEGATIVE, ConfigError, DataError
 from sordino.synthesis.public_images import pixels
 from sordino.synthesis.public_images.store import PROXY, PUBLIC, gathered, spoken
 
@@ -27,14 +27,10 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 class PublicSplit:
     """A part of the training images, held back before the partition and altered as if taken by another camera."""
 
-    shift: float = 1.0  # strength of the other camera; 0: the images as they are
-    bad_fraction: float = 0.15
+    shift: Annotated[float, NOT_NEGATIVE] = 1.0  # strength of the other camera; 0: the images as they are
+    bad_fraction: Annotated[float, BELOW_ONE] = 0.15
     label: ClassVar[str] = PUBLIC
     pool: ClassVar[float] = POOL
-
-    def __post_init__(self) -> None:
-        check_range("candidates.shift", self.shift, NOT_NEGATIVE, "out-of-range")
-        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
 
     def build(self, wanted: Wanted) -> Candidates:
         if wanted.pool is None:
@@ -69,12 +65,9 @@ class PublicSplit:
 class SklearnDigits:
     """The 1,797 digits of Alpaydin and Kaynak (1998), as in scikit-learn, turned and shifted."""
 
-    bad_fraction: float = 0.15
+    bad_fraction: Annotated[float, BELOW_ONE] = 0.15
     label: ClassVar[str] = PROXY
     pool: ClassVar[float] = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
 
     def build(self, wanted: Wanted) -> Candidates:
         meant = [digit(name) for name in wanted.classes]

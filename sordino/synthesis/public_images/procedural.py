@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import Array, Candidates, Wanted, need
-from sordino.errors import BELOW_ONE, check_range
+from sordino.errors import BELOW_ONE
 from sordino.synthesis.public_images.embedded import digit, proxies, shows
 from sordino.synthesis.public_images.prompts import chosen, writers
 from sordino.synthesis.public_images.store import PROXY
@@ -64,13 +64,12 @@ GROUND, INK = 0.6, 0.05  # by default
 class Procedural:
     """Digits and shapes drawn with a few strokes."""
 
-    bad_fraction: float = 0.15
+    bad_fraction: Annotated[float, BELOW_ONE] = 0.15
     prompts: Json = field(default_factory=lambda: {"name": "template"})
     label: ClassVar[str] = PROXY
     pool: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        check_range("candidates.bad_fraction", self.bad_fraction, BELOW_ONE, "out-of-range")
         chosen(self.prompts)  # so that errors come before anything is drawn
 
     def build(self, wanted: Wanted) -> Candidates:

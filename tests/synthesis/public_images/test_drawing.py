@@ -167,7 +167,7 @@ def test_the_manifest_counts(wanted: Callable[..., Wanted], tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"classes": ()}, {"classes": ("a", "a")}, {"per_class": 0}, {"shape": (16, 16, 2)}, {"shape": (0, 16, 1)}],
+    [{"classes": ()}, {"classes": ("a", "a")}, {"shape": (16, 16, 2)}, {"shape": (0, 16, 1)}],
 )
 def test_what_cannot_be_wanted_is_refused(wrong: dict[str, Any], wanted: Callable[..., Wanted]) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -18,18 +18,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from sordino.data.dataset import Wanted
-from sordino.errors import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    BackendUnavailable,
-    ConfigError,
-    SordinoError,
-    WireError,
-    check_range,
-)
+from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, BackendUnavailable, ConfigError, SordinoError, WireError
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
 from sordino.synthesis.public_images.prompts.texts import Prompts, kept
 
@@ -44,16 +36,13 @@ class OpenAIChat:
     base_url: str  # including /v1
     model: str
     key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; a local server may need none
-    per_call: int = 50
+    per_call: Annotated[int, COUNT] = 50
     temperature: float = 1.0
-    timeout: float = 60.0  # seconds
-    retries: int = 5  # where a server is busy
+    timeout: Annotated[float, POSITIVE] = 60.0  # seconds
+    retries: Annotated[int, NOT_NEGATIVE] = 5  # where a server is busy
     _sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
 
     def __post_init__(self) -> None:
-        check_range("candidates.prompts.per_call", self.per_call, COUNT, "out-of-range")
-        check_range("candidates.prompts.timeout", self.timeout, POSITIVE, "out-of-range")
-        check_range("candidates.prompts.retries", self.retries, NOT_NEGATIVE, "out-of-range")
         try:
             url = urllib.parse.urlsplit(self.base_url)
         except ValueError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.data.dataset import Wanted
-from sordino.errors import COUNT, POSITIVE, ConfigError, check_range, extra
+from sordino.errors import COUNT, POSITIVE, ConfigError, extra
 from sordino.synthesis.public_images.model_files import Device, device, identity, model_folder
 from sordino.synthesis.public_images.prompts.dialogue import Message, Reply, converse
 from sordino.synthesis.public_images.prompts.texts import Prompts, kept
@@ -21,16 +21,11 @@ FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 class Transformers:
     model: str  # a folder, or a hub id
     revision: str | None = None  # of a hub id
-    per_call: int = 50
-    temperature: float = 1.0
-    max_new_tokens: int = 4096
+    per_call: Annotated[int, COUNT] = 50
+    temperature: Annotated[float, POSITIVE] = 1.0
+    max_new_tokens: Annotated[int, COUNT] = 4096
     device: Device = "auto"
     _loaded: Json = field(default_factory=dict, repr=False, compare=False)  # folder -> (tokenizer, model)
-
-    def __post_init__(self) -> None:
-        check_range("candidates.prompts.per_call", self.per_call, COUNT, "out-of-range")
-        check_range("candidates.prompts.temperature", self.temperature, POSITIVE, "out-of-range")
-        check_range("candidates.prompts.max_new_tokens", self.max_new_tokens, COUNT, "out-of-range")
 
     def prompts(self, name: str, count: int, wanted: Wanted) -> Prompts:
         with extra("diffusion", "these candidates", "missing-diffusion-extra"):
