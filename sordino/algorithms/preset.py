@@ -41,7 +41,7 @@ class Preset(Generic[M]):
     ) -> None:
         functools.update_wrapper(self, made)
         self._made, self._bases, self._fixed = made, {"default": base, **others}, fixed
-        hints = get_type_hints(type(base))
+        hints = get_type_hints(type(base), include_extras=True)
         values = {f.name: (hints[f.name], getattr(base, f.name)) for f in fields(base) if _free(f.name)}
         _, *own = inspect.signature(made, eval_str=True).parameters.values()
         self._own = {parameter.name for parameter in own}

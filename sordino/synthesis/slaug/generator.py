@@ -15,7 +15,7 @@ from torch import Tensor
 from sordino import keys
 from sordino.accounting.events import Json
 from sordino.algorithms.optional import Home, Known
-from sordino.errors import COUNT, POSITIVE, ConfigError, Range, check_range
+from sordino.errors import ConfigError
 from sordino.keys import Key
 from sordino.privacy.uplink import Uplink
 from sordino.synthesis.generators import acgan, matching, nets
@@ -98,18 +98,6 @@ class Recipe:
     threshold: float | None = None  # cosine distance beyond which a candidate is left out, however few there are
     published_diversity: bool = False  # 5,000, and 10,000 from a hundred classes on
     shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
-
-    def __post_init__(self) -> None:
-        gan, match = self.gan, self.match
-        counts = {"keep": self.keep, "gan_epochs": gan.epochs, "gan_batch": gan.batch, "match_updates": match.steps}
-        for name, count in counts.items():
-            check_range(name, count, COUNT, "not-positive")
-        for name, rate in (("gan_lr", gan.lr), ("match_lr", match.lr)):
-            check_range(name, rate, POSITIVE, "not-positive")
-        if self.threshold is not None:
-            fix = "without a threshold the nearest candidates are kept at any distance"
-            why, allowed = "it is a cosine distance", Range(above=0, most=2)
-            check_range("threshold", self.threshold, allowed, "threshold-out-of-range", why=why, fix=fix)
 
     def fitted(self, known: Known) -> Recipe:
         classes = known.classes

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from sordino import keys, tree
 from sordino.algorithms.optional import Home, PerClientMessages
 from sordino.algorithms.phases import Phased
 from sordino.algorithms.preset import preset, recast
-from sordino.errors import ConfigError
+from sordino.errors import COUNT, POSITIVE, ConfigError, Range
 from sordino.keys import Key
 from sordino.privacy.readers.class_sums import ClassSums, class_sums
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
@@ -38,7 +38,7 @@ from sordino.synthesis.slaug.training import Calibrated, Server, SlaugFL, State,
 from sordino.types import Params, Received, Shard, Task
 
 P = TypeVar("P", Train, Pool)
-COUNT = 200  # drawn images of a client whose size is private
+DRAWN = 200  # drawn images of a client whose size is private
 Variant = Literal["as_published", "secagg", "dp_proto_only", "pooled", "rigorous_a", "rigorous_b"]
 
 
@@ -60,14 +60,14 @@ class Settings(SlaugFL):
     least: int = 1
     prototypes: int | None = None
     merge: Literal["mean_distance", "mean"] = "mean_distance"
-    keep: int = 1000
-    threshold: float | None = None
-    gan_epochs: int = 500
-    gan_lr: float = 2e-4
+    keep: Annotated[int, COUNT] = 1000
+    threshold: Annotated[float | None, Range(above=0, most=2)] = None  # a cosine distance; none: any
+    gan_epochs: Annotated[int, COUNT] = 500
+    gan_lr: Annotated[float, POSITIVE] = 2e-4
     gan_decay: float = 0.0
-    gan_batch: int = 64
-    match_updates: int = 10_000
-    match_lr: float = 2e-4
+    gan_batch: Annotated[int, COUNT] = 64
+    match_updates: Annotated[int, COUNT] = 10_000
+    match_lr: Annotated[float, POSITIVE] = 2e-4
     diversity: float | Literal["auto", "published"] = "auto"
     diversity_sign: Literal["reciprocal", "literal"] = "reciprocal"
     extractor: str | None = None
@@ -138,7 +138,7 @@ def slaug_fl(
     noisy = NoisyGradient(clip, sampling="poisson", rate=rate, neighbours="zero_out")
     if private:
         # only sums of losses of single examples can be clipped; a public number of drawn images hides client sizes
-        training = training.having(proto_scope="sample", count=base.count or COUNT, local_steps=private_steps)
+        training = training.having(proto_scope="sample", count=base.count or DRAWN, local_steps=private_steps)
         training = training.behind(noisy, PLAIN)
     if variant == "secagg":
         training = training.behind(uplink=Uplink((Weigh(), Aggregated())))

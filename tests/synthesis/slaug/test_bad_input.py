@@ -139,8 +139,8 @@ WRONG: dict[str, Wrong] = {
     "no extractor": Wrong(POOLED, 2, "no-extractor", "public.safetensors"),
     "an extractor that is none": Wrong(POOLED, 2, "no-extractor", "public.safetensors", no_safetensors),
     "an extractor of other shapes": Wrong(POOLED, 2, "extractor-does-not-fit", "same [model]", another_network),
-    "nothing to keep": Wrong(("algorithm.keep=0",), 2, "not-positive", "keep is 0"),
-    "no distance": Wrong(("algorithm.threshold=0.0",), 2, "threshold-out-of-range"),
+    "nothing to keep": Wrong(("algorithm.keep=0",), 2, "out-of-range", "keep is 0"),
+    "no distance": Wrong(("algorithm.threshold=0.0",), 2, "out-of-range", "threshold is 0.0"),
     "rows of a table": Wrong(
         ('data={source="synthetic"}', "model=logistic", "partition=natural"), 2, "nothing-to-draw"
     ),
