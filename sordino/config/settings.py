@@ -160,9 +160,8 @@ class EvaluationSettings(Section):
     models: list[str] = []
     """names of server models to evaluate; the first gives the headline accuracy. Empty: the model that clients
     get"""
-    personal: list[str] = []
-    """ways to personalise: own, plain, finetune, proto; the first gives the headline. Empty: as the algorithm
-    does"""
+    personal: list[Literal["own", "plain", "finetune", "proto"]] = []
+    """ways to personalise; the first gives the headline. Empty: as the algorithm does"""
     scores: list[Literal["auroc", "f1", "calibration_error", "confusion", "rmse", "r2"]] = []
     """of the server's model, beside accuracy, on all test examples together; none: accuracy and loss alone"""
     metrics: list[str] = []

@@ -20,7 +20,7 @@ from sordino.metrics.measures import Metrics, last_scored
 from sordino.metrics.rows import HEADLINES, MEASURED, Scores, Spread, Way, measured
 from sordino.metrics.scores import MetricFunction, own_scores, scored
 from sordino.partition.row_numbers import Array, RowNumbers
-from sordino.tasks.personalise import OWN, PLAIN, WAYS, OwnModels, ways
+from sordino.tasks.personalise import OWN, PLAIN, OwnModels, ways
 from sordino.tasks.threads import Threads, heavy
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Task
@@ -146,18 +146,6 @@ def check_scores(asked: Sequence[str], own: Sequence[str], task: Task, personal:
             fix=f"set evaluation.personal = [] with an algorithm that trains one model, or leave evaluation.{name} out",
             code="scores-of-one-model",
         )
-
-
-def check(ways: Sequence[str]) -> None:
-    """Refuses unknown ways of personalisation."""
-    for way in ways:
-        if way != OWN and way not in WAYS:
-            raise ConfigError(
-                f"evaluation.personal names {way!r}",
-                why="there is no such way to personalise the model",
-                fix=f"use one of {', '.join([OWN, *WAYS])}",
-                code="unknown-way",
-            )
 
 
 if TYPE_CHECKING:

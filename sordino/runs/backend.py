@@ -32,7 +32,7 @@ from sordino.engine.executor import Executor
 from sordino.engine.server import FederatedServer
 from sordino.errors import COUNT, ConfigError
 from sordino.keys import Key
-from sordino.metrics.evaluation import Score, check, check_models, check_scores
+from sordino.metrics.evaluation import Score, check_models, check_scores
 from sordino.metrics.rows import Scores
 from sordino.planning.agreement import Agreement
 from sordino.runs.setup import Setup, Whole
@@ -81,7 +81,6 @@ class Backend(ABC):
     def check_evaluation(self) -> EvaluationSettings:
         """The settings of [evaluation]; refused where this phase cannot be evaluated so."""
         setup, given = self.setup, self.setup.experiment.evaluation
-        check(given.personal)
         check_scores(given.scores, given.metrics, setup.task, setup.ways)
         if given.models:
             check_models(given.models, setup.algorithm.models(setup.state("server")))

@@ -218,6 +218,9 @@ WRONG: dict[str, Wrong] = {
     "alpha": Wrong(("partition.alpha=0",), 3, "", "alpha"),
     "no natural clients": Wrong(("partition=natural",), 3, "no-group"),
     "test fraction": Wrong(("data.test_fraction=1.5",), 2, "out-of-range"),
+    "unknown way of personalisation": Wrong(
+        ('evaluation.personal=["fine_tune"]',), 2, "wrong-type", "did you mean 'finetune'"
+    ),
     "no test fraction": Wrong(("data.test_fraction=0.0",), 2, "out-of-range"),
     "fraction of a folder": Wrong((*FOLDER, "data.fraction=1.5"), 2, "out-of-range", "data.fraction is 1.5"),
     "fraction that is no number": Wrong((*FOLDER, "data.fraction=nan"), 2, "out-of-range", "data.fraction is nan"),

@@ -164,8 +164,6 @@ def test_ranks_score_their_own_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("evaluation", "code", "named"),
     [
-        ({"personal": ["fine_tune"]}, "unknown-way", "finetune"),
-        ({"personal": ["proto", ""]}, "unknown-way", "proto"),
         ({"models": ["globl"]}, "unknown-model-of-server", "aggregate"),
         ({"models": ["global", "mean"], "personal": ["plain"]}, "unknown-model-of-server", "global"),
     ],
@@ -177,7 +175,7 @@ def test_names_nobody_knows(evaluation: dict[str, Any], code: str, named: str, t
     assert named in refusal.value.fix
 
 
-@pytest.mark.parametrize("evaluation", [{"personal": ["fine_tune"]}, {"models": ["globl"]}])
+@pytest.mark.parametrize("evaluation", [{"models": ["globl"]}])
 def test_names_nobody_knows_start_nothing(evaluation: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SordinoError):
         start(made(evaluation=evaluation), tmp_path / "run")
