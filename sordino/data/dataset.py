@@ -65,6 +65,9 @@ class Split(NamedTuple):
     y: Array  # int64 [n]
     group: Array | None = None  # natural client key per row as int64 codes, None if the data has none
 
+    def at(self, rows: Array) -> Split:
+        return Split(self.x[rows], self.y[rows], None if self.group is None else self.group[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -264,11 +267,9 @@ def need(kept: bool, field: str, must: str) -> None:
         raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
 
 
-def cache_folder(given: str | None) -> Path:
-    """The cache folder: the given one, else one beside the decoded images if SORDINO_CACHE is set, else one in the
-    user's cache folder.
-    """
+def cache_folder(given: str | Path | None, inside: str = "") -> Path:
+    """The given folder, else one in SORDINO_CACHE, else one in the user's cache folder."""
     if given is not None:
         return Path(given).expanduser()
     own = os.environ.get("SORDINO_CACHE")
-    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sordino") / "candidates"
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sordino") / inside

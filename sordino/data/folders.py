@@ -33,6 +33,7 @@ from sordino.data.dataset import (
     Dataset,
     Split,
     apart,
+    cache_folder,
     check_classes,
     pixel_stats,
     stratified,
@@ -105,7 +106,7 @@ def load(
             else apart([len(names)], names, test_fraction, seed)
         )
         train, test = train.at(kept), train.at(held)
-    first, second = _open(root.name, {"train": train, "test": test}, side, colours, pixels.place(cache), verify)
+    first, second = _open(root.name, {"train": train, "test": test}, side, colours, cache_folder(cache), verify)
     note = f"images resized to {side}x{side}" + (f"; {fraction:g} of each class" if fraction < 1 else "")
     stats = pixel_stats(first.x)
     public = (*([DRAWN] if fraction < 1 else []), *([] if tests or classes is not None else [STRATIFIED]))

@@ -103,11 +103,6 @@ class Decoded(NamedTuple):
     jpegs: int
 
 
-def place(given: Path | None) -> Path:
-    """The folder of the image caches: the given one, or the default."""
-    return given or Path(os.environ.get("SORDINO_CACHE") or Path.home() / ".cache" / "sordino")
-
-
 def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[PixelBatch]]) -> Decoded:
     """The pixels cached at `path`; the cache is built first if it is absent or damaged."""
     found = read(path, verify)

@@ -26,6 +26,7 @@ from sordino.data.dataset import (
     Dataset,
     Split,
     Stats,
+    cache_folder,
     check_classes,
     each_pixel_stats,
     pixel_stats,
@@ -67,7 +68,7 @@ def load(
     name = Path(path).expanduser().resolve().name
     folder = _data_folder(path, download)
     sources = {split: _shards(folder, split) for split in ("train", "test")}  # both, before any decoding
-    place = pixels.place(cache)
+    place = cache_folder(cache)
     train, test = (_open(name, split, files, label, colours, place, verify) for split, files in sources.items())
 
     shape = train.pixels.shape[1:]

@@ -106,7 +106,7 @@ def _part(dataset: Dataset, name: str, count: int | None, seed: int) -> Split:
         rng.permutation(np.flatnonzero(split.y == label))[:share]
         for label, share in zip(classes, _shares(held, count), strict=True)
     ]
-    return _at(split, np.sort(np.concatenate(rows)))
+    return split.at(np.sort(np.concatenate(rows)))
 
 
 def _shares(held: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -162,11 +162,7 @@ def reserve(dataset: Dataset, probe: int | float | None, pool: float | None, see
             )
         for name, slice_ in (("probe", rows[:first]), ("pool", rows[first:second]), ("rest", rows[second:])):
             taken[name].append(slice_)
-    found = {name: _at(train, np.sort(np.concatenate(rows))) for name, rows in taken.items()}
+    found = {name: train.at(np.sort(np.concatenate(rows))) for name, rows in taken.items()}
     rest = found["rest"]
     left = replace(dataset, train=rest, test=rest if dataset.test is train else dataset.test)
     return Reserved(left, found["probe"] if probe else None, found["pool"] if pool else None)
-
-
-def _at(split: Split, rows: Array) -> Split:
-    return Split(split.x[rows], split.y[rows], None if split.group is None else split.group[rows])

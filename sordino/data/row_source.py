@@ -130,7 +130,7 @@ def load(
         train, test = apart([len(y)], None, 0.2 if test_fraction is None else test_fraction, coins)
     else:
         train, test = np.arange(len(given.y)), np.arange(len(given.y), len(y))
-    splits = [Split(x[part], y[part], None if codes is None else codes[part]) for part in (train, test)]
+    splits = [*map(Split(x, y, codes).at, (train, test))]
     mean, std = _scale(splits[0].x, source.reach, standardise)
     return Dataset(
         name,

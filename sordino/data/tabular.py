@@ -63,10 +63,7 @@ def load(
     if group is None and not rows.alone:
         found = _by_file(rows, found)
     x = np.hstack([feature.values for feature in found.features])
-    train, test = (
-        Split(x[part], found.y[part], None if found.group is None else found.group[part])
-        for part in _apart(rows, found, test_fraction, seed)
-    )
+    train, test = map(Split(x, found.y, found.group).at, _apart(rows, found, test_fraction, seed))
     widths = [feature.values.shape[1] for feature in found.features]
     mean = np.repeat([feature.middle for feature in found.features], widths)
     std = np.repeat([feature.half for feature in found.features], widths)

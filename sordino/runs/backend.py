@@ -188,7 +188,7 @@ class ServerData:
             shape=(height, width, channels),
             key=keys.word(keys.fold(self.key, "candidates")),
             pool=self.kept.pool,
-            cache=cache_folder(experiment.engine.cache),
+            cache=cache_folder(experiment.engine.cache, "candidates"),
             network=asked.network,
         )
         began = time.monotonic()

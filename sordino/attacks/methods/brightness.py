@@ -6,7 +6,6 @@ attacker's own images takes the place of a random forest on updates of shadow mo
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,23 +28,16 @@ REPLAYS = 20  # replays, at most
 GROUPS = 40  # of the attacker's own images, of either kind
 
 
-class PropertyInference(Attack):
-    """Inference of a property of all of a client's images that the model was not meant to learn.
+@dataclass(frozen=True)
+class Brightness(Attack, name="brightness"):
+    """Tells clients with bright images from clients with dark ones by their uploads.
 
-    Every client trains on the half of its images that has most of the property, or on the other half. The judge
-    compares scores of uploads from both kinds of clients.
+    The model was not meant to learn this. Every client trains on the half of its images that is brighter, or on the
+    other half. The judge compares scores of uploads from both kinds of clients.
     """
 
     sees: ClassVar[Adversary] = "server"
     costly: ClassVar[bool] = True
-
-    @abstractmethod
-    def much(self, images: Tensor) -> Tensor:
-        """Amount of the property in each of these images [n, c, h, w]. Attacker and judge both know the property."""
-
-    @abstractmethod
-    def score(self, views: list[UpdateView]) -> Tensor:
-        """One score for each upload of a round, larger if its images seem to have more of the property."""
 
     def unfit(self, run: AttackedRun) -> str:
         if run.without_images:
@@ -67,15 +59,12 @@ class PropertyInference(Attack):
         every, has = torch.cat(scores), torch.tensor(truth, dtype=torch.bool)
         return TwoSides(every[has], every[~has])
 
-
-@dataclass(frozen=True)
-class Brightness(PropertyInference, name="brightness"):
-    """Tells clients with bright images from clients with dark ones by their uploads."""
-
     def much(self, images: Tensor) -> Tensor:
+        """Brightness of each of these images [n, c, h, w]."""
         return images.flatten(1).mean(1)
 
     def score(self, views: list[UpdateView]) -> Tensor:
+        """One score for each upload of a round, larger if its images seem to be brighter."""
         uploads = torch.stack([tree.flat(one.gradient).float() for one in views])
         order = self.much(views[0].elsewhere).argsort()
         dark, bright = order.tensor_split(2)

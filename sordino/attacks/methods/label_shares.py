@@ -7,7 +7,6 @@ attacker's own images.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sordino.attacks.attack import Attack, judged
-from sordino.attacks.attacked_run import AttackedRun, UpdateView
+from sordino.attacks.attacked_run import AttackedRun
 from sordino.attacks.gradient_matching import label_counts
 from sordino.attacks.reconstruction import NOTHING
 from sordino.results.attack_file import AttackFinding, BesideGuess
@@ -24,17 +23,15 @@ MARGIN = 0.05  # of the overlap above a guess, at least
 DEVIATIONS = 3  # standard deviations of the guess, where few labels are found by luck
 
 
-class LabelCounting(Attack):
-    """Inference of the labels behind an update, judged by the overlap of inferred and true counts.
+@dataclass(frozen=True)
+class LabelShares(Attack, name="label_shares"):
+    """Counts the labels of a client from the gradient of the last layer's biases.
 
-    The baseline to beat, a guess without the update, is the label distribution of the attacker's own images.
+    Judged by the overlap of inferred and true counts. The baseline to beat, a guess without the update, is the label
+    distribution of the attacker's own images.
     """
 
     sees = "server"
-
-    @abstractmethod
-    def count(self, view: UpdateView) -> Tensor:
-        """Number of images of each class, or their proportions."""
 
     def unfit(self, run: AttackedRun) -> str:
         return run.without_images  # the attacker looks at images of its own
@@ -44,23 +41,15 @@ class LabelCounting(Attack):
         if not victims:
             return self.untried(run, NOTHING)
         true = torch.stack([torch.bincount(one.labels, minlength=run.setup.public.classes) for one in victims])
-        seen = overlap([self.count(one.view) for one in victims], true)
+        seen = overlap([label_counts(one.view) for one in victims], true)
         known = torch.bincount(victims[0].view.labels, minlength=run.setup.public.classes)
         blind = overlap([known] * len(victims), true)
         views = [one.bare for one in victims if one.bare is not None]
-        control = overlap([self.count(view) for view in views], true) if views else None
+        control = overlap([label_counts(view) for view in views], true) if views else None
         luck = DEVIATIONS * math.sqrt(blind * (1 - blind) / max(1, int(true.sum())))
         verdict, why = judged(seen, blind, control, max(MARGIN, luck))
         figure = BesideGuess(name="labels found", value=seen, baseline=blind, control=control)
         return self.untried(run, why).beside(verdict=verdict, measured=(figure,))
-
-
-@dataclass(frozen=True)
-class LabelShares(LabelCounting, name="label_shares"):
-    """Counts the labels of a client from the gradient of the last layer's biases."""
-
-    def count(self, view: UpdateView) -> Tensor:
-        return label_counts(view)
 
 
 def overlap(counts: Sequence[Tensor], true: Tensor) -> float:

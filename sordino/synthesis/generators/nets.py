@@ -42,7 +42,6 @@ class GeneratorShape:
     noise: int
     side: int = 32
     channels: int = 3
-    cond: Literal["mul", "overwrite"] = "mul"
     split: int = 1
 
     def __post_init__(self) -> None:
@@ -53,20 +52,7 @@ class GeneratorShape:
                 fix='use side = 32 for "strong", and a multiple of 4, at least 8, for the others',
                 code="generator-side",
             )
-        if self.classes % self.split:
-            raise ConfigError(
-                f"{self.classes} classes cannot be divided equally among {self.split} generators",
-                why="each generator draws the same number of classes",
-                fix=f"use a number of generators that divides {self.classes}",
-                code="generator-split",
-            )
-        if self.cond == "overwrite" and self.noise < self.per:
-            raise ConfigError(
-                f"{self.noise} numbers of noise are too few for {self.per} classes",
-                why='cond = "overwrite" writes the label over the first numbers of the noise, one for each class',
-                fix=f'use at least {self.per} numbers of noise, or cond = "mul"',
-                code="generator-noise",
-            )
+        assert self.classes % self.split == 0, "each generator draws as many classes"
 
     @property
     def per(self) -> int:
@@ -78,20 +64,15 @@ class GeneratorShape:
 
 
 class MixedInput(nn.Module):
-    """Input layer that mixes noise and label: noise times an embedding of the label, or noise whose first numbers are
-    the one-hot label.
-    """
+    """Input layer that multiplies noise by an embedding of the label."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
-        self.classes = shape.classes
-        self.embed = nn.Embedding(shape.classes, shape.noise) if shape.cond == "mul" else None
+        self.embed = nn.Embedding(shape.classes, shape.noise)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        if self.embed is not None:
-            times: Tensor = self.embed(labels) * noise
-            return times
-        return torch.cat([F.one_hot(labels, self.classes).to(noise.dtype), noise[:, self.classes :]], 1)
+        times: Tensor = self.embed(labels) * noise
+        return times
 
 
 class JoinedInput(nn.Module):

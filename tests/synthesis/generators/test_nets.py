@@ -15,7 +15,7 @@ SHAPES = [
     GeneratorShape("small", 10, 64, 16, 1),
     GeneratorShape("weak", 4, 20, 16, 3),
     GeneratorShape("strong", 3, 110),
-    GeneratorShape("small", 6, 20, 16, 1, cond="overwrite", split=2),
+    GeneratorShape("small", 6, 20, 16, 1, split=2),
 ]
 
 
@@ -135,8 +135,6 @@ def test_fixed_scale() -> None:
     [
         ({"kind": "strong", "side": 16}, "generator-side"),
         ({"kind": "small", "side": 18}, "generator-side"),
-        ({"split": 3}, "generator-split"),
-        ({"cond": "overwrite", "noise": 9}, "generator-noise"),
     ],
 )
 def test_shapes_that_cannot_be(settings: dict[str, object], code: str) -> None:

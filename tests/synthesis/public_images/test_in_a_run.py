@@ -108,11 +108,11 @@ def test_where_it_is_kept_is_no_part_of_the_experiment_but_the_network_is() -> N
 def test_the_users_own_cache_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder("given") == Path("given")
     assert cache_folder("~/given") == Path.home() / "given"
-    assert cache_folder(None) == here / "kept" / "sordino" / "candidates"
+    assert cache_folder(None, "candidates") == here / "kept" / "sordino" / "candidates"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder(None) == Path.home() / ".cache" / "sordino" / "candidates"
+    assert cache_folder(None, "candidates") == Path.home() / ".cache" / "sordino" / "candidates"
     monkeypatch.setenv("SORDINO_CACHE", str(here / "own"))
-    assert cache_folder(None) == here / "own" / "candidates"
+    assert cache_folder(None, "candidates") == here / "own" / "candidates"
 
 
 @pytest.mark.parametrize(
