@@ -131,6 +131,7 @@ class Point(Fact):
     worst: float | None
     worst_std: float | None
     bytes: float | None
+    flops: float | None  # computed by devices until then
 
 
 def curve(runs: Sequence[Metrics], metric: Metric) -> list[Point]:
@@ -139,13 +140,29 @@ def curve(runs: Sequence[Metrics], metric: Metric) -> list[Point]:
         spent = dict(zip((row.round for row in run), running_bytes(run), strict=True))
         for row, score in scores(run, metric):
             found.setdefault(row.round, []).append((row, score, spent[row.round]))
-    points = []
+    points, computed = [], flops_until(runs)
     for t, seen in sorted(found.items()):
         mean, std = mean_std(score for _, score, _ in seen)
         worst, worst_std = mean_std(row.clients.worst_tenth for row, *_ in seen if row.clients is not None)
         sent, _ = mean_std(sent for *_, sent in seen)
-        points.append(Point(round=t, n=len(seen), mean=mean, std=std, worst=worst, worst_std=worst_std, bytes=sent))
+        more = {"bytes": sent, "flops": computed.get(t)}
+        points.append(Point(round=t, n=len(seen), mean=mean, std=std, worst=worst, worst_std=worst_std, **more))
     return points
+
+
+def flops_until(runs: Sequence[Metrics]) -> dict[int, float]:
+    """Floating-point operations of devices up to the end of each round, mean over runs; {} where a run does not report
+    them.
+    """
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        spent = 0.0
+        for row in run:
+            if row.device_flops is None:
+                return {}
+            spent += row.device_flops
+            found.setdefault(row.round, []).append(spent)
+    return {t: statistics.fmean(values) for t, values in found.items()}
 
 
 def paired_p(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -5,7 +5,6 @@ formula, in rounds of plain training; and the rounds that it saves on the way to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from sordino.accounting.facts import Fact, Number
@@ -90,21 +89,6 @@ def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
 def before(run: Metrics) -> float:
     """Bytes sent before the first round."""
     return traffic([row for row in run if row.round == 0])
-
-
-def flops_until(runs: Sequence[Metrics]) -> dict[int, float]:
-    """Floating-point operations of devices up to the end of each round, mean over runs; {} where a run does not report
-    them.
-    """
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        spent = 0.0
-        for row in run:
-            if row.device_flops is None:
-                return {}
-            spent += row.device_flops
-            found.setdefault(row.round, []).append(spent)
-    return {t: fmean(values) for t, values in found.items()}
 
 
 def messages(

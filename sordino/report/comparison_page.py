@@ -18,8 +18,7 @@ from sordino.accounting.facts import Fact, Number
 from sordino.accounting.statement import strongest
 from sordino.accounting.words import Described, described
 from sordino.ledger.files import atomic_write
-from sordino.metrics.measures import Metrics, Point, curve, headline
-from sordino.metrics.preparation_cost import flops_until
+from sordino.metrics.measures import Point, curve, headline
 from sordino.metrics.rows import HEADLINES, MEASURED, Metric
 from sordino.report.charts import Axis, Line, Lines, ScatterPoint, Spot, lines, number, points
 from sordino.report.frame import promises, self_contained, top
@@ -43,16 +42,12 @@ SHOWS_SCORES = (
 UNSAID = ("name", "seed", "engine")  # settings that are no difference between methods
 
 
-class CurvePoint(Point):
-    flops: float | None  # computed by devices until then
-
-
 class MethodFacts(Fact):
     """One method as the page shows it: curve, guarantees, and its differing settings."""
 
     name: str
     label: str  # of its line: the name, and the models that are scored where methods differ in it
-    curve: tuple[CurvePoint, ...]
+    curve: tuple[Point, ...]
     guarantees: tuple[Described, ...]
     differs: str
     experiment: str
@@ -122,7 +117,7 @@ def gather(compared: Comparison) -> ComparisonFacts:
             MethodFacts(
                 name=m.name,
                 label=m.name if whose is not None else f"{m.name} ({row.measured_by})",
-                curve=_curve(m.runs, metric),
+                curve=tuple(curve(m.runs, metric)),
                 guarantees=said,
                 differs=differs,
                 experiment=toml,
@@ -192,7 +187,7 @@ def charts(facts: ComparisonFacts) -> list[Lines]:
     unknown = " It is not known for every method." if any(end.flops is None for end in ends) else ""
     sent, computed = [end.bytes for end in ends], [end.flops for end in ends]
     about = "Of all devices, counted from public sizes."
-    drawn: tuple[tuple[str, str, Axis, Callable[[CurvePoint], float | None]], ...] = (
+    drawn: tuple[tuple[str, str, Axis, Callable[[Point], float | None]], ...] = (
         ("over rounds", f"{facts.measured_by}, mean over seeds.", ROUND, lambda p: p.round),
         ("over bytes sent", f"Both directions, as serialised{prepared}.", _far(SENT, sent), lambda p: p.bytes),
         ("over device compute", f"{about}{unknown}", _far(COMPUTED, computed), lambda p: p.flops),
@@ -212,7 +207,7 @@ def charts(facts: ComparisonFacts) -> list[Lines]:
     return [*found, Lines("Worst 10% of clients", about, ROUND, axis, worst)]
 
 
-def _means(facts: ComparisonFacts, read: Callable[[CurvePoint], float | None]) -> list[Line]:
+def _means(facts: ComparisonFacts, read: Callable[[Point], float | None]) -> list[Line]:
     return [
         Line(
             m.label,
@@ -226,7 +221,7 @@ def _means(facts: ComparisonFacts, read: Callable[[CurvePoint], float | None]) -
     ]
 
 
-def _seeds(point: CurvePoint, facts: ComparisonFacts) -> str:
+def _seeds(point: Point, facts: ComparisonFacts) -> str:
     """Remark on the number of seeds that reached this point; empty where all did."""
     return "" if point.n == facts.seeds else f" ({_count(point.n, 'seed')})"
 
@@ -290,11 +285,6 @@ def _equal(facts: ComparisonFacts) -> list[Html]:
         tag("p", "Settings that differ:"),
         scrolled("Settings that differ", ("method", "settings"), unlike, ("settings",), whole=True),
     ]
-
-
-def _curve(runs: Sequence[Metrics], metric: Metric) -> tuple[CurvePoint, ...]:
-    computed = flops_until(runs)
-    return tuple(CurvePoint(**dict(point), flops=computed.get(point.round)) for point in curve(runs, metric))
 
 
 def _points(row: Row, guarantees: Sequence[Described]) -> list[Tradeoff]:

@@ -24,8 +24,8 @@ import sordino
 from sordino import keys
 from sordino.engine import checkpoint
 from sordino.metrics import preparation_cost
-from sordino.metrics.measures import at_bytes, bytes_to, curve, rounds_to, traffic
-from sordino.metrics.preparation_cost import Plain, Target, before, charged, flops_until, in_front, messages, targets
+from sordino.metrics.measures import at_bytes, bytes_to, curve, flops_until, rounds_to, traffic
+from sordino.metrics.preparation_cost import Plain, Target, before, charged, in_front, messages, targets
 from sordino.metrics.rows import Played
 from sordino.receipts.folder import RunFolder
 from sordino.report.run_facts import gather
