@@ -200,7 +200,7 @@ def test_a_plain_message_is_what_was_sent_first(found: Preparation, folder: Path
     model, handed = (load_file(folder / f"{name}.safetensors") for name in ("model", "handed"))
     trained = {name: v for name, v in handed.items() if v.is_floating_point() and ".running_" not in name}
     d_m, d_g = (sum(value.numel() for value in held.values()) for held in (model, trained))
-    sizes = Sizes(devices=6, chosen=3, rounds=3, classes=10, model=d_m, generator=d_g, prototype=64)
+    sizes = Sizes(devices=6, chosen=3, rounds=3, classes=10, model=d_m, generator=d_g, width=64)
     assert found.cost.formula_rounds == sizes.upfront
     assert found.cost.formula_parameters == sizes.parameters
 

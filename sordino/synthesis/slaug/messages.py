@@ -111,15 +111,7 @@ def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Size
     """
     if not isinstance(training, Calibrated):
         return None
-    return Sizes(
-        devices=public.devices,
-        chosen=public.chosen,
-        rounds=public.rounds,
-        classes=public.classes,
-        model=public.model,
-        generator=nets.parameters(training.drawn_by),
-        prototype=public.width,
-    )
+    return Sizes(**public._asdict(), generator=nets.parameters(training.drawn_by))
 
 
 class Sizes(NamedTuple):
@@ -131,7 +123,7 @@ class Sizes(NamedTuple):
     classes: int
     model: int  # parameters
     generator: int
-    prototype: int  # dimensions of one
+    width: int  # dimensions of a prototype
 
     @property
     def round(self) -> int:
@@ -141,7 +133,7 @@ class Sizes(NamedTuple):
     @property
     def messages(self) -> dict[Message, float]:
         """Parameters sent in each kind of message; their sum is formula (18)."""
-        prototypes = self.classes * self.prototype
+        prototypes = self.classes * self.width
         each = self.rounds * self.chosen * prototypes
         return {
             ("train", "up"): self.devices * self.model,
@@ -154,16 +146,14 @@ class Sizes(NamedTuple):
     @property
     def parameters(self) -> float:
         """Parameters sent beyond those of FedAvg over all rounds: formula (18)."""
-        prototypes = self.classes * self.prototype
-        prepared = self.devices * (self.model + self.generator) + prototypes
-        return prepared + 2 * self.rounds * self.chosen * prototypes
+        return sum(self.messages.values())
 
     @property
     def ratio(self) -> float:
         """The published ratio R_e: extra traffic, without the prototypes that are sent once, as a share of FedAvg's
         over all rounds. It falls with the number of rounds.
         """
-        return self.upfront / self.rounds + self.classes * self.prototype / self.model
+        return self.upfront / self.rounds + self.classes * self.width / self.model
 
     @property
     def upfront(self) -> float:
