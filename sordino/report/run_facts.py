@@ -22,7 +22,7 @@ from sordino.metrics.rows import RoundRow
 from sordino.partition.row_numbers import summary, table
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.receipt import opened, some_of, spending
-from sordino.receipts.run_files import Environment, OfClient, ReceiptBudget
+from sordino.receipts.run_files import Environment, ReceiptBudget, Spending
 from sordino.results import preparation_facts as preparation
 from sordino.results.attack_file import Assault, read_attacks
 from sordino.results.audit_file import TrainedAudit, read_audit
@@ -54,13 +54,9 @@ class RunFacts(Fact):
     warnings: tuple[str, ...]  # on how the run ended
     guarantees: tuple[Described, ...]
     by_phase: tuple[str, ...]
-    assumptions: tuple[str, ...]
     delta: Number
     epsilon: tuple[DrawnCurve, ...]
-    budget: ReceiptBudget | None
-    by_client: tuple[OfClient, ...]
-    currency: str
-    simulated: bool
+    spent: Spending
     model: str  # the model that is scored
     metrics: tuple[RoundRow, ...]
     before: RoundRow | None  # traffic and compute before round 1
@@ -73,7 +69,6 @@ class RunFacts(Fact):
     experiment: str  # TOML
     commands: tuple[str, ...]
     environment: Environment
-    ledger_head: str
     audit: TrainedAudit | None = None
     attackers: Assault | None = None
 
@@ -133,13 +128,9 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
         warnings=tuple(warnings(metrics)),
         guarantees=described(spent.guarantees, spent.simulated),
         by_phase=by_phase(spent.guarantees, spent.phases, spent.simulated),
-        assumptions=spent.assumptions,
         delta=delta,
         epsilon=_drawn(spent_curve, _published_epsilons(entries, spent.budget), spent.simulated),
-        budget=spent.budget,
-        by_client=spent.by_client,
-        currency=spent.currency,
-        simulated=spent.simulated,
+        spent=spent,
         model=measured_by(metrics, setup.algorithm, setup.ways, experiment.evaluation.models),
         metrics=_thin(metrics),
         before=next(iter(in_front(run.prepared())), None),
@@ -156,7 +147,6 @@ def gather(folder: Path, evaluator: bool = False) -> RunFacts:
             f"sordino privacy verify {shlex.quote(folder.name)}",
         ),
         environment=where.beside(prepared=Path(where.prepared).name) if where.prepared else where,  # no paths in pages
-        ledger_head=spent.ledger_head,
         audit=read_audit(folder) if all_ else None,
         attackers=read_attacks(folder) if all_ else None,
     )

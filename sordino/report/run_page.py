@@ -61,7 +61,7 @@ def page(facts: RunFacts) -> str:
         tag("dl", cards(_headline(facts)), class_="cards"),
         section("Privacy guarantees, by unit and adversary", promises(facts.guarantees)),
         section("Phase by phase", listed(facts.by_phase, class_="plain")),
-        section("What this rests on", listed(facts.assumptions, class_="plain")),
+        section("What this rests on", listed(facts.spent.assumptions, class_="plain")),
         "" if facts.audit is None else sections.audited(facts.audit),
         "" if facts.attackers is None else sections.attacked(facts.attackers),
         section("Learning", tag("div", *_learning(facts), class_="grid")),
@@ -147,10 +147,10 @@ def _spent(facts: RunFacts) -> list[Html]:
 
 
 def _budgets(facts: RunFacts) -> list[Html]:
-    granted = [one for one in facts.by_client if one.granted]
+    granted = [one for one in facts.spent.by_client if one.granted]
     if not granted:
         return []
-    budget = facts.budget
+    budget = facts.spent.budget
     groups = () if budget is None else budget.groups
     claimed = any(group.claimed is not None for group in groups)
     rows = [
@@ -159,12 +159,12 @@ def _budgets(facts: RunFacts) -> list[Html]:
             *("" if count is None else f"{count:,}" for count in (one.examples, one.exposures, one.planned)),
             *(", ".join(map(number, amounts)) for amounts in (one.spent, one.granted or ())),
         )
-        for one in facts.by_client
+        for one in facts.spent.by_client
     ]
     about = (
         "In the publication's own count of epsilon, which proves nothing: read the table below."
         if claimed
-        else f"In {facts.currency}, the currency that adds up. A client whose budget is spent is not asked again."
+        else f"In {facts.spent.currency}, the currency that adds up. A client whose budget is spent is not asked again."
     )
     spent = sorted(((facts.called(one.client), one.spent_share) for one in granted), key=lambda one: -one[1])
     axis = Axis(f"{len(spent)} of {facts.clients} clients, from most to least spent", percent, most=1.0)
@@ -176,7 +176,7 @@ def _budgets(facts: RunFacts) -> list[Html]:
             f"{budget.delta:g}" + ("; what the publication's count claims, and what holds" if claimed else "")
         )
         heads = "granted", "clients", "exposures", *(("claimed (nominal)",) if claimed else ()), "spent", "status"
-        lost = [_group(group, claimed, facts.simulated) for group in groups]
+        lost = [_group(group, claimed, facts.spent.simulated) for group in groups]
         found.append(tag("div", scrolled(caption, heads, lost, whole=True), class_="row"))
     return found
 
@@ -214,7 +214,7 @@ def _partition(facts: RunFacts) -> Html:
 
 
 def _again(facts: RunFacts) -> list[Html]:
-    environment = json.dumps({**facts.environment.to_json(), "ledger_head": facts.ledger_head}, indent=2)
+    environment = json.dumps({**facts.environment.to_json(), "ledger_head": facts.spent.ledger_head}, indent=2)
     return [
         tag("p", "Save the configuration as experiment.toml and run:"),
         tag("pre", "\n".join(facts.commands), tabindex="0"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sordino import keys, tree
 from sordino.accounting.facts import Fact
 from sordino.algorithms.optional import PublicTensors
-from sordino.algorithms.phases import Facts, Phase, RunNumbers, Said
+from sordino.algorithms.phases import Asked, Facts, Phase, RunNumbers, Said
 from sordino.config import Experiment
 from sordino.data.dataset import Candidates
 from sordino.engine import checkpoint, wire
@@ -45,20 +45,11 @@ Wrong = NDArray[np.bool_]  # which candidates show another class than they say
 Picked = NDArray[np.int64]  # numbers of candidates
 
 
-class Device(Fact):
-    """A device that was asked for a class, and the server's measure of how well it knows that class."""
-
-    device: int
-    answered: bool
-    f1: float
-    recall: float
-
-
 class OfClass(Fact):
     """One class: the devices that were asked for it, and its candidates."""
 
     name: str
-    asked: tuple[Device, ...]
+    asked: tuple[Asked, ...]  # devices, and the server's measure of how well each knows the class
     candidates: int | None
     kept: int
     valid_kept: float | None
@@ -202,7 +193,7 @@ def _classes(setup: Setup, told: Facts, candidates: Candidates | None, wrong: Wr
         rows.append(
             OfClass(
                 name=name,
-                asked=tuple(Device(**device._asdict()) for device in asked),
+                asked=tuple(asked),
                 candidates=None if every is None else len(every),
                 kept=len(chosen),
                 valid_kept=_valid(chosen, wrong),

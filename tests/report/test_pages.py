@@ -142,8 +142,8 @@ def test_a_thousand_clients_over_many_rounds_fit(folder: Path, facts: RunFacts) 
         (folder / "kept").rename(folder / "metrics.jsonl")
     assert [row.round for row in thin] == [row["round"] for row in rows]
     assert [i for i, row in enumerate(thin) if row.clients.each is not None] == [rounds - 1]
-    by_client = tuple(facts.by_client[0].beside(client=k) for k in range(clients))
-    big = facts.beside(metrics=thin, by_client=by_client, partition=((1,) * 62,) * clients)
+    by_client = tuple(facts.spent.by_client[0].beside(client=k) for k in range(clients))
+    big = facts.beside(metrics=thin, spent=facts.spent.beside(by_client=by_client), partition=((1,) * 62,) * clients)
     assert len(page(big)) < 1_000_000
 
 

@@ -44,7 +44,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> RunFacts:
 
 def test_all_that_counts_is_there_without_a_script(facts: RunFacts) -> None:
     shown = Page(page(facts))
-    told = [facts.name, facts.lead, facts.notice, *facts.assumptions]
+    told = [facts.name, facts.lead, facts.notice, *facts.spent.assumptions]
     told += [text for row in facts.guarantees for text in (row.words, row.belief, row.strength)]
     told += [f"{row.accuracy:.1%}" for row in facts.metrics if row.accuracy is not None]
     told += ["ε 4", "proved (simulation)", "Spent of what each client granted", facts.commands[0]]
