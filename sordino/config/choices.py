@@ -99,7 +99,7 @@ def check_ranges(values: BaseModel, inside: str = "") -> None:
             check_ranges(value, f"{inside}{name}.")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _ranges(kind: type[BaseModel]) -> Sequence[tuple[str, Range]]:
     """Fields with the ranges of their numbers."""
     return [(n, told) for n, field in kind.model_fields.items() for told in field.metadata if isinstance(told, Range)]
