@@ -128,8 +128,7 @@ def of_markup(node: ast.AST) -> bool:
 QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "is this noise real?": (
         of_noise,
-        # a receipt's noise is the experiment's, and a generator's noise is what it draws images from
-        {"accounting/claims.py", "receipts/verify.py", "synthesis/generators/nets.py"},
+        {"accounting/claims.py", "receipts/verify.py"},  # a receipt's noise is the experiment's
     ),
     "is the cohort hidden?": (
         of_a_cohort,
