@@ -21,7 +21,7 @@ A vector of all numbers goes back into the structure that it came from:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Tree: TypeAlias = Any  # Tensor | dict[str, Tree] | tuple[Tree, ...]; the recursion is checked at run time by `leaves`
 T = TypeVar("T")
+PART = 1 << 20  # numbers
 
 
 def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
@@ -208,6 +209,11 @@ def zeros_like(a: T) -> T:
     return map(torch.zeros_like, a)
 
 
+def _parts(leaf: Tensor) -> Sequence[Tensor]:
+    """The leaf, or its parts where a copy of it in float64 would be new memory each time."""
+    return torch.split(leaf.reshape(-1), PART) if leaf.numel() > PART else (leaf,)
+
+
 def norm(a: Tree, order: float = 2) -> Tensor:
     """The norm of all leaves taken as one vector, accumulated in float64 so that a bound checked twice is the same
     bound.
@@ -215,7 +221,7 @@ def norm(a: Tree, order: float = 2) -> Tensor:
     if _on_gpu(a):
         each = list(torch._foreach_norm([*a.values()], order, torch.float64))
     else:
-        each = [torch.linalg.vector_norm(leaf.double(), order) for leaf in leaves(a)]
+        each = [torch.linalg.vector_norm(part.double(), order) for leaf in leaves(a) for part in _parts(leaf)]
     total: Tensor = torch.linalg.vector_norm(torch.stack(each), order)
     return total
 

@@ -113,6 +113,14 @@ def test_trees_that_do_not_fit_are_errors(case: int) -> None:
         act()
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_norm_of_a_large_leaf_is_that_of_its_parts(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"a": torch.arange(24.0).reshape(4, 6).T, "b": torch.tensor([-3.0])}
+    expected = float(tree.norm(whole, order))
+    monkeypatch.setattr(tree, "PART", 5)
+    assert float(tree.norm(whole, order)) == pytest.approx(expected, rel=1e-14)
+
+
 def test_a_norm_does_not_overflow_float32_and_sees_what_is_not_finite() -> None:
     assert float(tree.norm({"a": torch.full((4,), 1e30)})) == pytest.approx(2e30, rel=1e-6)
     assert float(tree.norm((torch.full((3,), 1e-30), torch.zeros(2)), 1)) == pytest.approx(3e-30, rel=1e-6)
