@@ -20,7 +20,8 @@ import torch
 
 from sordino import config, keys
 from sordino.accounting.statement import Guarantee
-from sordino.audits.trained import WRONG, NoiseRead, ScoredCanaries, judged, placed, scores, strongest
+from sordino.audits.canary_replays import ScoredCanaries, placed, scores
+from sordino.audits.trained import WRONG, NoiseRead, judged, strongest
 from sordino.planning.planner import Planner
 from sordino.results.audit_file import PlayedCanaries
 from sordino.runs.simulation import Simulation, settle, simulated
@@ -88,8 +89,7 @@ def measured(row: Row, seeds: int) -> list[str]:
         [judged(promise, played(simulation, promise, row.canaries, weak, seed)) for seed in range(seeds)]
         for weak in WEAK
     ]
-    canaries = placed(simulation, promise, row.canaries, keys.root(0))
-    assert canaries is not None
+    canaries = placed(simulation, promise.subject, row.canaries, keys.root(0))
     held = f"{promise.unit}, {promise.neighbours}, {promise.adversary}"
     middle = sorted(one.at_least for one in sound)[seeds // 2]
     return [
@@ -103,8 +103,7 @@ def measured(row: Row, seeds: int) -> list[str]:
 
 def played(simulation: Simulation, promise: Guarantee, wanted: int, weak: float, seed: int) -> ScoredCanaries:
     """Scores behind noise that is `weak` times too small."""
-    canaries = placed(simulation, promise, wanted, keys.fold(keys.root(seed), "study"))
-    assert canaries is not None
+    canaries = placed(simulation, promise.subject, wanted, keys.fold(keys.root(seed), "study"))
     return scores(canaries, weak)
 
 
@@ -126,7 +125,8 @@ def redrawn(promise: Guarantee, told: ScoredCanaries, seed: int, weak: float = 1
         often = torch.rand(one.times, many, generator=random).lt(one.rate).double().mean(0) / one.rate
         drawn += share / math.fsum(worth) * often
     noise = torch.randn(many, generator=random).double() / math.sqrt(math.fsum(worth)) / weak
-    return ScoredCanaries(there * drawn + noise * (told.weight.max() / told.weight).sqrt(), there, told.weight)
+    drawn_again = there * drawn + noise * (told.weight.max() / told.weight).sqrt()
+    return told._replace(scores=drawn_again, there=there)
 
 
 PAGE = """# How near an audit of what was trained comes to the truth, and how often it is wrong

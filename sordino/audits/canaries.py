@@ -14,19 +14,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import keys, tree
 from sordino.algorithms.algorithm import AnyAlgorithm
+from sordino.algorithms.local_sgd import LocalSgd
 from sordino.algorithms.optional import Estimates
 from sordino.audits.pairs import FAR
-from sordino.audits.planted import PlantedReader, PlantedSums, PlantedUplink, Through
+from sordino.audits.planted import PLANTED, PlantedSums, PlantedUplink, Through
 from sordino.keys import Key
 from sordino.ledger.ledger import MEMORY
 from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.readers.episodes import CellGradient
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
-from sordino.privacy.uplink.secure_stages import Encrypted
+from sordino.privacy.readers.private_reader import NoisyReader
 from sordino.runs.simulation import Simulation
 from sordino.sampling.kinds import Cohort
 from sordino.tree import Tree
@@ -46,8 +50,6 @@ class Canaries(ABC):
     wanted: int
     key: Key
 
-    # placement --------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def unfit(self) -> str:
         """Reason why no canary can be placed; empty if one can."""
@@ -56,38 +58,6 @@ class Canaries(ABC):
     @abstractmethod
     def owners(self) -> list[int]:
         """The client of each canary of one replay, in ascending order."""
-
-    @property
-    @abstractmethod
-    def numbers(self) -> int:
-        """Number of coordinates of a canary's direction."""
-
-    @property
-    @abstractmethod
-    def order(self) -> int:
-        """Order p of the p-norm by which the reader or the uplink clips."""
-
-    @abstractmethod
-    def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        """The run's method with canaries planted in its reader or uplink. `sure`: sampling includes every canary."""
-
-    @abstractmethod
-    def seen(self, upload: Tree) -> Tensor | None:
-        """The part of an upload, or of a mean of uploads, that a canary changes."""
-
-    @abstractmethod
-    def worth(self, terms: Terms) -> float:
-        """Weight of a round in the score: the squared ratio of a canary's effect to the noise."""
-
-    @cached_property
-    def rate(self) -> float:
-        """Sampling rate of a canary."""
-        return 1.0
-
-    @property
-    def alone(self) -> bool:
-        """True if a canary is all that its client sends."""
-        return False
 
     @property
     def gates(self) -> AnyAlgorithm:
@@ -115,6 +85,13 @@ class Canaries(ABC):
         return min(REPLAYS, math.ceil(self.wanted / max(1, len(self.owners))))
 
     @property
+    def more(self) -> str:
+        """What would show more."""
+        if not self.each and not self.gates.uplink.central:
+            return "the noise of every client is in the sum that is seen, and one client's is promised"
+        return "more canaries would"
+
+    @property
     def turns(self) -> bool:
         """True if an absent canary sends the opposite direction; otherwise it sends zero."""
         return self.subject.neighbours == "replace"
@@ -126,6 +103,54 @@ class Canaries(ABC):
             stop = start + self.owners.count(k)
             yield k, slice(start, stop)
             start = stop
+
+
+@dataclass(frozen=True)
+class CanaryDirections(Canaries):
+    """Canaries each of which moves what is released along a direction of its own."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """Number of coordinates of a canary's direction."""
+
+    @property
+    @abstractmethod
+    def order(self) -> int:
+        """Order p of the p-norm by which the reader or the uplink clips."""
+
+    @abstractmethod
+    def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
+        """The run's method with canaries planted in its reader or uplink. `sure`: sampling includes every canary."""
+
+    @abstractmethod
+    def seen(self, upload: Tree) -> Tensor | None:
+        """The part of an upload, or of a mean of uploads, that a canary changes."""
+
+    @abstractmethod
+    def worth(self, terms: Terms) -> float:
+        """Weight of a round in the score: the squared ratio of a canary's effect to the noise, if it takes part."""
+
+    @cached_property
+    def rate(self) -> float:
+        """Sampling rate of a canary, where all have the same."""
+        return 1.0
+
+    def rates(self, planned: NDArray[np.float64] | None) -> Tensor:
+        """Sampling rate of each canary in a round. `planned`: of each client, where its budget decides."""
+        if planned is None or not self.hidden:
+            return torch.full((len(self.owners),), self.rate).double()
+        return torch.from_numpy(planned)[self.owners]
+
+    @property
+    def hidden(self) -> bool:
+        """True if nobody sees which canaries take part in a round."""
+        return False
+
+    @property
+    def alone(self) -> bool:
+        """True if a canary is all that its client sends."""
+        return False
 
     @cached_property
     def towards(self) -> Tensor:
@@ -156,17 +181,15 @@ def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CanaryExamples(Canaries):
-    """Canary rows of many clients, each with a gradient direction of its own."""
+class CanaryExamples(CanaryDirections):
+    """Canary rows of many clients, or canary cells, each with a gradient direction of its own."""
 
     def unfit(self) -> str:
-        if type(self.gates.read) is not NoisyGradient:
+        if type(self.gates.read) not in PLANTED:
             return "canaries cannot be placed behind this reader"
         change = Estimates.of(self.gates).change(self.zero)
         if change is None or tree.size(change) != self.numbers:
             return "uploads do not reveal the change of the whole model"
-        if not self.each and (self.gates.uplink.secure is not None or self.gates.uplink.robust):
-            return "no single upload can be read, and their sum is not a plain one"
         if not self.each and self.cohort.hidden:
             return "the cohort is hidden"
         return "" if self.owners else "no client has two rows"
@@ -177,13 +200,21 @@ class CanaryExamples(Canaries):
         sizes, wanted = self.simulation.setup.public.sizes, min(self.wanted, ROOM // self._model)
         if not self.each:  # all directions are in one sum: only so many are orthogonal
             wanted = min(wanted, self._model)
-        room = {k: min(int(SHARE * size), self._model) for k, size in enumerate(sizes) if size > 1}
+        room = {k: min(self._room(size), self._model) for k, size in enumerate(sizes) if size > 1}
         found: list[int] = []
         while room and len(found) < wanted:  # one more at every client that has room
             here = list(room)[: wanted - len(found)]
             found += here
             room = {k: left - (k in here) for k, left in room.items() if left > (k in here)}
         return sorted(found)
+
+    def _room(self, size: int) -> int:
+        """Number of canaries that a client of `size` rows can hold."""
+        reader = self.gates.read
+        if not isinstance(reader, CellGradient):
+            return int(SHARE * size)
+        # where cells are dealt anew, two canaries in one of them would hide each other
+        return int(SHARE * reader.cells) if reader.sampling == "poisson" else min(int(SHARE * size), reader.cells // 2)
 
     @cached_property
     def _model(self) -> int:
@@ -194,21 +225,25 @@ class CanaryExamples(Canaries):
         return self._model
 
     @property
-    def _reader(self) -> NoisyGradient:
+    def _reader(self) -> NoisyReader:
         reader = self.gates.read
-        assert isinstance(reader, NoisyGradient)
+        assert isinstance(reader, NoisyReader)
         return reader
 
     @property
     def order(self) -> int:
-        return self._reader.clip_order or 2
+        reader = self._reader
+        return (isinstance(reader, NoisyGradient) and reader.clip_order) or reader.mechanism.order
 
     @cached_property
     def rate(self) -> float:
         return self._reader.sampled or 1.0
 
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        return self.gates.behind(read=PlantedReader.of(self._reader, planted, through, sure))
+        method = self.gates
+        if isinstance(method, LocalSgd):  # a limit on steps comes after the noise, and would scale it down, too
+            method = method.having(most_grad=None)
+        return method.behind(read=PLANTED[type(self._reader)].of(self._reader, planted, through, sure))
 
     def seen(self, upload: Tree) -> Tensor | None:
         change = Estimates.of(self.gates).change(upload)
@@ -216,7 +251,7 @@ class CanaryExamples(Canaries):
 
     def worth(self, terms: Terms) -> float:
         reads = self._reader.reads(self.gates.work, 1)
-        return reads * (self.rate / self._reader.used(terms.multiplier)) ** 2
+        return reads / self._reader.used(terms.multiplier) ** 2
 
 
 @dataclass(frozen=True)
@@ -272,7 +307,7 @@ class CanaryRowsOfSums(CanaryExamples):
 
 
 @dataclass(frozen=True)
-class CanaryClients(Canaries):
+class CanaryClients(CanaryDirections):
     """Canary clients, which send only a direction."""
 
     def unfit(self) -> str:
@@ -280,12 +315,6 @@ class CanaryClients(Canaries):
         noise = uplink.noise()
         if noise is None or uplink.as_published is not None:
             return "canaries cannot be placed behind this noise"
-        if uplink.robust or not (self.each or uplink.central):
-            return "no single upload can be read, and their sum is not a plain one"
-        if isinstance(uplink.secure, Encrypted):
-            return "encrypted sums take too long to be replayed"
-        if self.cohort.personal:
-            return "participation follows personal budgets"
         return "" if self.owners else "there is only one client"
 
     @cached_property
@@ -309,7 +338,11 @@ class CanaryClients(Canaries):
     @cached_property
     def rate(self) -> float:
         people = len(self.simulation.setup.public.sizes)
-        return self.cohort.expected(people) / people if self.cohort.hidden else 1.0
+        return self.cohort.expected(people) / people if self.hidden else 1.0
+
+    @property
+    def hidden(self) -> bool:
+        return self.cohort.hidden
 
     @property
     def alone(self) -> bool:
@@ -323,6 +356,8 @@ class CanaryClients(Canaries):
         return tree.flat(upload).double()
 
     def worth(self, terms: Terms) -> float:
-        noise = self.gates.uplink.noise()
+        uplink, plan = self.gates.uplink, self.simulation.setup.plan
+        noise = uplink.noise()
         typed = None if noise is None else noise.multiplier
-        return (self.rate / (typed or terms.multiplier or 1.0)) ** 2
+        planned = plan.quietest if uplink.personal else terms.multiplier  # one noise for all, and a bound for each
+        return 1 / (typed or planned or 1.0) ** 2

@@ -16,13 +16,16 @@ from torch import Tensor
 
 from sordino import keys
 from sordino.algorithms.algorithm import AnyAlgorithm
-from sordino.audits.canaries import Canaries
+from sordino.audits.canaries import CanaryDirections
 from sordino.audits.noise_sources import Quiet, Weak
+from sordino.audits.planted import ClearSum
 from sordino.audits.replay import PhaseStart, Replay
 from sordino.engine.executor import Answers, Clients
+from sordino.engine.secure_sum import SecureSum
 from sordino.engine.site import Site
 from sordino.privacy.noise.sources import Counter
 from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.secure_stages import Encrypted
 from sordino.tree import Tree
 from sordino.types import Terms
 
@@ -98,7 +101,7 @@ class CanaryRounds(Replay):
     All phases of a replay share its coins; each phase has its own noise.
     """
 
-    def __init__(self, canaries: Canaries, number: int, weak: float, start: PhaseStart) -> None:
+    def __init__(self, canaries: CanaryDirections, number: int, weak: float, start: PhaseStart) -> None:
         simulation, key = canaries.simulation, keys.fold(canaries.key, "replay", number)
         phase = simulation.setup.phase
         super().__init__(simulation, key=keys.word(keys.fold(key, phase) if phase else key), start=start)
@@ -111,11 +114,14 @@ class CanaryRounds(Replay):
         self._low = canaries.behind(canaries.planted(0 * ones), Quiet, sure=False)
         self._high = canaries.behind(canaries.planted(ones), Quiet, sure=True)
         self.federation = replace(self.federation, algorithm=self.algorithm)
+        uplink = self.algorithm.uplink
+        if isinstance(uplink.secure, Encrypted):
+            self.federation.secure_sum = SecureSum(uplink, self.federation.run, ClearSum(uplink.secure))
         # a planted upload takes the place of a trained one, so clients may train together; a planted row may not
         self.site = replace(self.site, algorithm=self.algorithm) if canaries.alone else self._with(self.algorithm)
         self._usual = Terms()  # of a participant of the last round that had any
         self._quiet: dict[tuple[bool, int], QuietUpload] = {}
-        self._moved, self._weight = torch.zeros(many).double(), torch.zeros(many).double()
+        self._moved, self._weight, self._rates = (torch.zeros(many).double() for _ in range(3))
 
     def scores(self) -> CanaryScores:
         """Scores of all canaries over all releases."""
@@ -123,14 +129,14 @@ class CanaryRounds(Replay):
         asked = frozenset[int]() if canaries.alone else frozenset(canaries.owners) if canaries.each else None
         clients = Overheard(self.site, (self._with(self._low), self._with(self._high)), asked)
         while not self.over:
-            t = self.t
+            t, self._rates = self.t, canaries.rates(self.federation.open(self.t).rates)
             outcome, _ = self.step(clients)
             self._usual = next(iter(clients.terms.values()), self._usual)
             if canaries.alone:
                 clients.low, clients.high = (self._sent(t, gates, clients) for gates in (self._low, self._high))
             if canaries.each:
                 self._singly(t, clients)
-            elif outcome.received is not None and (clients.terms or canaries.rate < 1):
+            elif outcome.received is not None and (clients.terms or canaries.hidden):
                 self._together(t, clients, outcome.received.mean)
         return CanaryScores(self._moved, self._weight)
 
@@ -142,7 +148,7 @@ class CanaryRounds(Replay):
         present, or all absent). In a hidden cohort this includes canary clients that were not sampled."""
         uplink, zero = gates.uplink.at(t, clients.down), gates.zero(self.simulation.setup.task, clients.down)
         owners, others = set(self._canaries.owners), clients.heard.items()
-        here = owners if self._canaries.rate < 1 else owners & set(clients.terms)
+        here = owners if self._canaries.hidden else owners & set(clients.terms)
         sent = {}
         for k in here:
             terms = clients.terms.get(k, self._usual)
@@ -191,11 +197,13 @@ class CanaryRounds(Replay):
         return seen
 
     def _count(self, part: slice, low: Tensor, high: Tensor, heard: Tensor, terms: Terms) -> None:
-        canaries, towards = self._canaries, self._canaries.towards[part].double()
+        canaries, towards, rates = self._canaries, self._canaries.towards[part].double(), self._rates[part]
         whole, moved = towards @ (high - low), towards @ (heard - low)
         if canaries.turns:  # from -whole to whole
             moved = (moved + whole) / 2
-        seen = whole.abs() > 1e-9 * whole.abs().max().clamp_min(1e-300)  # where it moves anything
-        worth = canaries.worth(terms) * seen
-        self._moved[part] += worth * moved / whole.where(seen, torch.ones_like(whole)) / canaries.rate
+        # a canary that moves half as far as another behind the same noise shows a quarter
+        share = (whole / whole.abs().max().clamp_min(1e-300)).square()
+        seen = share > 1e-18  # where it moves anything
+        worth = canaries.worth(terms) * rates.square() * share * seen
+        self._moved[part] += worth * moved / whole.where(seen, torch.ones_like(whole)) / rates
         self._weight[part] += worth

@@ -3,24 +3,45 @@ sends an upload of its choice. Clip, noise, weights and sum are the run's own.""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sordino import tree
 from sordino.audits.noise_sources import Silent
+from sordino.keys import Key
 from sordino.privacy.noise.distributions import GaussianNoise
 from sordino.privacy.readers.beside_public import taken
 from sordino.privacy.readers.class_sums import ClassSums, SumShard, clipped
+from sordino.privacy.readers.convex_stable import ConvexStable, StableShard
+from sordino.privacy.readers.episodes import CellGradient, CellShard, NoisyEpisode
 from sordino.privacy.readers.noisy_gradient import NoisyGradient, NoisyShard
 from sordino.privacy.uplink import Uplink
+from sordino.privacy.uplink.channels import Channel, Opened, Uploads
+from sordino.privacy.uplink.fixed_point import Ints
 from sordino.privacy.uplink.privunit import OneDirection
+from sordino.privacy.uplink.secure_stages import SecureStage
 from sordino.privacy.uplink.stages import Noise, Stage, clip_factor
 from sordino.tree import Tree
-from sordino.types import Examples, Grant, Losses, NoiseSource, Params, Received, Shard, Task
+from sordino.types import (
+    Episode,
+    EpisodeLoss,
+    Examples,
+    Grant,
+    Losses,
+    NoiseSource,
+    Params,
+    Reader,
+    Received,
+    Shard,
+    Task,
+    Work,
+)
 
 Through = Callable[[NoiseSource], NoiseSource]  # wraps the source of noise of the gates
 
@@ -33,13 +54,10 @@ def _settings(gate: Any) -> dict[str, Any]:
     return {one.name: vars(gate)[one.name] for one in fields(gate)}
 
 
-# examples -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class PlantedReader(NoisyGradient):
-    """The reader of a run in which some clients hold canaries in place of their last rows. `planted`: the gradients of
-    these, [canaries, numbers], zero for an absent canary.
+class Planted(Reader):
+    """What readers with canaries have in common. `planted`: of each client the vectors of its canaries, [canaries,
+    numbers], zero for an absent canary; they take the place of its last rows or cells.
     """
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
@@ -47,12 +65,26 @@ class PlantedReader(NoisyGradient):
     sure: bool = False  # every canary is in every sample
 
     @classmethod
-    def of(cls, reader: NoisyGradient, planted: Mapping[int, Tensor], through: Through, sure: bool) -> PlantedReader:
+    def of(cls, reader: Reader, planted: Mapping[int, Tensor], through: Through, sure: bool = False) -> Self:
         return cls(**_settings(reader), planted=planted, through=through, sure=sure)
 
-    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        grant = replace(grant, source=self.through(grant.source), pool=None)
+    def mine(self, grant: Grant) -> tuple[Tensor, Grant]:
+        """The canaries of a client, and its grant with the noise of the replay."""
         rows = self.planted.get(grant.client, torch.zeros(0, 1))
+        return rows, replace(grant, source=self.through(grant.source), pool=None)
+
+
+# gradients of examples ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlantedReader(Planted, NoisyGradient):
+    """The reader of a run in which some clients hold canaries, whose gradients are planted, in place of their last
+    rows.
+    """
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        rows, grant = self.mine(grant)
         return PlantedShard(self, examples, grant, task, planted=rows, sure=self.sure)
 
 
@@ -76,25 +108,95 @@ class PlantedShard(NoisyShard):
         return tree.add(tree.formed(honest), tree.unflat(added, params))
 
 
+# steps without a clip -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlantedSteps(Planted, ConvexStable):
+    """The reader of convex steps in a run with canaries: each moves the sum of the steps by as much as the proof allows
+    for one row.
+    """
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        rows, grant = self.mine(grant)
+        return PlantedStepShard(self, examples, grant, task, planted=rows)
+
+
+@dataclass
+class PlantedStepShard(StableShard):
+    """One client's examples, with canaries beside them."""
+
+    planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
+
+    def _sum(self, params: Params, steps: int, key: Key) -> Params:
+        total = super()._sum(params, steps, key)
+        if not len(self.planted):
+            return total
+        half = math.sqrt(2) * self._reader.radius * steps / self.size  # a row that is replaced moves it twice as far
+        lengths = torch.linalg.vector_norm(self.planted.double(), dim=1)
+        added = (clip_factor(lengths, half, torch.float64)[:, None] * self.planted.double()).sum(0)
+        return tree.add(total, tree.unflat(added, total))
+
+
+# episodes -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlantedCells(Planted, CellGradient):
+    """The reader of episodes in a run with canaries: the last cells of a client, or its last rows where cells are dealt
+    anew in every step. An episode with a canary in it has the canary's gradient; of several, the first one's.
+    """
+
+    def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
+        rows, grant = self.mine(grant)
+        return PlantedCellShard(self, examples, grant, task, planted=rows, sure=self.sure)
+
+
+@dataclass
+class PlantedCellShard(CellShard):
+    """One client's examples, whose last cells or rows are canaries."""
+
+    planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
+    sure: bool = False
+    _canaries: dict[int, Tensor] = field(default_factory=dict)  # of the step's cells that have one
+
+    def episodes(self, work: Work, key: Key) -> Iterator[Episode]:
+        for episode in super().episodes(work, key):
+            yield PlantedEpisode(**vars(episode), canaries=self._canaries)
+
+    def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
+        cells, reader = dict(super()._cells(work, step, key)), self._reader
+        if reader.sampling == "fresh":
+            first = len(self._examples.y) - len(self.planted)
+            found = {i: rows[rows >= first] - first for i, rows in cells.items()}
+            self._canaries = {i: self.planted[int(rows.min())] for i, rows in found.items() if len(rows)}
+        else:
+            self._canaries = dict(enumerate(self.planted, reader.cells - len(self.planted)))
+            none = torch.zeros(0, dtype=torch.long)
+            cells |= {i: cells.get(i, none) for i in self._canaries if self.sure}
+        return iter(cells.items())
+
+
+@dataclass
+class PlantedEpisode(NoisyEpisode):
+    canaries: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:
+        chosen = self.canaries.get(number)
+        return super()._of(cell, number, loss, params) if chosen is None else tree.unflat(chosen, params)
+
+
 # sums per class -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class PlantedSums(ClassSums):
-    """The reader of sums per class in a run in which some clients hold canaries in place of their last rows. `planted`:
-    the statistics of each canary as one row over all classes, zero outside the canary's own class.
+class PlantedSums(Planted, ClassSums):
+    """The reader of sums per class in a run with canaries: each is one row over all classes, zero outside its own
+    class.
     """
 
-    planted: Mapping[int, Tensor] = field(default_factory=dict)
-    through: Through = unchanged
-
-    @classmethod
-    def of(cls, reader: ClassSums, planted: Mapping[int, Tensor], through: Through) -> PlantedSums:
-        return cls(**_settings(reader), planted=planted, through=through)
-
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
-        grant = replace(grant, source=self.through(grant.source))
-        rows = self.planted.get(grant.client, torch.zeros(0, 1))
+        rows, grant = self.mine(grant)
         first = len(examples.y) - len(rows)
         return PlantedSumShard(self, taken(examples, torch.arange(first)), grant, task, planted=rows)
 
@@ -113,6 +215,33 @@ class PlantedSumShard(SumShard):
         return sums + added.sum(0), counts + added.ne(0).any(2).sum(0)
 
 
+PLANTED: Mapping[type[Reader], type[Planted]] = {
+    NoisyGradient: PlantedReader,
+    ConvexStable: PlantedSteps,
+    CellGradient: PlantedCells,
+}
+
+
+# secure sums ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClearSum(Channel):
+    """A secure sum whose integers are added in clear: what is opened is the same to the bit, without hours of
+    encryption.
+    """
+
+    secure: SecureStage
+
+    def sum(self, t: int, uploads: Uploads, cohort: Sequence[int], size: int, noise: Ints | None) -> Opened:
+        nothing = np.zeros(size, np.int64)
+        total, who = nothing if noise is None else noise, list[int]()
+        for k, values in uploads:
+            total, who = total + values, [*who, k]
+        few = len(who) < self.secure.least(len(cohort))
+        return Opened(nothing if few else total, [] if few else who, 0, 0, {}, 0, "too few uploads" if few else "")
+
+
 # clients --------------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +258,7 @@ class PlantedUplink(Uplink):
         if uplink.grid is not None or isinstance(uplink.noise(), OneDirection):
             level = float(through(Silent(1.0)).noisy(GaussianNoise(), torch.zeros(()), 1.0))
             uplink = replace(uplink, client=_louder(uplink.client, level), server=_louder(uplink.server, level))
+            through = unchanged
         return cls(**_settings(uplink), planted=planted, through=through)
 
     def encode(self, upload: Tree, grant: Grant) -> Tree:

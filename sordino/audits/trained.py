@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from sordino import keys
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, UNITS
-from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Poisson, Repeat, Together, reduce
+from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Poisson, Repeat, Response, Together, reduce
 from sordino.accounting.gaussian_dp import bisect, epsilon_of
 from sordino.accounting.statement import Guarantee
-from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums
-from sordino.audits.canary_rounds import CanaryRounds, CanaryScores
+from sordino.audits.canary_replays import ROWS, Replays, ScoredCanaries, placed
 from sordino.audits.gates import DELTAS, LEAST, gaussian
 from sordino.audits.lower_bounds import (
     Found,
@@ -36,12 +31,13 @@ from sordino.audits.lower_bounds import (
     mu_at_least,
     upper,
 )
-from sordino.audits.replay import BEGINNING, PhaseStart, check_allowed, preparation
+from sordino.audits.replay import BEGINNING, check_allowed, preparation
 from sordino.config import Experiment
 from sordino.errors import Range, check_range
 from sordino.planning.planner import Planner
-from sordino.privacy.readers.class_sums import ClassSums
+from sordino.privacy.noise.randomised_response import composed_delta
 from sordino.privacy.readers.noisy_gradient import NoisyGradient
+from sordino.privacy.readers.responses import Responses
 from sordino.receipts.private import key_of_data
 from sordino.results.audit_file import AuditedPromise, Noticed, PlayedCanaries, TrainedAudit, TrainedVerdict
 from sordino.runs.simulation import Simulation, settle, simulated
@@ -56,7 +52,6 @@ WIDE = (*DELTAS, 0.4)
 SCALES = 64.0  # factors between its inverse and itself by which noise may be smaller
 FEWEST = 40  # canaries with which anything could be found
 PROVED = ("proved", "conditional")
-KINDS: dict[str, type[Canaries]] = {"example": CanaryExamples, "client": CanaryClients}
 # said beside every verdict
 UNSEEN = (
     "the gradients that the network computes: canaries bring their own",
@@ -83,13 +78,17 @@ def audit_trained(
     )
     data_key = b"" if folder is None else key_of_data(folder)
     simulation = simulated(settle(experiment), data_key)
-    guarantees = Planner(simulation.setup).guarantees
+    planner = Planner(simulation.setup)
+    guarantees = planner.guarantees
     held = strongest([row for row in guarantees if promised_itself(simulation, row)])
-    prepared, found = preparation(simulation, bare=False) if held else None, []
+    prepared, found = preparation(simulation, bare=False) if held else None, list[AuditedPromise]()
     for number, promise in enumerate(held):
         tell(f"{promise.unit}, {promise.neighbours}")
         key = keys.fold(keys.root(seed), "audit-trained", number)
-        found.append(_audited(simulation, promise, canaries, key, prepared.start if prepared else BEGINNING, tell))
+        replays = Replays(placed(simulation, promise.subject, canaries, key), prepared.start if prepared else BEGINNING)
+        levels = planner.by_budget(promise.subject)
+        found += [_audited(row, replays, tell, level, members) for level, (members, row) in levels.items()]
+        found += [] if levels else [_audited(promise, replays, tell)]
     bare = [f"{row.unit}, {row.adversary}" for row in guarantees if not row.finite]
     name = str(experiment.algorithm.get("name"))
     skipped = simulation.preparation and not all(one.prepared for one in found)
@@ -121,50 +120,51 @@ def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
 def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
     """True if a mechanism of the run gives this guarantee directly; False if it only follows from one for another unit
     or other neighbours."""
-    if row.unit not in KINDS:
-        return row.unit != "person"  # a randomised response is about pixels or images itself
     gates = simulation.setup.whole.phases
-    readers = [gate.algorithm.read for gate in gates]
-    noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]
     if row.unit == "client":
+        noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]
         return not noises or any(noise.neighbours == row.neighbours for noise in noises)
+    readers = [gate.algorithm.read for gate in gates]
+    if any(isinstance(reader, Responses) for reader in readers):
+        return row.unit in ROWS
+    offers = [offer.subject for reader in readers if (offer := reader.offer()) is not None]
     plain = [reader for reader in readers if isinstance(reader, NoisyGradient)]
-    offered = any(reader.offer() is not None for reader in readers)
+    offered = any(offer.unit == row.unit for offer in offers)
     return offered and (not plain or any(reader.neighbours == row.neighbours for reader in plain))
 
 
 def _audited(
-    simulation: Simulation,
     promise: Guarantee,
-    wanted: int,
-    key: keys.Key,
-    start: PhaseStart,
+    replays: Replays,
     tell: Callable[[str], object],
+    budget: float | None = None,
+    members: Sequence[int] | None = None,
 ) -> AuditedPromise:
-    canaries = placed(simulation, promise, wanted, key)
+    """A guarantee of all clients, or of those with a budget, against what the canaries among them show."""
+    canaries = replays.canaries
     found = AuditedPromise(
         **dict(promise.subject),
+        budget=budget,
         claimed=promise.epsilon,
         delta=promise.delta,
         status=promise.status,
         releases=promise.releases,
         replays=0,
         verdict="not attacked",
-        why="canaries are examples or clients" if canaries is None else canaries.unfit(),
+        why=replays.unfit,
     )
     if promise.status not in PROVED:
         return found.beside(verdict="proves nothing", why="nothing is proved that could be refuted")
-    if canaries is None or found.why:
+    if found.why:
         return found.beside(why=f"{found.why}; `sordino audit` attacks single releases")
-    if len(canaries.owners) * canaries.replays < FEWEST:
-        return found.beside(why=f"only {len(canaries.owners) * canaries.replays} canaries have room")
-    early = earlier(canaries)
+    if (room := replays.room(members)) < FEWEST:
+        return found.beside(why=f"only {room} canaries have room")
 
     def play(weak: float) -> PlayedCanaries:
-        return judged(promise, scores(canaries, weak, early, start))
+        return judged(promise, replays.told(weak, members))
 
     played = play(1.0)
-    found = found.beside(replays=canaries.replays, prepared=bool(early), played=played)
+    found = found.beside(replays=canaries.replays, prepared=bool(replays.early), played=played)
     if played.refutes(promise.epsilon):
         return found.beside(verdict="VIOLATED", why="the privacy loss is larger than claimed")
     missed: tuple[float, ...] = ()
@@ -175,53 +175,8 @@ def _audited(
             power = Noticed(caught=weak, missed=missed, twin=twin)
             return found.beside(verdict="holds", why="the loss that was found is not larger than claimed", power=power)
         missed = (*missed, weak)
-    why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; more canaries would"
+    why = f"not even noise / {FACTORS[-1]:g} was caught, so this says nothing about the run; {canaries.more}"
     return found.beside(verdict=BLIND, why=why, power=Noticed(missed=missed, twin=twin))
-
-
-def placed(simulation: Simulation, promise: Guarantee, wanted: int, key: keys.Key) -> Canaries | None:
-    kind = KINDS.get(promise.unit)
-    return None if kind is None else kind(simulation, promise.subject, wanted, key)
-
-
-class ScoredCanaries(NamedTuple):
-    """Canaries of all replays that took part in any release: their scores, and for each one its total
-    weight in the releases.
-    """
-
-    scores: Tensor
-    there: Tensor  # was it present?
-    weight: Tensor
-
-
-def scores(
-    canaries: Canaries, weak: float, early: Sequence[Canaries] = (), start: PhaseStart = BEGINNING
-) -> ScoredCanaries:
-    """Score of each canary of all replays over all phases. `start`: the start of the training if the phases before it
-    have no canaries.
-    """
-    found = []
-    for number in range(canaries.replays):
-        begun, phases = start, list[CanaryScores]()
-        for here in early:
-            phase = CanaryRounds(here, number, weak, begun)
-            phases.append(phase.scores())
-            begun = phase.end
-        rounds = CanaryRounds(canaries, number, weak, begun)
-        seen = rounds.scores().beside(phases)
-        found.append(ScoredCanaries(*(each[seen.exposed] for each in (seen.each, rounds.coins, seen.weight))))
-    return ScoredCanaries(*map(torch.cat, zip(*found, strict=True)))
-
-
-def earlier(canaries: Canaries) -> list[Canaries]:
-    """The same canaries in the phases before the training; empty if any of these phases cannot hold them."""
-    found: list[Canaries] = []
-    for phase in canaries.simulation.preparation:
-        here: Canaries = replace(canaries, simulation=phase)
-        if isinstance(canaries, CanaryExamples) and isinstance(phase.setup.algorithm.read, ClassSums):
-            here = CanaryRowsOfSums(phase, canaries.subject, canaries.wanted, canaries.key)
-        found.append(here)
-    return [] if any(here.unfit() for here in found) else found
 
 
 def curve(promise: Guarantee) -> dict[float, float]:
@@ -267,7 +222,8 @@ def noise_lacking(reads: Sequence[NoiseRead], told: ScoredCanaries, alpha: float
     Secret sampling moves the scores of present canaries too, so where that counts only absent ones are used.
     """
     promised = math.sqrt(sum(one.times * (one.rate / one.noise.noise_multiplier) ** 2 for one in reads))
-    off = (told.scores - told.there.double()) * (told.weight / told.weight.max()).sqrt()
+    most = min(float(told.weight.max()), promised**2)  # in a replay, one may take part more often than is promised
+    off = (told.scores - told.there.double()) * (told.weight / most).sqrt()
     return distance(off if all(one.rate == 1 for one in reads) else off[~told.there], alpha) / promised
 
 
@@ -287,21 +243,36 @@ def epsilon_by_overlap(promise: Guarantee, wrong: float) -> float:
     """Lower bound on epsilon: the price of the promised releases behind the largest noise under which no more than this
     share of guesses need be wrong, half the overlap of the two neighbours; 0 if no noise has a scale.
     """
-    assert promise.event is not None
-    apart, event = 1 - 2 * wrong, promise.event
-    if apart <= 0 or event.stretched(1.0) is None:
+    apart = 1 - 2 * wrong
+    if apart <= 0 or quieter(promise, 1.0) is None:
         return 0.0
 
     def refuted(factor: float) -> bool:
         """True if neighbours are less far apart in total variation: then epsilon is 0 at this delta."""
-        quieter = event.stretched(factor)
-        assert quieter is not None
-        return best(quieter, apart, promise.neighbours).epsilon <= 0
+        released = quieter(promise, factor)
+        assert released is not None
+        if len(released) == 1 and isinstance(one := released[0].event, Response):  # exact, and at once
+            return composed_delta(one.epsilon, released[0].count, 0.0, one.levels) <= apart
+        return best(Together(released), apart, promise.neighbours).epsilon <= 0
 
     if not refuted(1 / SCALES):
         return 0.0
     factor = bisect(refuted, good=1 / SCALES, bad=SCALES, tight=1e-3)
-    return price(promise, event.stretched(factor), factor)
+    return price(promise, Together(quieter(promise, factor) or ()), factor)
+
+
+def quieter(promise: Guarantee, factor: float) -> tuple[Repeat, ...] | None:
+    """The promised releases with noise divided by this factor, or an epsilon of responses multiplied by it; None if any
+    has neither.
+    """
+    assert promise.event is not None
+    found = list[Repeat]()
+    for one, times in reduce(promise.event, promise.neighbours).counted:
+        louder = Response(one.epsilon * factor, one.levels) if isinstance(one, Response) else one.stretched(factor)
+        if louder is None:
+            return None
+        found.append(Repeat(louder, times))
+    return tuple(found)
 
 
 def price(promise: Guarantee, event: Event | None, factor: float) -> float:

@@ -15,7 +15,7 @@ from sordino.engine.executor import Tally
 from sordino.errors import RangeSaturation, UnsoundGuarantee
 from sordino.planning.accounts import OpenRound
 from sordino.privacy.uplink import Summed, Uplink
-from sordino.privacy.uplink.channels import SumAtSites
+from sordino.privacy.uplink.channels import Channel, SumAtSites
 from sordino.privacy.uplink.secure_stages import Encrypted, NoiseShare, check_room
 from sordino.privacy.uplink.stages import private
 from sordino.tree import Tree
@@ -25,11 +25,12 @@ OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 
 
 class SecureSum:
-    def __init__(self, uplink: Uplink, run: str) -> None:
+    def __init__(self, uplink: Uplink, run: str, channel: Channel | None = None) -> None:
+        """`channel`: what adds the integers, if not the channel of the stage."""
         assert uplink.secure is not None
         assert uplink.grid is not None
         self._grid, self._secure = uplink.grid, uplink.secure
-        self._channel = uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
+        self._channel = channel or uplink.secure.sums.channel(uplink.secure, uplink.grid.layout, run)
         self.broadcast = 0  # bytes of what goes down in place of the model: an encrypted sum
 
     def __call__(

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from typing import NamedTuple, TypeVar
 
+from sordino.accounting.claims import Subject
 from sordino.accounting.facts import Fact, Number
-from sordino.accounting.statement import Guarantee, Promised, statement, unspent
+from sordino.accounting.statement import Guarantee, Promised, of_groups, statement, unspent
 from sordino.budget.plan import kinds
 from sordino.ledger.ledger import MEMORY
 from sordino.planning.accounts import Accounts
@@ -100,12 +101,18 @@ class Planner:
     @cached_property
     def guarantees(self) -> list[Guarantee]:
         """The rows of the receipt after the last planned round."""
-        _, books = self.rounds, self.books
-        notes = [*self._before, *(entry.note for entry in books.ledger.entries())]
+        books = self.books
         # where everyone pays for every round, one client's row is everyone's
         alike = books.plan.one_price and not books.cohort.personal and not self._before
         people, rows = 1 if alike else books.population, self.phase.public.rows_per_key
-        return statement(notes, people, self.phase.experiment.privacy.delta, rows_per_key=rows)
+        return statement(self._notes, people, self.phase.experiment.privacy.delta, rows_per_key=rows)
+
+    def by_budget(self, subject: Subject) -> dict[float, tuple[Sequence[int], Guarantee]]:
+        """The clients with each budget, and their row of the receipt; empty where all have the same budget."""
+        budget, delta = self.phase.plan.budget, self.phase.experiment.privacy.delta
+        levels = {} if budget is None else budget.levels()
+        rows = of_groups(self._notes, self.books.population, delta, subject, list(levels.values()))
+        return {level: (levels[level], row) for level, row in zip(levels, rows, strict=True) if row is not None}
 
     @property
     def promise(self) -> Promised | None:
@@ -116,6 +123,12 @@ class Planner:
         found = next((row for row in self.guarantees if row.subject == subject), None)
         row = found or unspent(subject, "none: nobody ever takes part")
         return Promised.of(row, accountant=row.accountant)
+
+    @property
+    def _notes(self) -> list[str]:
+        """Ledger notes of all phases after the last planned round."""
+        _ = self.rounds
+        return [*self._before, *(entry.note for entry in self.books.ledger.entries())]
 
     @cached_property
     def _before(self) -> list[str]:

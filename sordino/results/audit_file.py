@@ -47,6 +47,7 @@ class Noticed(Fact):
 class AuditedPromise(Subject):
     """Guarantee of a whole run, and lower bounds on its loss. `played` is missing where no canary can be placed."""
 
+    budget: Epsilon | None = None  # of the clients that it is about, where each has its own
     claimed: Epsilon
     delta: float
     status: Status
@@ -62,7 +63,8 @@ class AuditedPromise(Subject):
     def in_figures(self) -> tuple[str, ...]:
         """Texts of a row: unit, adversary, claim, the two lower bounds, and the number of right guesses."""
         claimed = f"{self.claimed:.3g}, {standing(self.status, True)}, at {self.delta:g}"
-        who, played = f"{self.unit}, {self.neighbours}", self.played
+        played = self.played
+        who = f"{self.unit}, {self.neighbours}" + ("" if self.budget is None else f"\nbudget {self.budget:g}")
         if played is None:
             return who, self.adversary, claimed, "", "", ""
         if played.at_delta != self.delta:

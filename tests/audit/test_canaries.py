@@ -10,7 +10,7 @@ import torch
 
 from sordino import config, keys, tree
 from sordino.accounting.claims import Subject
-from sordino.audits.canaries import Canaries, CanaryClients, CanaryExamples, CanaryRowsOfSums, directions
+from sordino.audits.canaries import CanaryClients, CanaryDirections, CanaryExamples, CanaryRowsOfSums, directions
 from sordino.audits.canary_rounds import CanaryRounds
 from sordino.audits.noise_sources import Quiet
 from sordino.audits.planted import PlantedReader, PlantedSums
@@ -87,7 +87,9 @@ def test_a_canary_in_a_sum_fills_the_part_of_its_class(count: float) -> None:
 ROW = Subject(unit="example", neighbours="replace", adversary="server")
 CLIENT = ROW.beside(unit="client")
 IN_A_SUM = Subject(unit="client", neighbours="zero_out", adversary="participants")
-KINDS: dict[str, tuple[type[Canaries], Subject, tuple[str, ...]]] = {
+FREE = ("privacy={delta=1e-5}",)
+EPISODES = ("model=mlp", "algorithm.local_steps=2", "algorithm.batch_size=8")
+KINDS: dict[str, tuple[type[CanaryDirections], Subject, tuple[str, ...]]] = {
     "a row": (CanaryExamples, ROW, ("algorithm=gaussian_gdp",)),
     "a row, in steps": (CanaryExamples, ROW, ("algorithm=noisy_steps",)),
     "a row, along one number": (CanaryExamples, ROW, ("algorithm=laplace",)),
@@ -96,12 +98,47 @@ KINDS: dict[str, tuple[type[Canaries], Subject, tuple[str, ...]]] = {
         ROW.beside(adversary="participants"),
         ("algorithm=gaussian_gdp",),
     ),
+    "a row, in convex steps": (
+        CanaryExamples,
+        ROW,
+        ("algorithm=convex_stable", "algorithm.local_steps=3", 'model={name="logistic",radius=4}'),
+    ),
+    "a row, in episodes": (
+        CanaryExamples,
+        ROW,
+        ("algorithm=prifedsync", "algorithm.level=step_level", "algorithm.episodes=8", *FREE, *EPISODES),
+    ),
+    "a cell": (
+        CanaryExamples,
+        ROW.beside(unit="cell", neighbours="zero_out"),
+        ("algorithm=pfl_dyn", 'read={name="cells",clip=1,rate=1,multiplier=1}', *FREE, *EPISODES),
+    ),
+    "a row, behind masks": (
+        CanaryExamples,
+        ROW,
+        ("algorithm=gaussian_gdp", 'uplink={client=[{name="quantise",range=20},{name="secagg"}]}'),
+    ),
+    "a client, behind a robust sum": (
+        CanaryClients,
+        CLIENT,
+        (
+            "algorithm=fedavg",
+            *STEP,
+            *FREE,
+            'uplink={client=[{name="clip",radius=0.5},{name="noise",multiplier=1}],server=[{name="median",f=1}]}',
+        ),
+    ),
+    "a client, with a bound of its own": (
+        CanaryClients,
+        IN_A_SUM,
+        ("algorithm=pdp_prox", *STEP, 'privacy={epsilon={groups={"2"=0.5,"8"=0.5}},delta=1e-5}'),
+    ),
     "a client": (CanaryClients, CLIENT, ("algorithm=whole_update", *STEP)),
     "a client, in a sum": (CanaryClients, IN_A_SUM, ("algorithm=dp_prox", *STEP, EVERY)),
 }
 
 
-def canaries(name: str, wanted: int = 16) -> Canaries:
+def canaries(name: str, wanted: int = 16) -> CanaryDirections:
     kind, subject, words = KINDS[name]
     return kind(run(*words), subject, wanted, KEY)
 
@@ -151,7 +188,7 @@ def test_who_is_drawn_in_secret_counts_by_the_rate() -> None:
 
 def test_canaries_of_one_sum_are_as_many_as_there_are_orthogonal_directions() -> None:
     """More would disturb one another, and their scores would not be independent."""
-    found: list[Canaries] = [
+    found: list[CanaryDirections] = [
         CanaryClients(run("algorithm=dp_prox", *STEP, EVERY, *MANY), IN_A_SUM, 5000, KEY),
         CanaryExamples(run("algorithm=gaussian_gdp", "data.train=1400"), IN_A_SUM.beside(unit="example"), 5000, KEY),
     ]

@@ -19,7 +19,8 @@ from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Poisson, Repeat, Together
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.accounting.statement import Guarantee
-from sordino.audits.trained import WRONG, NoiseRead, ScoredCanaries, judged, noise_lacking, strongest
+from sordino.audits.canary_replays import ScoredCanaries
+from sordino.audits.trained import WRONG, NoiseRead, judged, noise_lacking, strongest
 from sordino.planning.planner import Planner
 from sordino.runs.simulation import Simulation, settle, simulated
 from tests.audit.test_trained import promise
@@ -35,7 +36,7 @@ def run(*words: str) -> tuple[Simulation, Guarantee]:
 
 
 def alike(many: int) -> ScoredCanaries:
-    return ScoredCanaries(torch.zeros(many), torch.zeros(many), torch.ones(many).double())
+    return ScoredCanaries(torch.zeros(many), torch.zeros(many), torch.full((many,), 0.01).double(), torch.zeros(many))
 
 
 def rarely(refuted: int, of: int, at_most: float) -> bool:

@@ -98,8 +98,8 @@ COUNTED_OR_NOT = [
     one(
         "an audit attacks the looser promise about a person",
         "audits/trained.py",
-        'return row.unit != "person"',
-        "return True",
+        "any(offer.unit == row.unit for offer in offers)",
+        "bool(offers)",
         "tests/audit/test_trained.py::test_a_row_about_a_person_takes_the_place_of_no_row_that_is_attacked",
     ),
     one(
@@ -126,8 +126,8 @@ COUNTED_OR_NOT = [
     one(
         "a plan forgets what a preparation spends",
         "planning/planner.py",
-        "notes = [*self._before, *(",
-        "notes = [*(",
+        "return [*self._before, *(",
+        "return [*(",
         "tests/budget/test_phases.py::test_a_plan_of_phases_is_what_the_receipt_says",
     ),
     one(

@@ -7,6 +7,7 @@ from tests.mutants.mutant import one
 SOURCES = "tests/privacy/noise/test_sources.py"
 INVERSION = "tests/attacks/test_gradient_inversion.py"
 AUDIT = "tests/audit/test_audit.py"
+EVERY = "tests/audit/test_every_reader.py"
 MEMORY = "tests/tasks/test_hidden_state.py"
 OWN_CODE = "tests/runs/test_own_code.py"
 ELSEWHERE = "tests/privacy/test_faults_elsewhere.py"
@@ -231,9 +232,38 @@ SECRET_ROWS = [
     one(
         "a canary in few releases is said to hide in loud noise",
         "audits/trained.py",
-        " * (told.weight / told.weight.max()).sqrt()",
+        " * (told.weight / most).sqrt()",
         "",
         "tests/audit/test_trained.py::test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all",
+    ),
+    one(
+        "a limit on steps passes for little noise",
+        "audits/canaries.py",
+        "method.having(most_grad=None)",
+        "method.having()",
+        f"{EVERY}::test_a_limit_on_the_steps_of_a_sound_run_refutes_nothing",
+    ),
+    one(
+        "a twin's noise on a grid is lowered twice",
+        "audits/planted.py",
+        "            through = unchanged\n",
+        "",
+        "tests/audit/test_trained.py"
+        "::test_canaries_are_seen_through_masks_as_closely_as_the_noise_in_their_sum_allows[of each client-3.0]",
+    ),
+    one(
+        "every budget is judged by the largest",
+        "audits/trained.py",
+        "_audited(row, replays",
+        "_audited(promise, replays",
+        f"{EVERY}::test_a_client_that_sends_more_than_its_budget_buys_is_found_by_the_promise_of_its_budget",
+    ),
+    one(
+        "an attacker who forgets the answers of earlier rounds",
+        "audits/canary_images.py",
+        "for one in known[k]]).sum(0)",
+        "for one in known[k][:1]]).sum(0)",
+        f"{EVERY}::test_answers_that_are_drawn_again_behind_a_promise_of_once_are_found",
     ),
     one(
         "names in a file of images count as declared classes",

@@ -216,12 +216,12 @@ class CellShard(GuardedShard[CellGradient]):
         self._opened = True
         for step in range(reads):
             mine = keys.fold(key, "episode", step)
-            cells = list(self._cells(effort, step, mine))
+            cells = [(i, taken(self._examples, rows)) for i, rows in self._cells(effort, step, mine)]
             yield NoisyEpisode(self._reader, cells, self._grant, self._task, step, mine)
 
-    def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Examples]]:
-        """The cells chosen for this step, each with its number. Draws within a cell depend on its number only, not on
-        which others were chosen.
+    def _cells(self, work: Work, step: int, key: Key) -> Iterator[tuple[int, Tensor]]:
+        """The cells chosen for this step, each with its number and its rows. Draws within a cell depend on its number
+        only, not on which others were chosen.
         """
         reader, n = self._reader, self.size
         if reader.sampling == "fresh":
@@ -231,7 +231,7 @@ class CellShard(GuardedShard[CellGradient]):
             coins = self._grant.source.child("sample", step).coins(reader.cells, reader.rate)
             chosen = torch.nonzero(coins).flatten().tolist()
         parts = torch.tensor_split(order, reader.cells)
-        return ((i, taken(self._examples, parts[i][parts[i] < len(self._examples.y)])) for i in chosen)
+        return ((i, parts[i][parts[i] < len(self._examples.y)]) for i in chosen)
 
 
 @dataclass
