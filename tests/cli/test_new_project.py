@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sordino.accounting.statement import Promised
 from sordino.cli.running import new
 from sordino.errors import RunError
-from sordino.receipts.run_files import Promised
 from sordino.runs.listing import listed, promise
 
 
