@@ -13,4 +13,7 @@ def main() -> None:
     gc.set_threshold(50_000)  # modules and parsed files stay: collecting among them takes a tenth of a short command
     from sordino.cli.program import main as play
 
-    play()
+    try:
+        play()
+    finally:
+        gc.freeze()  # else the interpreter, at its end, looks at all that was loaded: a quarter of what torch costs

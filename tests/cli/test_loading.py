@@ -127,6 +127,17 @@ main()
     assert [line for line in told(program, tmp_path).splitlines() if "collects" in line] == ["collects False"]
 
 
+def test_a_command_leaves_nothing_to_look_at_when_it_ends(tmp_path: Path) -> None:
+    program = """
+import atexit, gc, sys
+from sordino.cli import main
+atexit.register(lambda: print(len(gc.get_objects()) < 1000 < gc.get_freeze_count()))
+sys.argv = ["sordino", "--version"]
+main()
+"""
+    assert told(program, tmp_path).split()[-1] == "True"
+
+
 def test_a_listing_loads_no_numpy(tmp_path: Path) -> None:
     program = """
 import sys
