@@ -27,7 +27,7 @@ import torch
 
 from sordino import tree
 from sordino.engine.client_states import looks
-from sordino.engine.common_memory import ROOM, Ends, Spoken, Told, apart, whole
+from sordino.fast.common_memory import ROOM, Ends, Spoken, Told, apart, whole
 from sordino.fast.factored import dense
 from sordino.tree import Tree
 

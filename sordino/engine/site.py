@@ -19,7 +19,6 @@ from sordino.algorithms.optional import PerClientMessages, PublicTensors
 from sordino.engine import checkpoint, wire
 from sordino.engine.client_states import States, shape_of
 from sordino.engine.commands import Command, Keep, Restore, Round, Score
-from sordino.engine.common_memory import Ends
 from sordino.engine.executor import Answers, Executor, Scores
 from sordino.engine.forks import Forks, ForksWork, Templates, Unit, UnitAnswers
 from sordino.engine.shards import PreparedShards
@@ -37,11 +36,12 @@ from sordino.engine.stack import (
     together,
 )
 from sordino.errors import ConfigError
+from sordino.fast.common_memory import Ends
+from sordino.fast.threads import Threads, heavy
 from sordino.privacy.noise.sources import Counter, for_client, for_round
 from sordino.privacy.readers.open import Open
 from sordino.privacy.uplink import Summed
 from sordino.tasks.personalise import PLAIN, WAYS, OwnModels
-from sordino.tasks.threads import Threads, heavy
 from sordino.tree import Tree
 from sordino.types import Examples, Grant, Params, Scorer, Shard, Task, Terms
 
@@ -70,7 +70,7 @@ class Site(Executor):
     # who shares a pass over the network: "pooled" clients at the same weights, "stack" clients of equal shape
     sharing: str = "loop"
     shelf: Path | None = None  # where the site keeps its states; None where the server's checkpoint holds them
-    threads: Threads | None = None  # None: one thread
+    threads: Threads[Task] | None = None  # None: one thread
     forks: Forks | None = None  # processes that help, once a round has been long
     adds: bool = False  # true: uploads computed in one call may be added up, since none is read alone
     hears: Callable[[int, Tree], None] | None = None  # called with every upload before it is added to others
@@ -201,7 +201,7 @@ class Site(Executor):
         return self.algorithm.init_client(self.task)
 
     @property
-    def _threads(self) -> Threads:
+    def _threads(self) -> Threads[Task]:
         if self.threads is None:
             self.threads = Threads(self.task)
         return self.threads

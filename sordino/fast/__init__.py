@@ -1,1 +1,1 @@
-"""Fast arithmetic: kernels and factored matrices, to the same numbers as torch."""
+"""Fast computation of the same numbers: kernels, factored matrices, threads, and memory that processes share."""

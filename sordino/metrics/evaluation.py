@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from sordino.errors import ConfigError, UnsoundGuarantee
+from sordino.fast.threads import Threads, heavy
 from sordino.metrics.measures import Metrics, last_scored
 from sordino.metrics.rows import HEADLINES, MEASURED, Scores, Spread, Way, measured
 from sordino.metrics.scores import MetricFunction, own_scores, scored
 from sordino.partition.row_numbers import Array, RowNumbers
 from sordino.tasks.personalise import OWN, PLAIN, OwnModels, ways
-from sordino.tasks.threads import Threads, heavy
 from sordino.tree import Tree
 from sordino.types import Examples, Params, Task
 
@@ -176,7 +176,7 @@ class Evaluator:
     rows: Sequence[Array]  # of each client: its share of the test examples
     asked: tuple[str, ...] = ()  # scores beside the task's own, of all test examples together
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # of a user's own
-    threads: Threads | None = None  # None: one thread
+    threads: Threads[Task] | None = None  # None: one thread
 
     def __call__(self, params: Params) -> Scores:
         """Scores of one model for all clients: global means, and mean, standard deviation and worst tenth over the

@@ -21,6 +21,7 @@ from sordino.engine.executor import Executor, cores
 from sordino.engine.forks import Forks
 from sordino.engine.shards import PreparedShards, Shards
 from sordino.engine.site import Site
+from sordino.fast.threads import Threads
 from sordino.metrics.evaluation import Evaluation, Evaluator
 from sordino.metrics.scores import metrics_named
 from sordino.planning.methods import Methods
@@ -29,11 +30,10 @@ from sordino.receipts.private import secret_of
 from sordino.runs.backend import Backend, Begun, ServerData, examples_of
 from sordino.runs.population import Population
 from sordino.runs.setup import Setup, Whole
-from sordino.tasks.threads import Threads
 from sordino.transport.message import Letterhead
 from sordino.transport.pipes import Pipes
 from sordino.transport.sites import Patience, Sites
-from sordino.types import Examples, NoiseSource, Params
+from sordino.types import Examples, NoiseSource, Params, Task
 
 ROOM = 1 << 26  # bytes of uploads in one message: what a process holds before it answers
 MANY = 1000  # clients in one message
@@ -204,9 +204,9 @@ def clients_of(
     )
 
 
-def threads_of(setup: Setup) -> Threads:
+def threads_of(setup: Setup) -> Threads[Task]:
     """Threads of this process that train clients, each with a task of its own."""
-    return Threads(setup.task, threads(setup), setup.whole.built_task)
+    return Threads(setup.task, threads(setup) if setup.task.threads else 1, setup.whole.built_task)
 
 
 def forks_of(setup: Setup) -> Forks | None:

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from sordino import tree
-from sordino.engine import common_memory, forks, site
-from sordino.engine.common_memory import Ends, Spoken, apart, whole
+from sordino.engine import forks, site
 from sordino.engine.forks import Fork, Forks, ForksWork, SpeedSoFar, Templates, Unit, UnitAnswers
+from sordino.fast import common_memory
+from sordino.fast.common_memory import Ends, Spoken, apart, whole
 from sordino.fast.factored import ClientRows, Matrix, Scaled, Span
 from sordino.privacy.noise.sources import Counter, System
 from sordino.types import NoiseSource

@@ -11,9 +11,9 @@ import pytest
 
 from sordino.engine import site
 from sordino.engine.site import Site
+from sordino.fast import threads
 from sordino.runs.play import Progress
 from sordino.runs.run import start
-from sordino.tasks import threads
 from sordino.types import Terms
 from tests.laws.cases import CASES, Case
 from tests.laws.traces import Trace, trace

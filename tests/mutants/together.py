@@ -114,7 +114,7 @@ TOGETHER = [
     # processes that help
     one(
         "a fork writes out what its asker tells by coefficients",
-        "engine/common_memory.py",
+        "fast/common_memory.py",
         "if isinstance(leaf, Span) and leaf.index is EVERY:",
         "if False:",
         f"{FORKS}::test_forks_change_no_byte[coefficients]",
@@ -128,7 +128,7 @@ TOGETHER = [
     ),
     one(
         "answers lie where those of the unit before lay",
-        "engine/common_memory.py",
+        "fast/common_memory.py",
         "if t != self._round:",
         "if True:",
         f"{FORKS}::test_what_is_said_twice_in_a_round_lies_in_two_places",

@@ -33,4 +33,4 @@ def test_runs_that_are_helped() -> None:
     assert not helped(engine={"workers": 1})
     assert not helped(privacy={"noise": "system"})  # what a dead fork owes would be noised a second time
     assert not helped(engine={"workers": 3, "executor": "processes"})
-    assert not helped(model={"name": "tests.tasks.test_threads:Graph"})  # somebody's own
+    assert not helped(model={"name": "tests.fast.test_threads:Graph"})  # somebody's own

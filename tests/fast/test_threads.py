@@ -15,17 +15,17 @@ from sordino import config, keys, tree
 from sordino.algorithms import all_algorithms
 from sordino.algorithms.fedavg import Client, FedAvg, Server, Up
 from sordino.algorithms.scaffold import Scaffold
+from sordino.fast.threads import Threads
 from sordino.runs.simulation import simulated
 from sordino.tasks.quadratic import Quadratic
 from sordino.tasks.supervised import Classification
-from sordino.tasks.threads import Threads
 from sordino.types import Shard, Task
 from tests.laws.cases import Case
 from tests.laws.traces import differences, finished
 
 NETS: dict[str, dict[str, Any]] = {
     "a chain": {"name": "mlp"},
-    "a network with a graph": {"name": "tests.tasks.test_threads:Graph"},
+    "a network with a graph": {"name": "tests.fast.test_threads:Graph"},
 }
 
 
@@ -49,7 +49,7 @@ class Drawing(Graph):
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are worth it however little there is to do."""
-    monkeypatch.setattr("sordino.tasks.threads.HEAVY", 0)
+    monkeypatch.setattr("sordino.fast.threads.HEAVY", 0)
 
 
 def test_nobody_takes_the_network_while_clients_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,14 +160,14 @@ def threads(**tables: Any) -> int:
 
 
 def test_what_somebody_else_wrote_is_asked_by_one_thread_unless_more_are_wanted() -> None:
-    own = {"model": {"name": "tests.tasks.test_threads:Graph"}}
+    own = {"model": {"name": "tests.fast.test_threads:Graph"}}
     assert threads(engine={"workers": 3}) == 3
     assert threads(engine={"workers": 3}, **own) == 3
     assert threads(**own) == 1
 
 
 def test_a_network_that_draws_from_torchs_generator_is_asked_by_one_thread() -> None:
-    assert threads(engine={"workers": 3}, model={"name": "tests.tasks.test_threads:Drawing"}) == 1
+    assert threads(engine={"workers": 3}, model={"name": "tests.fast.test_threads:Drawing"}) == 1
 
 
 class Counting(FedAvg):

@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
-from sordino.types import Task
-
+Task = TypeVar("Task")
 T = TypeVar("T")
 R = TypeVar("R")
-
 
 HEAVY = 2_000_000  # weights times rows of one pass: from here on threads gain more than they lose
 
@@ -33,13 +31,13 @@ def heavy(weights: int, rows: int) -> bool:
     return weights * rows >= HEAVY
 
 
-class Threads:
+class Threads(Generic[Task]):
     """Threads of a site: one, or several that start as soon as there are two units of work."""
 
     def __init__(self, task: Task, many: int = 1, another: Callable[[], Task] | None = None) -> None:
         """`another`: builds another instance of the same task."""
         self._tasks = [task]
-        self.many = many if another is not None and task.threads else 1
+        self.many = many if another is not None else 1
         self._another = another
         self._free: SimpleQueue[Task] = SimpleQueue()
         self._pool: ThreadPoolExecutor | None = None
