@@ -8,7 +8,8 @@ reveals nothing about v.
 Guarantees: epsilon, pure, for any two inputs. Proof: the density is p / cap on the cap and (1-p) / (1-cap) elsewhere,
 cap being the cap's part of the sphere, and the quotient of the two is e^epsilon. That is a proof about real numbers.
 Here V is computed in float64 and released in steps of STEP / sqrt(d), so that the low bits do not reveal v; rounding
-errors change a step with a probability of about FLOAT_ERROR per coordinate, to be added to delta. The noise is drawn
+errors change a step with a probability below FLOAT_ERROR per coordinate, which costs (1 + e^epsilon) times as much of
+delta; the statement names it, and no row counts it. The noise is drawn
 from 64-bit words and not by `Source.gaussian`, whose own grid would remain visible through a rotation.
 
 As a noise stage: epsilon = 1/multiplier for everything a client holds, against everybody: the length of an update is
@@ -162,4 +163,5 @@ class OneDirection(Noise):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        return (f"floating-point arithmetic adds at most {FLOAT_ERROR:g} to delta for each coordinate of an upload",)
+        changed = "floating-point arithmetic changes an answer with a probability of at most {:g} for each coordinate"
+        return (f"{changed.format(FLOAT_ERROR)} of an upload; delta does not count it",)
