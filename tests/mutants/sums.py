@@ -160,6 +160,13 @@ SUMS = [
         "tests/privacy/uplink/test_robust.py::test_an_upload_beyond_its_clip_counts_as_zeros",
     ),
     one(
+        "Gaussian noise on integers lacks what rounding adds",
+        "privacy/noise/distributions.py",
+        "math.sqrt(scale**2 + self.rounding)",
+        "scale",
+        "tests/privacy/noise/test_small_worlds.py::test_gaussian_noise_on_integers_is_rounded_gaussian_noise",
+    ),
+    one(
         "Gaussian noise of few steps has the price of the continuous law",
         "privacy/noise/distributions.py",
         "if scale < self.narrowest:",
