@@ -133,6 +133,19 @@ def test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all() -> None:
     assert noise_lacking(reads, told._replace(weight=torch.ones(1000).double()), 0.05) < 0.7  # not told apart
 
 
+def test_a_canary_that_a_replay_asks_more_often_than_the_run_refutes_nothing() -> None:
+    """Half of the canaries were in four releases of the one that is promised, and nobody's noise was too small."""
+    weight = torch.tensor([1.0, 4.0]).repeat(500).double()
+    told = made_up(1.0, 1000, 3)
+    there = told.there.double()
+    told = told._replace(scores=there + (told.scores - there) / weight.sqrt(), weight=weight)
+    held = promise(Gaussian(1.0), epsilon_of(1.0, 1e-5))
+    found = judged(held, told)
+    assert found.canaries == 500
+    assert not found.refutes(held.epsilon)
+    assert judged(held, told._replace(weight=torch.ones(1000).double())).refutes(held.epsilon)  # the same, not told
+
+
 def test_the_same_promise_is_attacked_once_by_the_strongest() -> None:
     event = Repeat(Gaussian(2.0), 4)
     server, public = promise(event, 5.0), promise(event, 5.0).beside(adversary="public")

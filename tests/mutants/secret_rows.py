@@ -232,7 +232,7 @@ SECRET_ROWS = [
     one(
         "a canary in few releases is said to hide in loud noise",
         "audits/trained.py",
-        " * (told.weight / most).sqrt()",
+        " * (told.weight / told.weight.max()).sqrt()",
         "",
         "tests/audit/test_trained.py::test_a_canary_in_few_releases_shows_as_much_noise_as_one_in_all",
     ),
