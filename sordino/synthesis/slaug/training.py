@@ -17,7 +17,7 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from sordino import keys, tree
 from sordino.algorithms.fedavg import Client
 from sordino.algorithms.local_sgd import LocalSgd, Walk
 from sordino.algorithms.optional import FitsData, FollowsPhase, Home, Known, OwnLoss, PublicTensors
-from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE, check_range
+from sordino.errors import COUNT, NOT_NEGATIVE, POSITIVE
 from sordino.keys import Key
 from sordino.privacy.readers.beside_public import How
 from sordino.privacy.readers.class_sums import class_sums
@@ -82,24 +82,16 @@ class Calibrated(LocalSgd[S, State, D, U], OwnLoss, FitsData, PublicTensors, Fol
 
     generator: Kind = "auto"
     scenario: Literal[1, 2] = 1
-    synthetic: float = 0.5  # lambda_syn
-    separation: float = 1.0  # lambda_sep
-    temperature: float = 0.5  # beta
+    synthetic: Annotated[float, NOT_NEGATIVE] = 0.5  # lambda_syn
+    separation: Annotated[float, NOT_NEGATIVE] = 1.0  # lambda_sep
+    temperature: Annotated[float, POSITIVE] = 0.5  # beta
     label_mode: Literal["shared", "shifted"] = "shared"
     proto_scope: Literal["local", "local+syn", "sample"] = "local"
     rescale: Literal["fixed", "minmax"] = "fixed"
     keeps_momentum: bool = False  # from one round of a client to its next
     match_steps: bool = False  # as many steps as without drawn images: half of each batch is drawn
-    count: int | None = None  # of drawn images of each client; None: as many as a client has examples
+    count: Annotated[int | None, COUNT] = None  # of drawn images of each client; None: as many as a client has examples
     _shape: GeneratorShape = GeneratorShape("small", 10, 64, 16)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("synthetic", "separation"):
-            check_range(name, getattr(self, name), NOT_NEGATIVE, "not-positive")
-        check_range("temperature", self.temperature, POSITIVE, "not-positive")
-        if self.count is not None:
-            check_range("count", self.count, COUNT, "not-positive", why="every client draws at least one image")
 
     def fitted(self, known: Known) -> Self:
         return replace(self, _shape=generator_shape(self.generator, self.scenario, known.shape, known.classes))

@@ -140,6 +140,9 @@ WRONG: dict[str, Wrong] = {
     "an extractor that is none": Wrong(POOLED, 2, "no-extractor", "public.safetensors", no_safetensors),
     "an extractor of other shapes": Wrong(POOLED, 2, "extractor-does-not-fit", "same [model]", another_network),
     "nothing to keep": Wrong(("algorithm.keep=0",), 2, "out-of-range", "keep is 0"),
+    "no temperature": Wrong(("algorithm.temperature=0.0",), 2, "out-of-range", "algorithm.temperature is 0.0"),
+    "a negative weight": Wrong(("algorithm.separation=-1.0",), 2, "out-of-range", "algorithm.separation is -1.0"),
+    "no drawn image": Wrong(("algorithm.count=0",), 2, "out-of-range", "algorithm.count is 0"),
     "no distance": Wrong(("algorithm.threshold=0.0",), 2, "out-of-range", "threshold is 0.0"),
     "rows of a table": Wrong(
         ('data={source="synthetic"}', "model=logistic", "partition=natural"), 2, "nothing-to-draw"
