@@ -42,9 +42,9 @@ class _Later(ModuleType):
 @contextmanager
 def loading() -> Iterator[None]:
     """Pauses garbage collection around code that makes hundreds of thousands of objects that all stay: the imports that
-    bring torch, the spending of many clients. Collecting among them again and again takes a tenth of the start.
-    Afterwards the objects that exist are frozen: no later collection looks at them. Once torch is loaded, or where
-    collection is off, it does nothing.
+    bring torch, the records of what many clients spent. Collecting among them again and again takes a tenth of the
+    start. Afterwards the objects that exist are frozen: no later collection looks at them. Once torch is loaded, or
+    where collection is off, it does nothing.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

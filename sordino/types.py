@@ -226,7 +226,7 @@ class Reader(ABC):
 
     @abstractmethod
     def claims(self, work: Work, size: int, multiplier: float | None) -> list[Claim]:
-        """Claims of one round for a client of `size` examples."""
+        """Privacy claims of one round for a client of `size` examples: which noisy release protects which unit."""
 
     @abstractmethod
     def reads(self, work: Work, size: int) -> int:

@@ -201,7 +201,7 @@ def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
 
 def of_one_change(promise: Callable[[float], tuple[float, float]], delta: float, number: int) -> tuple[float, float]:
     """Group privacy: the (epsilon, delta) of one change at which `number` changes, one after the other, satisfy (number
-    epsilon, delta); each change multiplies the deltas of those after it by e^epsilon. Epsilon is infinite where no
+    epsilon, `delta`); each change multiplies the deltas of those after it by e^epsilon. Epsilon is infinite where no
     delta is small enough. `promise`: from a delta that is asked for to the epsilon of one change, and the delta at
     which it holds."""
     smaller = delta

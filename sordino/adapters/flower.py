@@ -259,7 +259,8 @@ def serve(grid: Grid, **settings: Any) -> Any:
             raise RunError(
                 f"Flower did not take a message of {len(question)} bytes",
                 why="it is longer than the SuperLink, or a proxy before it, allows",
-                fix="look into the log of the SuperLink; the run continues from its folder",
+                fix="raise that limit, which the log of the SuperLink names, and start again: the run continues from "
+                "its folder",
                 code="not-carried",
             )
 

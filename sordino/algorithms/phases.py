@@ -150,10 +150,10 @@ class Phased:
 
     @property
     def read(self) -> Reader:
-        """The reader of the training (gate 1)."""
+        """The reader of the training phase: how its gradients are clipped and noised (gate 1)."""
         return self.training.read
 
     @property
     def uplink(self) -> Uplink:
-        """The uplink of the training (gate 2)."""
+        """The uplink of the training phase: how its uploads are clipped and noised (gate 2)."""
         return self.training.uplink

@@ -364,7 +364,7 @@ def shared_currency(
 
 
 def exactly_gaussian(offer: Offer) -> bool:
-    """True for noise that has the price, and the event, of Gaussian noise with exact calibration."""
+    """True for noise that is priced, and accounted for, as Gaussian noise with exact calibration is."""
     return offer.mechanism.pricing == Exact() and offer.mechanism.event(1.0) == Gaussian(1.0)
 
 

@@ -2,9 +2,9 @@
 they have its data, its network and its code without a copy.
 
 Threads wait for each other wherever Python itself has work to do; forks do not. A fork receives only what changes from
-round to round: the broadcast, and the terms and states of the clients that it trains. It answers in the form in which
-the parent itself would have computed the answer, coefficients where those are kept, so that who computes changes no
-byte. A unit that a fork cannot compute, or dies over, is computed by the parent.
+round to round: the broadcast, and the terms and states of the clients that it trains. Its answer has the form in which
+the parent would have kept its own (factors of an update instead of the update, for instance), so that it changes no
+byte which of them computes. A unit that a fork cannot compute, or dies over, is computed by the parent.
 """
 
 from __future__ import annotations

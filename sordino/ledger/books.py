@@ -55,7 +55,7 @@ class Charter:
     names: tuple[str, ...] = ()  # of the clients "0", "1", ..., for whoever reads the ledger; no budget depends on them
 
     def to_json(self) -> Json:
-        """The charter without the names. Delta is text: the file holds no floating-point number."""
+        """Data, subject and currency as JSON, without the names of clients. Delta is text: a ledger holds no floats."""
         return {
             "dataset": self.dataset,
             **(dict.fromkeys(Subject.model_fields, NOTHING) if self.subject is None else dict(self.subject)),

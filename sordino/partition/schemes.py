@@ -203,7 +203,7 @@ class Quantity(Scheme):
 
 @dataclass(frozen=True)
 class LongTail(Scheme):
-    """Class counts fall from n_max, the smallest class of the data set, to rho * n_max; then as Dirichlet.
+    """Class counts fall from n_max, the size of the smallest class, to rho * n_max; clients split them as Dirichlet.
 
     reading = "clients": every client has the same long tail, in equal sizes, and alpha plays no part. reading =
     "own_order": every client has a long tail of its own, over the classes in an order of its own, and all examples are

@@ -333,7 +333,7 @@ class Accounts:
 
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
         """Amplification of an event by the sampling of the cohort, for each adversary: by hidden Poisson sampling at
-        the client's own rate, or as the cohort says.
+        the client's own rate, or by the cohort scheme's own rule.
         """
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population

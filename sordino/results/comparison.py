@@ -63,8 +63,8 @@ Follow = Callable[[NextRun], AbstractContextManager[Watch | None]]  # what is ru
 
 
 class Pace:
-    """Stopwatch of consecutive runs. A run that continues from its middle counts as the part that was played, a
-    finished one as nothing.
+    """Stopwatch of consecutive runs. Of a run that continues from its middle only the rounds played now count, of a
+    finished one nothing.
     """
 
     def __init__(self, follow: Follow, methods: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:

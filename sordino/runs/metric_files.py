@@ -78,7 +78,9 @@ class _Kept:
 
 @contextlib.contextmanager
 def opened(path: Path, known: Json, private: bool, hidden: bool) -> Iterator[Rows]:
-    """Open both files, truncated to the length that the checkpoint names."""
+    """Open the file of public rows and, if `private`, that of the rows of single clients, both truncated to the lengths
+    that the checkpoint names.
+    """
     with contextlib.ExitStack() as stack:
         public = stack.enter_context(_cut(path, known, "metrics", 0o644))
         place = path.parent / FOLDER / path.name

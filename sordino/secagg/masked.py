@@ -205,8 +205,9 @@ class MaskedRound:
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
-        """Answers a later message; `keep` records durably that masked words leave, with the clients' states after
-        it."""
+        """Answers a message after the first one of a round. Before masked uploads are sent, `keep` writes to disk that
+        they are, and the clients' states after them.
+        """
         sent = list(map(bytes, asked.messages))
         found = _all(self._participants.messages(command.step, command.clients, sent, self._words(command.clients)))
         if command.step == "inbox":

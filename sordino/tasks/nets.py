@@ -370,8 +370,8 @@ def text(
     if not all(0 <= first < first + length <= inputs for first, length in texts):
         raise DataError(
             f"model.texts = {[list(place) for place in texts]!r} with {inputs} inputs",
-            why="each is [first, length]: where the words of a text begin among the inputs of a row, and how many "
-            "there are",
+            why="each is [first, length], the first input of a text and their number; one of these is empty, or "
+            "reaches beyond the inputs of a row",
             fix="set what the schema declares, or leave it out where a row is nothing but text",
             code="model-does-not-fit",
         )

@@ -261,8 +261,8 @@ class NoisyEpisode:
         return {name: (value / reader.denominator).to(params[name].dtype) for name, value in noisy.items()}
 
     def _of(self, cell: Examples, number: int, loss: EpisodeLoss, params: Params) -> Params:
-        """The gradient of an episode (support and query) drawn from one cell; zero where the cell has fewer than two
-        examples.
+        """The gradient of an episode (support and query) drawn from one cell of the client's examples; zero where the
+        cell has fewer than two.
         """
         if len(cell.y) < 2:
             return tree.zeros_like(params)

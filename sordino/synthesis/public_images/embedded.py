@@ -36,8 +36,8 @@ class PublicSplit:
         if wanted.pool is None:
             raise ConfigError(
                 "the source public_split has no public images",
-                why=f"it takes {self.pool:.0%} of the training images, held back before the clients get theirs, and "
-                "none were held back",
+                why=f"it takes {self.pool:.0%} of the training images, held back before the clients get theirs; these "
+                "data hold none back",
                 fix="choose another source of candidates, or data of which a share can be held back",
                 code="no-public-images",
             )
