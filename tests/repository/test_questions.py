@@ -143,7 +143,7 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "about which unit, under which change, against whom?": (of_a_subject, {"accounting/claims.py"}),
     "are single uploads unread?": (
         of_uploads,
-        # those that go on to use the stage itself; a message is opened, and a canary planted, without a policy
+        # those that go on to use the stage itself; a message is opened without a policy
         {
             "planning/phase.py",
             "planning/methods.py",
@@ -151,7 +151,6 @@ QUESTIONS: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
             "engine/server.py",
             "engine/secure_sum.py",
             "sites/secure_sums.py",
-            "audits/canaries.py",
         },
     ),
     "secure sums: one implementation": (
