@@ -173,4 +173,4 @@ class CanaryImageRounds(Replay):
             for k, many in canaries.images.items()
         ]
         there = torch.tensor([k in known for k in canaries.owners]).double()
-        return CanaryScores(torch.sigmoid(torch.cat(total)) * there, there)
+        return CanaryScores(torch.sigmoid(torch.cat(total)) * there, there, there)

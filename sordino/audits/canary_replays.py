@@ -39,6 +39,7 @@ class ScoredCanaries(NamedTuple):
     scores: Tensor
     there: Tensor  # was it present?
     weight: Tensor
+    rounds: Tensor  # number of those in which it took part
     owners: Tensor  # the client that each is, or that holds it
 
     def of(self, chosen: Tensor) -> ScoredCanaries:
@@ -55,7 +56,7 @@ def scores(
     found = []
     for number in range(canaries.replays):
         seen, coins = replayed(canaries, number, weak, early, start)
-        every = ScoredCanaries(seen.each, coins, seen.weight, torch.tensor(canaries.owners))
+        every = ScoredCanaries(seen.each, coins, seen.weight, seen.rounds, torch.tensor(canaries.owners))
         found.append(every.of(seen.exposed))
     return ScoredCanaries(*map(torch.cat, zip(*found, strict=True)))
 

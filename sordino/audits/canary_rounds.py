@@ -68,12 +68,12 @@ class CanaryScores(NamedTuple):
 
     moved: Tensor
     weight: Tensor
+    rounds: Tensor  # number of rounds in which it took part
 
     def beside(self, phases: Sequence[CanaryScores]) -> CanaryScores:
         """Scores of the same canaries over this phase and other phases."""
         every = (self, *phases)
-        moved, weight = (torch.stack([one[i] for one in every]).sum(0) for i in (0, 1))
-        return CanaryScores(moved, weight)
+        return CanaryScores(*(torch.stack(alike).sum(0) for alike in zip(*every, strict=True)))
 
     @property
     def each(self) -> Tensor:
@@ -121,7 +121,7 @@ class CanaryRounds(Replay):
         self.site = replace(self.site, algorithm=self.algorithm) if canaries.alone else self._with(self.algorithm)
         self._usual = Terms()  # of a participant of the last round that had any
         self._quiet: dict[tuple[bool, int], QuietUpload] = {}
-        self._moved, self._weight, self._rates = (torch.zeros(many).double() for _ in range(3))
+        self._moved, self._weight, self._rates, self._rounds = (torch.zeros(many).double() for _ in range(4))
 
     def scores(self) -> CanaryScores:
         """Scores of all canaries over all releases."""
@@ -138,7 +138,7 @@ class CanaryRounds(Replay):
                 self._singly(t, clients)
             elif outcome.received is not None and (clients.terms or canaries.hidden):
                 self._together(t, clients, outcome.received.mean)
-        return CanaryScores(self._moved, self._weight)
+        return CanaryScores(self._moved, self._weight, self._rounds)
 
     def _with(self, algorithm: AnyAlgorithm) -> Site:
         return replace(self.site, algorithm=algorithm, sharing="loop")
@@ -207,3 +207,4 @@ class CanaryRounds(Replay):
         worth = canaries.worth(terms) * rates.square() * share * seen
         self._moved[part] += worth * moved / whole.where(seen, torch.ones_like(whole)) / rates
         self._weight[part] += worth
+        self._rounds[part] += seen.double()

@@ -36,7 +36,9 @@ def run(*words: str) -> tuple[Simulation, Guarantee]:
 
 
 def alike(many: int) -> ScoredCanaries:
-    return ScoredCanaries(torch.zeros(many), torch.zeros(many), torch.full((many,), 0.01).double(), torch.zeros(many))
+    return ScoredCanaries(
+        torch.zeros(many), torch.zeros(many), torch.ones(many).double(), torch.zeros(many), torch.zeros(many)
+    )
 
 
 def rarely(refuted: int, of: int, at_most: float) -> bool:

@@ -68,9 +68,9 @@ def promise(event: Event, epsilon: float, delta: float = 1e-5) -> Guarantee:
 
 
 def made_up(mu: float, many: int, seed: int) -> ScoredCanaries:
-    """Canaries as Gaussian noise shows them, `mu` deviations apart; each in fewer releases than are promised."""
-    coins, owners = keys.coin(keys.fold(keys.root(seed), "coins"), many, 0.5).bool(), torch.zeros(many).long()
-    return ScoredCanaries(coins + keys.normal(keys.root(seed), many) / mu, coins, torch.full((many,), 0.25), owners)
+    """Canaries as Gaussian noise shows them, `mu` deviations apart."""
+    coins, none = keys.coin(keys.fold(keys.root(seed), "coins"), many, 0.5).bool(), torch.zeros(many).long()
+    return ScoredCanaries(coins + keys.normal(keys.root(seed), many) / mu, coins, torch.ones(many), none, none)
 
 
 @pytest.mark.one_fast
@@ -138,12 +138,12 @@ def test_a_canary_that_a_replay_asks_more_often_than_the_run_refutes_nothing() -
     weight = torch.tensor([1.0, 4.0]).repeat(500).double()
     told = made_up(1.0, 1000, 3)
     there = told.there.double()
-    told = told._replace(scores=there + (told.scores - there) / weight.sqrt(), weight=weight)
+    told = told._replace(scores=there + (told.scores - there) / weight.sqrt(), weight=weight, rounds=weight)
     held = promise(Gaussian(1.0), epsilon_of(1.0, 1e-5))
     found = judged(held, told)
     assert found.canaries == 500
     assert not found.refutes(held.epsilon)
-    assert judged(held, told._replace(weight=torch.ones(1000).double())).refutes(held.epsilon)  # the same, not told
+    assert judged(held, told._replace(rounds=torch.ones(1000))).refutes(held.epsilon)  # the same, not told
 
 
 def test_the_same_promise_is_attacked_once_by_the_strongest() -> None:
