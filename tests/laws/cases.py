@@ -132,6 +132,7 @@ CASES = [
         privacy={**BUDGET, "schedule": {"name": "adaptive"}},
         cohort={"name": "everyone"},
         protects="example",
+        status="conditional",
     ),
     Case(
         "dp_sgd",
