@@ -55,7 +55,7 @@ NAMED = {
     "agreement.json": ("dataset",),
     "environment.json": ("run", "started"),
     "candidates.json": ("seconds",),
-    "facts": ("ledger_head", "environment", "commands"),
+    "facts": ("environment", "commands"),
 }
 RELEASED = ("model_norm",)  # of a row
 LENGTHS = ("bytes_up", "bytes_down", "payload")  # where the uplink learns, the last release says how much is sent
@@ -185,6 +185,7 @@ def _left(folder: Path, follower: Follower, released: tuple[str, ...]) -> dict[s
         (e.op.rpartition(".")[2].rpartition("/")[2], e.state, e.charges, _config_of(e.note)) for e in entries
     ]
     facts = {k: v for k, v in gather(folder).to_json().items() if k not in NAMED["facts"]}
+    facts["spent"] = _without(facts["spent"], NAMED["privacy.json"])
     found["facts of the report"] = _without(json.loads(json.dumps(facts, default=str)), released)
     watched = Watched(folder)
     found["metrics of the dashboard"] = metrics(watched, watched.look()._replace(spending=spending(folder)))
