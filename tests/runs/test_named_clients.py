@@ -47,7 +47,7 @@ def test_files_name_clients_everywhere(cli: Callable[..., Said], clinics: Path, 
     result = sordino.run(table, out=tmp_path / "run")
     assert result.clients["name"].tolist() == [*NAMES]
     assert Agreement.read(result.folder).public.clients == NAMES
-    assert [client.name for client in gather(result.folder).by_client] == [*NAMES]
+    assert [client.name for client in gather(result.folder).spent.by_client] == [*NAMES]
     assert all(row.majority is not None and 0.5 <= row.majority <= 1 for row in result.metrics)
     granted = {client.name: client.epsilon for client in spending(result.folder).by_client}
     assert granted == {"Nord": 1.0, "Süd": 2.0, "West": 4.0}
