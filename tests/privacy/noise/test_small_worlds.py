@@ -20,11 +20,10 @@ import pytest
 from sordino.accounting.accountants import best
 from sordino.accounting.events import DiscreteGaussian, Event, Gaussian, Laplace, Repeat, Response, Together
 from sordino.accounting.statement import lacking
-from sordino.audits.noise_sources import Silent
 from sordino.privacy.noise import distributions
 from sordino.privacy.noise import randomised_response as rr
 from sordino.privacy.noise.distributions import TOTAL_VARIATION, GaussianNoise, LaplaceNoise
-from sordino.privacy.noise.sources import TABLE_ERROR, grid_step
+from sordino.privacy.noise.sources import TABLE_ERROR, System, grid_step
 from sordino.privacy.uplink.privunit import FLOAT_ERROR, Cap, PureDirection, parameters
 from tests.helpers.exact_laws import (
     HALF,
@@ -244,7 +243,7 @@ def test_gaussian_noise_on_integers_is_rounded_gaussian_noise(n: int, monkeypatc
     """
     asked: list[float] = []
     monkeypatch.setattr(distributions, "discrete_gaussian", lambda source, count, sigma: asked.append(sigma))
-    GaussianNoise().whole(Silent(), 1, n)
+    GaussianNoise().whole(System(), 1, n)
     monkeypatch.undo()
     assert apart(gaussian_law(asked[0]), n) < 0.021 / n**4
     assert 0.019 / n**2 < apart(gaussian_law(n), n) < 0.021 / n**2
