@@ -36,8 +36,8 @@ LISTED = 10_000  # clients that a page shows: of more, so many at even distances
 
 
 class DrawnCurve(Curve):
-    """Epsilon over rounds: one line for all adversaries with the same epsilon. `nominal`: the same by a published
-    formula.
+    """Epsilon over rounds: one line for all adversaries with the same epsilon. `nominal`: the epsilons that a
+    published formula prints, which prove nothing.
     """
 
     by: str
@@ -94,8 +94,8 @@ NO_NOISE = "This method draws no noise, so it promises nothing."
 
 
 def gather(folder: Path, evaluator: bool = False) -> RunFacts:
-    """The facts of a run. With real noise they are those that its statement names, and no data are read; for its
-    `evaluator` also scores and counts of rows.
+    """The facts of a run that its page shows. With real noise these are facts that its guarantees allow to be shown,
+    and no data are read; for its `evaluator` also scores and counts of rows.
     """
     run = RunFolder(folder)
     if run.receipt_file.exists():
@@ -184,8 +184,8 @@ def _drawn(curves: Sequence[Curve], printed: Points, simulated: bool) -> tuple[D
 
 
 def _published_epsilons(entries: Sequence[Entry], budget: ReceiptBudget | None) -> Points:
-    """Epsilon over rounds by a publication's own count: the budget's epsilon, times the share that the busiest client
-    has spent.
+    """Nominal epsilon over rounds, as the published methods count: the budget's epsilon, times the share of it that
+    the client which took part most often has spent.
     """
     if budget is None:
         return ()

@@ -36,8 +36,9 @@ class PlayedCanaries(Fact):
 
 
 class Noticed(Fact):
-    """Power of an audit: the factors by which the noise of its broken twins (copies with too little noise) was too
-    small, for the twin that was caught and for those that were missed."""
+    """Power of an audit, which is tried on broken twins: copies of the run with too little noise behind the same claim.
+    `caught`: the factor by which the noise of the refuted twin was too small; `missed`: those of the others.
+    """
 
     caught: float | None = None
     missed: tuple[float, ...] = ()
@@ -108,7 +109,7 @@ class TrainedAudit(LeftInRun):
 
     @property
     def meaning(self) -> str:
-        """Explanation of the figures."""
+        """Explanation of the bounds and of their error probability, to stand below the table of promises."""
         return (
             f"Each promise is of the whole run of {self.rounds} rounds. Each verdict is wrong with probability "
             f"{self.wrong:.0e} at most. At least: needs {NEEDS['at_least']}. By coins alone: needs "

@@ -159,7 +159,7 @@ class Comparison:
 
 
 def check_words(words: Sequence[object]) -> None:
-    """Refuse Python objects that are not experiments."""
+    """Refuse arguments of a comparison that are neither paths, tables nor changes such as "rounds=3"."""
     for word in words:
         if not isinstance(word, str | Path | Mapping):
             raise ConfigError(
@@ -246,8 +246,9 @@ def _method(experiment: Experiment, seeds: int, out: Path, pace: Pace) -> Method
 
 
 def _least(promises: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
-    """The weakest guarantee of each row over seeds: where cohorts are random, a client may take part more often under
-    one seed than under another."""
+    """For each unit and adversary the weakest guarantee over seeds: where cohorts are random, a client may take part
+    more often under one seed than under another.
+    """
     weakest: dict[Subject, Guarantee] = {}
     for row in (row for promise in promises for row in promise):
         if row.subject not in weakest or row.epsilon > weakest[row.subject].epsilon:

@@ -33,7 +33,7 @@ LISTED = 200  # clients; of more, so many at even distances
 
 
 class SiteClient(Protocol):
-    """A client that sites have agreed on."""
+    """A client of a run between sites: its name, and the site that holds its data."""
 
     @property
     def site(self) -> str: ...
@@ -137,7 +137,7 @@ class Watched:
 
     @cached_property
     def clients(self) -> Sequence[SiteClient]:
-        """Clients that sites have agreed on; empty in a simulation."""
+        """Clients of a run between sites, from the agreement file of its folder; empty in a simulation."""
         found: Sequence[SiteClient] = part("sites", "agreed_clients")(self.folder) if self.run.environment.site else ()
         return found
 
