@@ -167,6 +167,8 @@ def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str
     if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have
         why += [_said(other) for other in others if other["loc"][:-1] == loc[:-1]]
         loc = loc[:-1]
+    elif first["type"] == "finite_number" and loc[-1] == "float":
+        loc = loc[:-1]
     place = ".".join(str(part) for part in loc)
     if first["type"] == "extra_forbidden":
         names = keys_of.get(str(first["loc"][0]), ())
@@ -204,7 +206,7 @@ def _fix(error: ErrorDetails, place: str) -> str:
     return f"for example {place}={LIKE[error['type']]}" if error["type"] in LIKE else ""
 
 
-LIKE = {"int_type": "10", "float_type": "0.5", "bool_type": "true"}
+LIKE = {"int_type": "10", "float_type": "0.5", "finite_number": "0.5", "bool_type": "true"}
 
 
 def sweep(setting: str) -> str:
