@@ -186,7 +186,9 @@ WRONG: dict[str, Wrong] = {
     # budgets
     "negative epsilon": Wrong((GDP, "privacy.epsilon=-1"), 4, "epsilon-not-positive"),
     "no epsilon": Wrong((GDP, "privacy.epsilon=0"), 4, "epsilon-not-positive"),
-    "infinite epsilon": Wrong((GDP, "privacy.epsilon=inf"), 2, "wrong-type", "finite number fix for example privacy.epsilon=0.5"),
+    "infinite epsilon": Wrong(
+        (GDP, "privacy.epsilon=inf"), 2, "wrong-type", "finite number fix for example privacy.epsilon=0.5"
+    ),
     "nan epsilon": Wrong((GDP, "privacy.epsilon=nan"), 2, "wrong-type", "finite"),
     "text for epsilon": Wrong((GDP, "privacy.epsilon=strong"), 2, "wrong-type", "epsilon"),
     "no delta": Wrong((GDP, "privacy.delta=0"), 4, "delta-out-of-range", "only Laplace noise"),
