@@ -1,8 +1,7 @@
-"""Optional subpackages (branches), without which the rest of the program runs, and the parts that they add.
+"""Optional subpackages ("branches"): the rest of the program runs without them, and finds here the parts that they add.
 
 A branch has a module `branch` with one table, PARTS: for each kind of part, each part's name and its place
-("module:attribute", or a module). A part is loaded when it is first used.
-"""
+("module:attribute", or a module). A part is loaded when it is first used."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ def present() -> dict[str, ModuleType]:
 
 @cache
 def parts(kind: str) -> dict[str, str]:
-    """All parts of one kind (commands, algorithms, ...) that optional subpackages add: the place of each, by its
-    name."""
+    """Parts of one kind (commands, algorithms, ...) that optional subpackages add: each name, and where it is
+    defined."""
     return {name: place for branch in present().values() for name, place in branch.PARTS.get(kind, {}).items()}
 
 

@@ -75,9 +75,8 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
 
 def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """The bounds that a guarantee needs: for plain Gaussians the exact one alone, since the other accountants load half
-    of scipy and can only give larger ones; else those of `bounds`.
-    """
+    """The bounds to compute for a guarantee: for plain Gaussians the exact one alone, since the other accountants are
+    slow to import and can only give larger ones; otherwise those of `bounds`."""
     reduced = _reduce(event, neighbours)
     if reduced.private and (exact := _gdp(reduced, valid_delta(delta, zero=True), ORDERS)) is not None:
         return [EpsilonBound(EXACT, exact)]
@@ -85,8 +84,8 @@ def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
 
 
 def checked(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
-    """The bounds of `needed`; an exact one comes with a lower and an upper limit, from a numerical integral that shares
-    no formula with it."""
+    """The bounds of `needed`; beside an exact epsilon also a lower and an upper limit for it, from a numerical integral
+    that shares no formula with it."""
     found = needed(event, delta, neighbours)
     gaussian = _reduce(event, neighbours).gaussian
     if found[0].accountant != EXACT or gaussian is None or delta == 0:
@@ -177,9 +176,8 @@ def _pld(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 
 @lru_cache(maxsize=16)
 def _losses(reduced: Reduced, step: float) -> Any:
-    """The privacy loss distribution of all events together. The accountant of dp-accounting 0.6 is not used: it counts
-    a repeated response once.
-    """
+    """Composed privacy loss distribution of all events, on a grid of this step. dp-accounting's own accountant is not
+    used: version 0.6 counts repeated randomised responses once."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     total = pld.identity(step)

@@ -42,8 +42,8 @@ def check_neighbours(neighbours: object) -> None:
 
 
 def standing(status: str, simulated: bool) -> str:
-    """Status of a guarantee as it is displayed: a simulation is called so, since its noise can be drawn again from the
-    seed and protects nobody, however well its numbers are proved."""
+    """Status as reports display it: marked "(simulation)" where noise can be repeated from a seed. Such noise protects
+    nobody, however well its epsilon is proved."""
     return f"{status} (simulation)" if simulated and status != "none" else status
 
 
@@ -65,7 +65,7 @@ class Subject(Fact):
 
     @property
     def subject(self) -> Subject:
-        """The unit, the relation and the adversary alone, from a record with more fields."""
+        """The unit, neighbours and adversary alone, without the other fields of a subclass."""
         return Subject(unit=self.unit, neighbours=self.neighbours, adversary=self.adversary)
 
 
@@ -111,7 +111,7 @@ class Claim(Subject):
         return _private(self.event)
 
     def resting_on(self, *because: str) -> Claim:
-        """Copy of the claim under further conditions; with any, its status is at most `conditional`."""
+        """Copy of the claim with these assumptions added; a proved claim becomes `conditional` by them."""
         weaker: Status = max(self.status, "conditional", key=STATUSES.index) if because else self.status
         return self.beside(status=weaker, because=(*self.because, *because))
 
@@ -143,7 +143,6 @@ class Policy:
 
     @property
     def secret_cohort(self) -> bool:
-        """True where the cohort is hidden and the noise real: neither the cohort's sampling nor a site's own rounds may
-        be repeated from a seed, or shown.
-        """
+        """True where nobody may learn who takes part (hidden cohort, real noise): client sampling must not be repeated
+        from a seed, and a site must not show its own rounds."""
         return self.real and self.hidden

@@ -28,9 +28,8 @@ from sordino.accounting.notes import Release
 
 
 class CountedPart(NamedTuple):
-    """Releases that are composed under claims about one unit and relation. `steps` changes of that unit make one change
-    of the subject asked about.
-    """
+    """Releases with claims about one unit and relation, composed into one event. `steps`: how many changes of that unit
+    make one change of the subject asked about."""
 
     unit: Unit
     neighbours: Neighbours
@@ -39,7 +38,7 @@ class CountedPart(NamedTuple):
 
 
 class TotalCost(NamedTuple):
-    """Cost of all releases about one client to one subject. `parts` is empty where a release has an infinite cost."""
+    """Total privacy cost to one subject of all releases about one client. `parts` is empty if that cost is infinite."""
 
     parts: tuple[CountedPart, ...]
     status: Status
@@ -58,9 +57,8 @@ class Bounded(NamedTuple):
 
 
 def steps(claimed: Subject, asked: Subject) -> int | None:
-    """Number of changes of the claimed subject that make one change of the asked one (1, or 2 by group privacy); None
-    where the claim does not cover it.
-    """
+    """Number of changes of the claimed subject that make up one change of the asked one: 1, or 2 by group privacy. None
+    where the claim says nothing about the asked subject."""
     unit, how, part, change = claimed.unit, claimed.neighbours, asked.unit, asked.neighbours
     if (unit, how) == (part, change):
         return 1
@@ -80,7 +78,7 @@ def subjects(releases: Iterable[Release], adversary: Adversary) -> list[Subject]
 
 
 def cost(releases: Sequence[Release], asked: Subject) -> TotalCost:
-    """Sum the cost of all releases about one client to one subject."""
+    """Total privacy cost to one subject of all releases about one client."""
     parts: dict[tuple[Unit, Neighbours, int], list[Event]] = {}
     open_: list[Claim] = []
     status: Status = STATUSES[0]
@@ -127,8 +125,8 @@ def _claims(release: Release, adversary: Adversary) -> list[Claim]:
 
 
 def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Claim]] | None:
-    """The claims of a release that cover a subject in the fewest steps (see `steps`), and the number of steps. All are
-    about one subject, since claims about other subjects describe the same release."""
+    """Claims of a release by which it costs the asked subject least: all about one subject, with the fewest `steps`
+    from it. Returns that subject, the number of steps and the claims; None if no claim covers the asked subject."""
     by: dict[Subject, list[Claim]] = {}
     for claim in _claims(release, asked.adversary):
         by.setdefault(claim.subject, []).append(claim)
@@ -145,9 +143,8 @@ def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Clai
 
 @lru_cache(maxsize=4096)
 def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, check: bool = False) -> Bounded:
-    """The epsilon of all parts together, and the bounds of the accountants; with `check`, an exact one has limits
-    beside it.
-    """
+    """Epsilon of all parts together, and the bound by each accountant. `check`: limits by integration are added to an
+    exact one."""
     if len(parts) == 1:
         return _alone(parts[0], delta, check)
     summed = math.fsum(_alone(part, delta / len(parts), check).epsilon for part in parts)
@@ -162,7 +159,7 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
 
 @lru_cache(maxsize=4096)
 def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) -> float:
-    """The epsilon of `bounded` alone, without accountants whose bounds cannot be smaller."""
+    """The epsilon of `bounded` alone; for a single part computed faster."""
     if len(parts) == 1 and parts[0].steps == 1:
         return best(parts[0].event, delta, parts[0].neighbours).epsilon
     return bounded(parts, delta, neighbours).epsilon
@@ -175,9 +172,7 @@ def _said(event: Event, delta: float, neighbours: Neighbours, check: bool) -> di
 
 
 def _tightest(listed: dict[str, float]) -> str:
-    """Name of the bound that is taken: the exact one, below which no sound bound lies, except by rounding; else the
-    smallest.
-    """
+    """Name of the accountant whose bound is used: the exact one if there is one, else that of the smallest bound."""
     return EXACT if EXACT in listed else min(listed, key=lambda name: listed[name])
 
 
@@ -200,10 +195,10 @@ def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
 
 
 def of_one_change(promise: Callable[[float], tuple[float, float]], delta: float, number: int) -> tuple[float, float]:
-    """Group privacy: the (epsilon, delta) of one change at which `number` changes, one after the other, satisfy (number
-    epsilon, `delta`); each change multiplies the deltas of those after it by e^epsilon. Epsilon is infinite where no
-    delta is small enough. `promise`: from a delta that is asked for to the epsilon of one change, and the delta at
-    which it holds."""
+    """Group privacy, inverted: the (epsilon, delta) that one change must have, so that `number` changes in a row are
+    (number epsilon, `delta`)-private. Deltas grow: each later change multiplies the earlier ones by e^epsilon.
+    `promise` maps a wanted delta to the epsilon of one change and the delta at which it holds. Epsilon is infinite if
+    no delta suffices."""
     smaller = delta
     for _ in range(40):
         epsilon, held = promise(smaller)

@@ -211,8 +211,8 @@ _FIELDS = {cls: {field.name for field in fields(cls)} for cls in _NAMES}
 
 
 def leaves(event: Event, whole: bool = False) -> Counter[Event]:
-    """Elementary events and their counts. With `whole`, an event that is drawn once stays one event, under its name.
-    Only here are nested counts multiplied, and is a reused draw distinguished from fresh ones."""
+    """Elementary events inside an event, with their counts; nested counts are multiplied. An event drawn once in a run
+    counts once; with `whole` it stays a single event under its name."""
     found: Counter[Event] = Counter()
     for leaf, times in event.unfold(1, set(), whole):
         found[leaf] += times
@@ -242,9 +242,8 @@ def said(event: Event) -> list[str]:
 
 
 class Reduced(NamedTuple):
-    """Events in the form that accountants take: all plain Gaussians as one Gaussian of the same mu, others with their
-    counts. `private` is False where a part is without protection.
-    """
+    """Composed events in the form that accountants take: all plain Gaussians as one, others with counts. `private` is
+    False if any part is without protection."""
 
     gaussian: Gaussian | None
     others: tuple[tuple[Event, int], ...]
@@ -284,7 +283,7 @@ def _only_zero_out(neighbours: str) -> None:
 
 
 def _single(inside: Reduced) -> Event | None:
-    """The one mechanism on a Poisson sample: several Gaussians make one Gaussian, any other mixture is refused."""
+    """The one mechanism that reads a Poisson sample: several Gaussians count as one; other combinations are refused."""
     if not inside.others:
         return inside.gaussian
     (event, count), *more = inside.others
@@ -338,7 +337,7 @@ def from_json(data: Any) -> Event:
 
 
 def check_event(value: object) -> None:
-    """Refuses what is not an event of this library, a subclass of one included: no ledger could hold it."""
+    """Refuses a value that is not an event of this module, or a subclass of one, since no ledger could store it."""
     if type(value) not in _NAMES:
         raise UnsupportedEvent(
             f"{value!r} is not an event",

@@ -92,9 +92,8 @@ class Fact(BaseModel):
 
 
 def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
-    """The record in a JSON text; refused where the format is another one, the text does not fit, or a name occurs
-    twice in it.
-    """
+    """Parses a JSON text into a record. Refuses another format version, text that does not fit the record, and
+    duplicate keys."""
     try:
         found = kind.model_validate_json(text)
         json.loads(text, object_pairs_hook=_once)

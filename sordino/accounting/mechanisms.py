@@ -43,8 +43,8 @@ Orders: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events: an event is something that was done with the data. A kind overrides what is proved of it;
-    None: not proved."""
+    """Base class of events: what was done with the data. A subclass overrides the methods for which a proof is known;
+    None means that nothing is proved."""
 
     meaning: ClassVar[str]  # of its fields, for readers of receipts
     sampled: ClassVar[bool] = False  # is its price on a Poisson sample proved?
@@ -61,8 +61,8 @@ class Event:
         return "nothing"
 
     def unfold(self, times: int, seen: set[Event], whole: bool) -> Iterator[tuple[Event, int]]:
-        """Elementary events and how often they happen. `seen` collects events that are drawn once: these count the
-        first time only, `whole` as one event or else unfolded."""
+        """Elementary events inside this one, with their counts. `seen` collects events that are drawn once in a run,
+        which count only the first time; `whole`: they stay one event."""
         yield self, times
 
     def settled(self, neighbours: str) -> Iterator[tuple[Event | None, int]]:
@@ -265,9 +265,8 @@ def amplified(epsilon: float, rate: float) -> float:
 
 
 def _losses(pld: Any, law: Callable[..., Any], outcome: Callable[[Any], Any], grid: float, rate: float) -> Any:
-    """Loss distribution of a law. `outcome`: at which noise a removed unit has this loss, without a sample. It equals
-    to the bit that of dp-accounting, which inverts one loss at a time in a Python loop.
-    """
+    """Privacy loss distribution of a noise law, bit for bit that of dp-accounting, but vectorised and so faster.
+    `outcome`: the noise value at which removing a unit, without sampling, has a given privacy loss."""
     import numpy as np
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType

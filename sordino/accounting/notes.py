@@ -4,9 +4,9 @@ histories of releases, one for all clients that share it.
 Statements are computed from these texts alone. They are part of the hash chain, so editing the experiment or its source
 of noise later changes nothing about a finished round.
 
-A history is a node of a tree, and one more release leads to a child. Clients at the same node share one cell, which
-points to it. A release about everyone moves the cells on to the children; the clients need no update.
-"""
+Histories form a tree: each node is a sequence of releases, and one more release leads to a child. Clients with the same
+history share a cell, which holds their node. A release about everyone moves each cell once, however many clients there
+are."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def parsed(text: str) -> Note:
 
 
 def under(text: str, config: str) -> str:
-    """The note of a release for another experiment that reuses it: with that experiment's digest."""
+    """The same note for another experiment that reuses its release: with that experiment's digest as `config`."""
     return json.dumps({**json.loads(text), "config": config}, sort_keys=True, separators=(",", ":"))
 
 
 def of_a_run(text: str, run: str) -> str:
-    """The note of a release for a statement over several runs: noise that is drawn once in a run gets the run's name,
-    so that runs do not share it."""
+    """The same note, for a statement over several runs: noise that is drawn once in a run is renamed after the run, so
+    that two runs do not count as one draw."""
 
     def renamed(part: object) -> Any:
         if isinstance(part, dict):
@@ -79,7 +79,7 @@ def noised(texts: Iterable[str]) -> bool:
 
 
 def histories(texts: Iterable[str], population: int) -> Histories[Release]:
-    """The releases about each client, in order, with equal histories kept once."""
+    """Sequences of releases about each client, in order; equal sequences are stored once."""
 
     found: Histories[Release] = Histories(population)
     known: dict[str, Release] = {}
@@ -106,7 +106,7 @@ INSIDE, OUTSIDE = 0, 1  # first cells: of the clients that "everyone" means, and
 
 
 class Histories(Generic[R]):
-    """Releases about clients, in which equal histories are kept once."""
+    """Sequence of releases about each client; clients with the same sequence share one copy."""
 
     def __init__(self, population: int) -> None:
         self._tree: list[tuple[int, R | None]] = [(0, None)]  # of each node: its parent, and the release since
@@ -119,9 +119,8 @@ class Histories(Generic[R]):
         self._spoken, self._all_spoken = 0, False
 
     def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:
-        """Adds a release about these clients; a range means everyone. `words` identify the release: equal words, equal
-        releases.
-        """
+        """Adds a release about these clients; a `range` means all of them. `words`: a key that is the same for equal
+        releases."""
         (self._everyone if isinstance(clients, range) else self._some)(clients, release, words)
 
     def _everyone(self, clients: Sequence[int], release: R, words: Hashable) -> None:
@@ -148,9 +147,8 @@ class Histories(Generic[R]):
             who, times = who[times > 1], times[times > 1] - 1
 
     def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[R]]:
-        """Every distinct history (among these clients) by the first client that has it, in the order in which they
-        first appear.
-        """
+        """The distinct histories (of these clients), each keyed by the first client that has it, in order of first
+        appearance."""
         node, since = np.asarray(self._node)[self._cell], self._since
         if among is not None:
             since = np.full_like(self._since, NEVER)

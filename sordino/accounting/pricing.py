@@ -169,12 +169,11 @@ class Renyi:
 
 @dataclass(frozen=True)
 class Counted:
-    """Pricing of one phase, where a fixed plan of sampled releases in all phases is accounted for as a whole, by its
-    privacy loss distribution, and the ledger counts releases. Each phase has a component of its own: what one phase
-    leaves unspent cannot be spent by another.
+    """Pricing of one phase of a plan of sampled releases that is fixed in advance. The whole plan is accounted for by
+    its privacy loss distribution, and the ledger counts releases, for each phase separately: one phase cannot spend
+    what another leaves over.
 
-    Valid because nothing in the plan adapts to outputs; it needs several percent less noise than the Renyi filter.
-    """
+    Valid because nothing in the plan adapts to outputs; it needs several percent less noise than the Renyi filter."""
 
     name: str  # of the plan: two plans are two currencies
     planned: float  # the multiplier
@@ -203,7 +202,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class NominalPrice:
-    """Pricing of a fixed multiplier whose epsilon is only a label."""
+    """Pricing of a published noise multiplier, whose epsilon is only a label and proves nothing."""
 
     published: float
     currency: Currency = APPROX

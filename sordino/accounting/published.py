@@ -54,7 +54,7 @@ def adaptive_scale(mu: float, round_number: int, setting: PublishedSetting = Pub
 
 
 def relative_noise(scale: float, setting: PublishedSetting = PublishedSetting()) -> float:
-    """The deviation per coordinate over the norm of a layer: 2 sigma / B."""
+    """Noise deviation per coordinate, divided by the norm of the layer: 2 sigma / B."""
     return 2 * scale / setting.batch
 
 

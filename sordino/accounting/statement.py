@@ -29,7 +29,7 @@ COARSE = "the sampling tables of the noise are too coarse for this epsilon"
 
 
 class Guarantee(Subject):
-    """Upper bound on what all releases together reveal about one subject: a row of a receipt."""
+    """Upper bound on what all releases together reveal about one subject: one row of the statement."""
 
     epsilon: Epsilon = Field(
         description="Everything the adversary sees is at most e^epsilon times as likely with one data set as with its "
@@ -77,7 +77,7 @@ class Guarantee(Subject):
 
 
 class Promised(Guarantee):
-    """A guarantee without the events that it was computed from."""
+    """A guarantee without the events and accountants from which it was computed."""
 
     accountant: str = ""
     accountants: Mapping[str, Epsilon] = {}
@@ -120,9 +120,8 @@ def statement(
 
 
 def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Subject, float, Status]]:
-    """Finite epsilons of `statement`, each with its subject and the status of its proof (such as proved or nominal);
-    without what each accountant finds on its own.
-    """
+    """The finite epsilons of `statement`, each with its subject and the status of its proof, without the bounds of
+    single accountants."""
     clients, found = list(read_notes(texts, population).values()), list[tuple[Subject, float, Status]]()
     released = [release for releases in clients for release in releases]
     for adversary in ADVERSARIES:
@@ -139,9 +138,8 @@ def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[
 def of_groups(
     texts: Iterable[str], population: int, delta: float, subject: Subject, groups: Sequence[Sequence[int]]
 ) -> list[Guarantee | None]:
-    """The row of one subject for each group of clients: that of the client in the group that lost most; None for a
-    group in which nobody took part.
-    """
+    """Guarantee for one subject in each group of clients: that of the client in the group that lost most. None for a
+    group in which nobody took part."""
     found = histories(texts, population)
     distinct = [list(found.distinct(group).values()) for group in groups]
     return [_row(subject, releases, delta) if releases else None for releases in distinct]
@@ -152,9 +150,8 @@ def _place(subject: Subject) -> tuple[int, int]:
 
 
 def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
-    """The row of one subject, for the client that lost most: clients hold disjoint data, so their losses do not add
-    up.
-    """
+    """Guarantee for one subject, at the client that lost most: clients hold disjoint data, so their losses do not add
+    up."""
     costs = [cost(releases, asked) for releases in clients]
     place, ideal, whole = _worst(costs, delta, asked.neighbours)
     worst, count = costs[place], len(clients[place])
@@ -180,9 +177,9 @@ def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, che
 
 
 def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float, rows: int) -> Guarantee:
-    """The row for all examples of one person, whichever clients hold them: the examples change one after another, and
-    each change costs at most as much as one example at the client that lost most (Dwork and Roth 2014, theorem 2.2).
-    """
+    """Guarantee for all examples of one person, whichever clients hold them, by group privacy: the examples change one
+    after another, each at most at the cost of one example at the client that lost most (Dwork and Roth 2014, theorem
+    2.2)."""
     found: dict[float, Guarantee] = {}
 
     def promise(at: float) -> tuple[float, float]:
@@ -205,17 +202,15 @@ def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float
 
 
 def lacking(epsilon: float, drift: float) -> float:
-    """The part of delta for drawn noise that differs from its ideal law by `drift` in total variation: (1 + e^epsilon)
-    drift.
-    """
+    """The part of delta that imperfect noise uses up: (1 + e^epsilon) drift, if the noise drawn differs from its ideal
+    law by `drift` in total variation."""
     return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0
 
 
 def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> tuple[int, float, float]:
-    """The index of the client that lost most, the delta at which its noise is priced, and the delta of the row. Real
-    noise differs a little from the ideal law, which costs the part `lacking` of delta: noise is priced at what remains
-    of the delta asked for. Where nothing remains, it is priced at the delta asked for, and the delta of the row is
-    larger."""
+    """The client that lost most (its index), the delta at which its noise is priced, and the delta of the guarantee.
+    Real noise differs a little from its ideal law and so uses up a part of delta (`lacking`); noise is priced at the
+    rest. Where no rest remains, the delta of the guarantee is larger than the one asked for."""
 
     def most(at: float) -> tuple[int, float]:
         found = [_epsilon(each, at, neighbours) for each in costs]
@@ -236,14 +231,13 @@ def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> 
 
 
 def unspent(asked: Subject, accountant: str) -> Guarantee:
-    """The row of a subject about which nothing was released: epsilon 0."""
+    """Guarantee for a subject about which nothing was released: epsilon 0."""
     return _nothing(asked, 0.0, "proved", (), 0).beside(epsilon=0.0, accountant=accountant, accountants={}, event=None)
 
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
-    """The rows of a client that tells the server the scores of models on its test examples: nothing is guaranteed about
-    these examples, nor about everything that the client holds.
-    """
+    """Guarantees of a client that also sends the server scores of models on its test examples: none is left for these
+    examples, nor against the server for the client as a whole."""
     told = [
         _nothing(row.subject, delta, "none", (SCORES,), row.releases)
         if (row.unit, row.adversary) == ("client", "server")
@@ -254,7 +248,7 @@ def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
 
 
 def _nothing(asked: Subject, delta: float, status: Status, because: tuple[str, ...], releases: int) -> Guarantee:
-    """A row with an infinite epsilon, and its reasons."""
+    """A guarantee with infinite epsilon, so none at all, and the reasons for that."""
     return Guarantee(
         **dict(asked),
         epsilon=math.inf,
@@ -273,8 +267,8 @@ def _epsilon(spent: TotalCost, delta: float, neighbours: Neighbours) -> float:
 
 
 def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delta: float) -> Guarantee:
-    """The row of a unit without any guarantee, since one release reveals it. The cost of the other, noised releases is
-    shown among the reasons; it is no guarantee."""
+    """The row of a unit without any guarantee, because one release reveals it. The epsilon of its other, noised
+    releases is mentioned among the reasons; it is no guarantee."""
     spoken = {claim for releases in clients for release in releases for claim in release}
     open_ = {claim.subject for claim in spoken if not claim.finite}
     bare = [row for row in found if row.subject in open_]
@@ -291,8 +285,7 @@ def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delt
 
 
 def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
-    """The finite row with the largest unit, and among these with the strongest adversary; None where no row is
-    finite.
-    """
+    """The finite guarantee with the largest unit, and among these with the strongest adversary; None where none is
+    finite."""
     finite = [row for row in rows if row.finite]
     return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)

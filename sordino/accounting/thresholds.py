@@ -53,9 +53,8 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
 
 def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
     """Cost of a threshold tau: the budget lost to sampling plus the budget lost to noise (see `wasted`), weighted by
-    rule. `weighted`: each by its fraction of their sum; `count` replaces the budget lost to sampling by the expected
-    number of clients that stay away, as a public re-implementation does.
-    """
+    `by`. Rule `weighted`: each by its share of their sum. Rule `count`: the expected number of clients that stay away
+    takes the place of the budget lost to sampling, as a public re-implementation does."""
     sampling, noise = wasted(budgets, tau, count)
     if by.rule == "sum":
         return sampling + noise
@@ -176,12 +175,11 @@ def balanced(budgets: Sequence[float], delta: float, rounds: int, expected: floa
 def planned(
     budgets: Sequence[float], shares: Sequence[float] | Floats, by: Waste = WEIGHTED
 ) -> list[tuple[float, Floats, Floats]]:
-    """The (tau, rates, payments) of each round. Every budget is divided into allowances, one a round; a client pays tau
-    at most, and carries the rest of its allowance to the next round.
+    """Threshold tau, sampling rates and payments of each round. A round's allowance is its share of each budget and
+    what is carried over; a client pays at most tau of it, and carries the rest to the next round.
 
-    Payments add up to at most the budgets, because everybody pays in every round, drawn or not, and only what was not
-    paid is carried on.
-    """
+    All clients pay in every round, sampled or not, and only unpaid budget is carried over, so payments never exceed
+    budgets."""
     each = np.asarray(budgets, dtype=np.float64)
     carried, rounds = np.zeros_like(each), []
     for share in np.asarray(shares, dtype=np.float64):

@@ -60,7 +60,7 @@ class Described(Promised):
 
 
 def merged(rows: Sequence[Line]) -> list[tuple[Line, list[Adversary]]]:
-    """Rows with equal statements merged: for each statement its first row, and all its adversaries."""
+    """Groups rows that differ only in their adversary: each group's first row, and the adversaries of the group."""
     found: dict[str, tuple[Line, list[Adversary]]] = {}
     for row in rows:
         same = {name: value for name, value in row.to_json().items() if name not in ("adversary", "releases", "event")}
@@ -112,9 +112,8 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
 
 
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
-    """Sentences about what each phase of a run adds to the guarantee, and about units that one phase protects and
-    another gives away; none where there is one phase.
-    """
+    """Sentences on the guarantee that each phase of a run gives by itself, and on units that one phase protects but
+    another reveals; none if the run has one phase."""
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
         promised = [
@@ -212,8 +211,7 @@ def subject(adversaries: Sequence[Adversary]) -> str:
 
 
 def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) -> str:
-    """One row of the statement as a bound on an attacker's certainty, in words for a person who decides about a
-    release."""
+    """A guarantee as a bound on an attacker's certainty, in plain words for a person who decides about a release."""
     found = belief(row.epsilon, row.delta)
     guess = GUESS[row.neighbours].format(one=ONE[row.unit], prior=percent(found.prior))
     rare = f", except with probability 1 in {_floor(1 / found.chance):,} ({SLACK:g} deltas)" if found.chance else ""

@@ -1,3 +1,3 @@
-"""Parts that adapters add: none; their user imports them into another program."""
+"""No parts to register: users import adapters into a program of their own (Flower, NVFlare)."""
 
 PARTS: dict[str, dict[str, str]] = {}

@@ -43,7 +43,7 @@ class DeclaredArrays:
 
     @classmethod
     def described(cls, model: Mapping[str, Sequence[Any]]) -> Self:
-        """Arrays that a file declares, each by its shape and its type."""
+        """Declaration from a configuration file: the shape and type of each array."""
         return cls({name: np.empty(shape, dtype) for name, (shape, dtype) in model.items()})
 
     @property

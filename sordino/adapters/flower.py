@@ -92,15 +92,13 @@ def private_mod(
 
 
 class PrivateStrategy:
-    """A strategy of Flower behind central noise: clients send their updates to a server that they trust, and whoever
-    sees a model after that sees no single client.
+    """A Flower strategy with central differential privacy: clients trust the server with their updates, and the models
+    that it sends out are noised, so they hide each single client.
 
-    `clients`: the most that may be registered. Every client pays for every round. Flower draws cohorts of a fixed size,
-    which amplify nothing, and where one client more would push another one out, so neighbours differ by a replaced
-    client. With a `rate` each message of a strategy that asks everybody is sent with this probability, by a secret
-    coin: this Poisson sampling amplifies (Balle, Barthe and Gaboardi 2018), and neighbours differ by a client that is
-    left out.
-    """
+    `clients`: the most that may be registered. Every client pays for every round. Flower samples cohorts of a fixed
+    size: no amplification, and since one more client may push another one out, neighbours are `replace`. With a `rate`,
+    a strategy that messages all clients has each message sent with that probability only, by a secret coin: Poisson
+    sampling, which amplifies (Balle, Barthe and Gaboardi 2018), with neighbours `zero_out`."""
 
     def __init__(
         self,
@@ -125,7 +123,7 @@ class PrivateStrategy:
         self._before: Arrays = {}
 
     def start(self, *args: Any, **settings: Any) -> Result:
-        """Flower's own loop of rounds."""
+        """Runs the loop of rounds of the inner strategy."""
         result: Result = type(self._inner).start(self, *args, **settings)
         return result
 
@@ -135,7 +133,7 @@ class PrivateStrategy:
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's messages; none once the budget is spent, so that the model stays as it is."""
+        """Training messages of the inner strategy; none once the budget is spent, so that the model stays as it is."""
         self._asked, self._expected = frozenset(), 0.0
         try:
             self._uplink.check_left()
@@ -168,10 +166,9 @@ class PrivateStrategy:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's result from one noised mean. Metrics of clients are dropped, as no noise covers them. A round
-        in which no reply is in order is not paid for, and changes nothing; where a missing client must not be seen it
-        is played, as a sum of zeros.
-        """
+        """The inner strategy's result from one noised mean. Clients' metrics are dropped, since no noise protects them.
+        A round without a valid reply is neither paid for nor played; but under `zero_out`, where a missing client must
+        go unnoticed, it is played as a sum of zeros."""
         if not self._expected:
             return None, None
         changes = self._changes(replies)
@@ -194,10 +191,10 @@ class PrivateStrategy:
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """No result, as no client was asked."""
+        """No result, since no client was asked to evaluate."""
 
     def _changes(self, replies: Iterable[Message]) -> Iterator[Params]:
-        """The change by each client whose reply is in order; another reply counts as zeros, as one that never came."""
+        """Model update of each client with a valid reply; an invalid reply is skipped, as if it had never come."""
         waiting = set(self._asked)
         for reply in replies:
             node = reply.metadata.src_node_id
@@ -230,7 +227,7 @@ def _record(arrays: Arrays) -> ArrayRecord:
 
 
 def _message(records: dict[str, Any], weighted_by: str, **to: Any) -> Message:
-    """A message of these records in which the sender has weight 1."""
+    """A message with these records, whose sender has weight 1."""
     from flwr.app import Message, MetricRecord, RecordDict
 
     return Message(RecordDict({**records, "metrics": MetricRecord({weighted_by: 1.0})}), **to)
@@ -240,9 +237,8 @@ def _message(records: dict[str, Any], weighted_by: str, **to: Any) -> Message:
 
 
 def serve(grid: Grid, **settings: Any) -> Any:
-    """Play a whole sordino experiment in the main function of a `ServerApp`, from where its folder stands to its end.
-    The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`).
-    """
+    """Runs a whole sordino experiment in the main function of a `ServerApp`; where its folder holds earlier rounds, it
+    continues after them. The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`)."""
     elsewhere: Any = branches.part("sites", "elsewhere")
 
     class FlowerNodes(elsewhere.Nodes):  # type: ignore[misc]
@@ -272,9 +268,8 @@ def serve(grid: Grid, **settings: Any) -> Any:
 
 
 def site_app(**terms: Any) -> ClientApp:
-    """The `ClientApp` of a site in a whole sordino experiment. The terms (see `sites.elsewhere.SiteTerms`) may name
-    keys of the node's configuration, as in data = "/data/{partition-id}".
-    """
+    """`ClientApp` that takes part in a whole sordino experiment as a site. The terms (see `sites.elsewhere.SiteTerms`)
+    may name keys of the node's configuration, as in data = "/data/{partition-id}"."""
     from flwr.clientapp import ClientApp
 
     elsewhere, app = branches.part("sites", "elsewhere"), ClientApp()
@@ -296,7 +291,7 @@ def site_app(**terms: Any) -> ClientApp:
 
 
 def _carrying(data: bytes, **to: Any) -> Message:
-    """A message of bytes, as an array: Flower cuts these into pieces."""
+    """A Flower message that carries these bytes, as an array: Flower sends long arrays in pieces."""
     from flwr.app import Array, ArrayRecord, Message, RecordDict
 
     array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
@@ -304,6 +299,6 @@ def _carrying(data: bytes, **to: Any) -> Message:
 
 
 def _carried(message: Message) -> bytes:
-    """The bytes of a message; none where it is of another kind, or a failure."""
+    """The bytes that `_carrying` put into a message; empty if the message is of another kind, or reports an error."""
     records = {} if message.has_error() else message.content.array_records
     return records[ACTION][ACTION].data if ACTION in records and ACTION in records[ACTION] else b""

@@ -1,9 +1,8 @@
 """NVFlare: a result filter that makes a site's uploads private, an aggregator that makes a server's sums private, and
 controller and executor of a whole sordino experiment.
 
-The filter is no `DXOFilter`, which passes on every field that it does not know: it sends a new reply that holds the
-noised change of the model and nothing else, and refuses any other result.
-"""
+The filter builds a new reply that holds the noised model update and nothing else, and refuses other kinds of results.
+It is not a `DXOFilter`, since that passes on fields that it does not know."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ class PrivateFilter(Filter):  # type: ignore[misc]
         self.epsilon, self.delta, self.clip, self.rounds = epsilon, delta, clip, rounds
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        """The reply that leaves. An error is logged at the site, and the server learns only that there was one."""
+        """The reply to send: the noised update. Errors are logged at the site; the server learns only that there was
+        one."""
         from nvflare.apis.dxo import DXO, DataKind, from_shareable
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import make_reply
@@ -63,10 +63,11 @@ class PrivateFilter(Filter):  # type: ignore[misc]
 
 
 class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
-    """An aggregator that adds noise to the sum of clipped changes: sites trust the server with what they send.
+    """An aggregator with central differential privacy: it adds noise to the sum of clipped updates, with which sites
+    trust the server.
 
-    `clients`: all that may be registered; each pays for every round. `asked`: how many of them a round asks, by which
-    the sum is divided, whoever answers. A job whose budget is spent ends with an error, and its last model stays.
+    `clients`: the most that may be registered; each pays for every round. `asked`: how many a round asks; the sum is
+    divided by it, however many answer. When the budget is spent, the job ends with an error and keeps its last model.
     """
 
     def __init__(
@@ -98,12 +99,13 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
         return PrivateUplink(self.folder, self._declared.coordinates, terms, "server")
 
     def reset_stats(self) -> None:
-        """Begins a round, if the budget pays for it."""
+        """Begins a round; refused if the budget is spent."""
         self._changes, self._refusal = {}, None
         self._uplink.check_left()
 
     def accept(self, shareable: Any, fl_ctx: Any) -> bool:
-        """False where a result is refused, so that a workflow says that, and goes on with the other sites."""
+        """True if a site's result is accepted; False where it is refused, so that the workflow continues with other
+        sites."""
         try:
             return bool(super().accept(shareable, fl_ctx))
         except Exception as error:  # of a parser that reads what a stranger sent
@@ -111,9 +113,8 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
             return False
 
     def accept_model(self, model: Any) -> None:
-        """Keeps a site's change, once. Anything else is refused, and counts as zeros where other sites' changes came;
-        the workflow then reports that the site's contribution was not accepted.
-        """
+        """Stores a site's model update. A result of another kind, or a second one in a round, raises an error: it adds
+        zeros to the sum, and the workflow reports that the site's contribution was not accepted."""
         site, meta = str(model.meta.get("client_name")), model.meta
         try:
             _check_change(getattr(model.params_type, "value", None) == "DIFF", meta)
@@ -130,9 +131,8 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
             raise
 
     def aggregate_model(self) -> Any:
-        """The noised mean. Metrics of sites are dropped, as no noise covers them. A round in which every result was
-        refused is not paid for, and ends the job with the reason.
-        """
+        """The noised mean update. Sites' metrics are dropped, since no noise protects them. If every result of the
+        round was refused, nothing is paid, and the job ends with the reason."""
         if self._refusal is not None and not self._changes:
             raise self._refusal
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -143,19 +143,18 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
 
 
 class RunController(Controller):  # type: ignore[misc]
-    """Plays a whole sordino experiment with the sites of a job, from where its folder stands to its end. The settings
-    are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`).
-    """
+    """Runs a whole sordino experiment with the sites of a job; where its folder holds earlier rounds, it continues
+    after them. The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`)."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.settings = dict(settings)
 
     def start_controller(self, fl_ctx: Any) -> None:
-        """Nothing to begin with."""
+        """Does nothing; NVFlare requires it."""
 
     def stop_controller(self, fl_ctx: Any) -> None:
-        """Nothing to end."""
+        """Does nothing; NVFlare requires it."""
 
     def control_flow(self, abort_signal: Any, fl_ctx: Any) -> None:
         from nvflare.apis.controller_spec import Task
@@ -228,7 +227,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
 
 def _carried(shareable: Any) -> bytes:
-    """The bytes of a message; none where it is of another kind, or a failure."""
+    """The bytes of a message; empty if it is of another kind, or reports a failure."""
     found = shareable.get(LETTER)
     return found if isinstance(found, bytes) else b""
 

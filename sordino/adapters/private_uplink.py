@@ -49,9 +49,8 @@ class UplinkTerms(NamedTuple):
 
 
 class PrivateUplink:
-    """One noised release a round, at a client (`side` "client": of its own upload) or at a server (of the sum of all
-    uploads), until the budget in the folder is spent.
-    """
+    """Clips, noises and releases one upload a round, until the budget in the folder is spent. `side` "client": the
+    client's own upload; `side` "server": the sum of all uploads."""
 
     def __init__(
         self, folder: Path | str, coordinates: int, terms: UplinkTerms, side: Literal["client", "server"]
@@ -89,7 +88,7 @@ class PrivateUplink:
         self._found(side)
 
     def _found(self, side: str) -> None:
-        """Creates the folder, or compares an existing one with the terms: a budget is never granted twice."""
+        """Creates the run folder; an existing one must have the same terms, so that no budget is granted twice."""
         mine, phase = self.folder, self._phase
         agreement = phase.whole.agreement("")
         if not mine.begun:
@@ -106,7 +105,7 @@ class PrivateUplink:
 
     @contextmanager
     def _books(self) -> Iterator[Accounts]:
-        """The privacy accounts of the folder, for this process alone."""
+        """Opens the folder's privacy accounts (ledger and spent budget), locked for this process alone."""
         mine = self.folder
         with mine.locked():
             private.check_place(mine.path, moved=False)
@@ -119,12 +118,12 @@ class PrivateUplink:
                 yield books
 
     def check_left(self) -> None:
-        """Refuses where the budget pays for no further release."""
+        """Raises an error if the budget does not suffice for another release."""
         with self._books() as books:
             self._prices(books)
 
     def _prices(self, books: Accounts) -> tuple[OpenRound, dict[int, Price | None]]:
-        """The next round, and the price that each client pays for it."""
+        """The next round, and what each client pays for it; an error if the budget is spent."""
         now = books.open(len(books.entries()))
         prices = books.prices(now, books.members, stalled=False)
         if len(prices) < len(books.members):
@@ -137,8 +136,8 @@ class PrivateUplink:
 
     @contextmanager
     def _release(self) -> Iterator[tuple[Accounts, OpenRound, NoiseSource]]:
-        """A round that is paid for, durably, before its noise is drawn: a crash loses the round, and never releases one
-        that is unpaid."""
+        """Pays for the next round, on disk, before its noise is drawn: a crash may waste a paid round, but never
+        releases an unpaid one."""
         with self._books() as books:
             now = books.reserve(*self._prices(books))
             books.begin(now)
@@ -179,9 +178,8 @@ class PrivateUplink:
 
 
 def failed(error: BaseException) -> SordinoError:
-    """The error to raise in place of one whose text could repeat a row and so leak it. The log of this machine keeps
-    the original.
-    """
+    """An error without details, to raise in place of one whose text could leak data; the original is logged on this
+    machine."""
     log.error("a private round failed", exc_info=error)
     return RunError(
         "the round failed at this client",

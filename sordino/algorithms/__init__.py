@@ -49,9 +49,8 @@ def algorithm_named(name: str) -> Method | None:
 
 @cache
 def _holding(name: str) -> list[str]:
-    """Modules of this package whose text defines the algorithm `name`. Called often in a run; a search through all
-    files takes 10 ms.
-    """
+    """Modules of this package in whose text the algorithm `name` is defined. A text search (10 ms) avoids importing all
+    files."""
     said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
     return [
         f"{__name__}.{file.name.removesuffix('.py')}"
@@ -61,9 +60,7 @@ def _holding(name: str) -> list[str]:
 
 
 def _name(made: object, file: str) -> str:
-    """The name under which this file registers an object; "" for an object that it only imports, or that is no
-    algorithm.
-    """
+    """The name under which this file defines an algorithm; "" for other objects, and for ones that it only imports."""
     if isinstance(made, Preset):
         return made.__name__ if made.__module__ == file else ""
     if isinstance(made, type) and issubclass(made, Algorithm):

@@ -1,8 +1,8 @@
-"""A clean process, in whose forks a training function runs: `python -m sordino.algorithms.clean_process LINE`.
+"""Clean process: a process that has only imported torch and this library, started by `python -m
+sordino.algorithms.clean_process LINE`. A user's training function runs in forks of it.
 
-It has imported torch and this library, and computes nothing. A call names the function and the architecture of the
-network, as an experiment does, and brings its weights and the rows of one client, which the fork alone reads.
-"""
+A request names the function and the network's architecture, as an experiment does, and holds the weights and the rows
+of one client, which only the fork reads."""
 
 from __future__ import annotations
 

@@ -31,10 +31,9 @@ class Down(NamedTuple):
 
 
 class Adapting:
-    """Wrapper of an algorithm with an adaptive uplink. The server's state is a pair, the algorithm's state and the
-    uplink's; methods that take or return a state or a broadcast call those of `own` with its part, all others are
-    inherited.
-    """
+    """Wrapper that gives an algorithm an adaptive uplink. The server's state becomes a pair: the algorithm's state and
+    the uplink's. Methods that take or return a state or a broadcast pass `own` its part of it; all others are
+    inherited."""
 
     own: AnyAlgorithm
 

@@ -38,7 +38,7 @@ class Home(Protocol):
 
     @property
     def key(self) -> Key:
-        """The key of the run."""
+        """The random key of the run."""
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -58,7 +58,7 @@ class Home(Protocol):
 
     @property
     def story(self) -> Json | None:
-        """Manifest of the candidates (their source and how they were made); None unless this process made them."""
+        """Manifest of the candidate images: their source and how they were made. None unless this process made them."""
 
 
 class OptionalSide:
@@ -72,7 +72,7 @@ class FitsData(OptionalSide):
     """A method that adapts to the data, or refuses some data."""
 
     def fitted(self, known: Known) -> Self:
-        """A copy of this method, adapted to data with these public facts."""
+        """A copy of this method with settings that suit data with these public facts; refuses unsuitable data."""
         return self
 
 
@@ -144,7 +144,7 @@ class ChecksServer(OptionalSide):
 
 
 class Estimates(OptionalSide):
-    """Public figures of a method, for forecasts and for attacks; by default all unknown."""
+    """Public estimates about a method, for forecasts and attacks; None, the default, means unknown."""
 
     @property
     def step_size(self) -> float | None:
@@ -152,9 +152,8 @@ class Estimates(OptionalSide):
         return None
 
     def passes(self, size: int) -> float | None:
-        """Examples that a client of `size` examples computes in a round; a forward and a backward pass count 1, a
-        forward pass alone a third.
-        """
+        """A client's computation in a round, in examples: a forward and a backward pass of one example count 1, a
+        forward pass alone a third."""
         return None
 
     def change(self, upload: Any) -> Params | None:

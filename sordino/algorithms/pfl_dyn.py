@@ -55,7 +55,7 @@ class Up(NamedTuple):
 
 
 class OracleUp(NamedTuple):
-    """The upload with `server_state = "oracle"`: the update and the change of g_n."""
+    """The upload with `server_state = "oracle"`: the update, and the exact change of the client's state g_n."""
 
     delta: Params
     g: Params

@@ -30,7 +30,7 @@ class DeviceSkill(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request of the server to one device for a class, and whether the device answered."""
+    """One device that the server asked about a class: whether it answered, and its F1 score and recall there."""
 
     device: int
     answered: bool
@@ -47,7 +47,7 @@ class Facts(NamedTuple):
 
 
 class RunNumbers(NamedTuple):
-    """Public numbers of a run for a publication's traffic formula."""
+    """Public numbers of a run, from which a publication's formula computes its traffic."""
 
     devices: int
     chosen: int  # per round
@@ -58,7 +58,7 @@ class RunNumbers(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Short descriptions of a phase's messages, for reports."""
+    """Words for a phase's messages in reports."""
 
     down: str = ""
     up: str = ""
@@ -93,7 +93,7 @@ class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
 
     @abstractmethod
     def over(self, s: S) -> bool:
-        """True once the phase has its result and needs no more rounds."""
+        """True once the phase has reached its result; its remaining rounds are then skipped."""
 
     def begin(self, task: Task, key: Key, before: Any, home: Home) -> S:
         return self.init(task, key)
@@ -114,7 +114,7 @@ class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
 
     @property
     def says(self) -> Said:
-        """Short descriptions of the phase's messages."""
+        """Words for the phase's messages in reports."""
         return Said()
 
     def facts(self, s: S, before: Facts) -> Facts:
@@ -122,7 +122,7 @@ class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
         return before
 
     def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Formula | None:
-        """The formula by which the publication counts the messages of this preparation; None where it gives none."""
+        """The publication's own formula for the traffic of this preparation; None if it gives none."""
         return None
 
 

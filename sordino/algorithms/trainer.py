@@ -101,9 +101,8 @@ class Trainer(
         return Up(tree.sub(shard.handed(trained, apart), down.x)), ()
 
     def _apart(self, task: Task) -> Architecture | None:
-        """The architecture from which another process builds the network; None where it, or the function, is known in
-        this one alone.
-        """
+        """The network's architecture, if another process can build it and import the training function; None if either
+        was passed as an object, which only this process has."""
         made: Architecture | None = getattr(task, "architecture", None)
         return None if made is None or any(map(user_code.is_lent, (self.of, made.name))) else made
 
@@ -141,7 +140,8 @@ def trained_by(
     t: int,
     seed: int,
 ) -> Params:
-    """The trained values of a model by the names of `given`, as the function returns them."""
+    """Calls the user's training function with seeded generators; returns the trained values of the parameters in
+    `given`."""
     with seeded(seed), torch.enable_grad(), user_code.blamed():
         held = {n: v.clone() for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
         frozen = {name for name, p in model.named_parameters() if name not in given}
@@ -158,9 +158,9 @@ def request(told: Mapping[str, Any], state: Params, given: Params, rows: Example
 
 
 def _tensors(returned: object, given: Params, held: Params, frozen: Set[str]) -> Params:
-    """The trained values by the names of `given`, from a network or a dictionary of arrays. `held`: all that the
-    network held before; counters, such as those of BatchNorm, are left where they are.
-    """
+    """Trained values of the parameters in `given`, taken from the network or dictionary that a training function
+    returned; an error if these do not fit. `held`: the network's values before. Values of `frozen` parameters must not
+    have changed."""
     values: Mapping[str, Any]
     if isinstance(returned, torch.nn.Module):
         values = returned.state_dict(keep_vars=True)
@@ -184,7 +184,7 @@ def _tensors(returned: object, given: Params, held: Params, frozen: Set[str]) ->
 
 
 def _tensor(value: Any, like: Tensor) -> Tensor:
-    """A value as a tensor. An array of floats is rounded to the precision of the model: NumPy's own is another."""
+    """A value as a tensor. Float arrays get the model's precision, as NumPy's default is another."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     array = np.asarray(value)

@@ -42,7 +42,7 @@ class WholeModel(FedAvg):
 
 @dataclass(frozen=True)
 class TellingLoss(FedAvg):
-    """FedAvg that uploads the training loss too, for rounds discounting (`discount`)."""
+    """FedAvg whose clients upload their training loss too; `discount` lowers the number of rounds by it."""
 
     def zero(self, task: Task, down: Server) -> Any:
         return UpWithLoss(tree.zeros_like(down.x), next(iter(down.x.values())).new_zeros(()))
@@ -67,9 +67,8 @@ def udp(
     *,
     batch_size: int,
 ) -> FedAvg:
-    """FedAvg + clip + noise. `epsilon` is the paper's number, not a budget; `horizon` is the number of rounds for which
-    a constant noise is computed, which `discount` lowers after each round without a fall of the training loss.
-    """
+    """FedAvg + clip + noise. `epsilon` is the paper's number, not a budget. Noise is sized for `horizon` rounds; with
+    `discount` this number falls after each round in which the training loss did not."""
     stage = Discounted if discount else UserLevel
     noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)
     kind = TellingLoss if discount else WholeModel if clip_target == "model" else FedAvg

@@ -166,7 +166,8 @@ class AttackedRun:
     # the attacked round -----------------------------------------------------------------------------------------------
 
     def rounds(self, bare: bool, change: Change | None = None) -> Rounds:
-        """The run, played to just before the attacked round. Its preparation is always the protected one."""
+        """The run, replayed to just before the attacked round; `bare`: without protection, but after a protected
+        preparation."""
         kind = Bare if bare else Replay
         return _agreeing(kind(self.simulation, change, start=self.prepared.start)).until(self.asked.round - 1)
 
@@ -184,7 +185,7 @@ class AttackedRun:
 
     @cached_property
     def rows(self) -> dict[int, Examples]:
-        """The rows of each attacked client in the attacked round: a few of its own."""
+        """Rows on which each attacked client trains in the attacked round: a few of its own."""
         every, found = raw(self.simulation), {}
         for client in self.clients:
             own = every[client]
@@ -215,7 +216,7 @@ class AttackedRun:
 
     @cached_property
     def elsewhere(self) -> Examples:
-        """The attacker's own images: some test images, on which no client trains."""
+        """Images that the attacker has of its own: some test images, on which no client trains."""
         held = self.tested
         return taken(held, keys.permutation(keys.fold(self.key, "elsewhere"), len(held.y))[:OWN])
 
@@ -248,8 +249,9 @@ class AttackedRun:
         return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
 
     def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
-        """Views of all uploads of a replay, each with a random coin, for the judge: by it the client holds the half of
-        its images with most of a property (`much`), or the other half. Replay `number` has its own coins and noise."""
+        """Views of all uploads of a replay for property inference. A random coin for each client decides whether it
+        trains on the half of its images with most of the property (`much`) or on the other half; the judge gets the
+        coins. Each `number` is a replay with other coins and noise."""
         key = keys.fold(self.key, "sided", number)
         coins = keys.coin(key, len(self.setup.public.sizes), 0.5).tolist()
 
@@ -325,7 +327,7 @@ class AttackedRun:
 
     @cached_property
     def liars(self) -> frozenset[int]:
-        """Malicious clients: a random share of all."""
+        """The malicious clients: a random share of all clients."""
         many = len(self.setup.public.sizes)
         order = keys.permutation(keys.fold(self.key, "liars"), many).tolist()
         return frozenset(order[: max(1, round(self.asked.attackers * many))])
@@ -358,7 +360,7 @@ class AttackedRun:
 
 
 def _agreeing(rounds: Rounds) -> Rounds:
-    """The same rounds, where each client's agreed size is set to the number of rows that it holds in the attack."""
+    """The same rounds, where each client's announced size equals the number of rows that it trains on in the attack."""
     rounds.site = replace(rounds.site, sizes=None)
     return rounds
 

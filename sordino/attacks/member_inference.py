@@ -69,8 +69,8 @@ def losses(task: Task, params: Params, examples: Examples) -> Tensor:
 def with_verdict(
     finding: AttackFinding, seen: TwoSides, control: TwoSides | None, bound: Promised | None
 ) -> AttackFinding:
-    """The finding, completed with the area under the ROC curve, its verdict, and the members found at a low false
-    positive rate."""
+    """The finding with its results filled in: area under the ROC curve, verdict, and the share of members found at low
+    false positive rates."""
     found = by_area(finding, seen, control, "members", bound)
     return found.beside(measured=(*found.measured, *(_rate(seen, control, alarms) for alarms in ALARMS)))
 
@@ -78,9 +78,8 @@ def with_verdict(
 def by_area(
     finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Promised | None = None
 ) -> AttackFinding:
-    """The finding, completed with the area under the ROC curve, the curve and a verdict. `whom`: words for the first
-    side.
-    """
+    """The finding with the area under the ROC curve, the curve and a verdict filled in. `whom`: what to call the
+    members in the verdict."""
     found = separation(*seen, 1 - LEVEL)
     free = None if control is None else separation(*control, 1 - LEVEL)
     area = BesideGuess(

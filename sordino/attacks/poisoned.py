@@ -25,7 +25,7 @@ from sordino.types import Params, Terms
 
 
 class LiarsView(NamedTuple):
-    """View of a malicious client when it makes its upload."""
+    """What a malicious client knows when it makes its upload."""
 
     model: Params  # that went down
     change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model
@@ -69,7 +69,7 @@ class Poisoned(Replay):
 
 @dataclass
 class Lying(Clients):
-    """Clients of which some send manipulated uploads."""
+    """Clients, of which those in `who` send manipulated uploads."""
 
     inner: Site
     who: frozenset[int]

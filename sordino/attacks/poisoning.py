@@ -81,7 +81,8 @@ class Poisoning(Attack):
 
 
 def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
-    """The verdict on a figure of which larger values are worse for the model's owner."""
+    """The verdict on a harmful attack. `figure`: a measure that grows with the harm; the attack succeeds if it raises
+    the run's own figure by more than `least`, and shows nothing if it does not raise that of the plain mean."""
     control = figure.control
     assert control is not None
     if control - figure.baseline <= least:

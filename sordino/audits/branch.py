@@ -1,4 +1,4 @@
-"""Parts that this optional subpackage registers: the command `sordino audit` and its two programs."""
+"""Parts that this optional subpackage registers: the command `sordino audit` and its two audits."""
 
 PARTS = {
     "audits": {"gates": "sordino.audits.gates", "trained": "sordino.audits.trained"},

@@ -43,7 +43,7 @@ SHARE = 0.8  # of the rows of a client, or of all clients, that may be canaries
 
 @dataclass(frozen=True)
 class Canaries(ABC):
-    """Canaries of a run: `wanted` of them, or as many as fit."""
+    """Base class for the canaries of one audit: as many as `wanted`, or as fit."""
 
     simulation: Simulation
     subject: Subject  # of the guarantee
@@ -69,13 +69,13 @@ class Canaries(ABC):
 
     @cached_property
     def zero(self) -> Tree:
-        """An upload of zeros."""
+        """An upload of zeros, which shows the shape of uploads."""
         setup = self.simulation.setup
         return self.gates.zero(setup.task, self.gates.broadcast(self.gates.init(setup.task, setup.key)))
 
     @property
     def each(self) -> bool:
-        """True if the attacker reads single uploads."""
+        """True if the attacker can read every client's upload by itself, not only their sum."""
         uplink = self.gates.uplink
         together = uplink.central or any(stage.aggregate_only for stage in uplink.client)
         return self.subject.adversary == "server" and not together
@@ -86,7 +86,7 @@ class Canaries(ABC):
 
     @property
     def more(self) -> str:
-        """What would show more."""
+        """Phrase for the report: by what a larger loss could be shown, or why it cannot."""
         if not self.each and not self.gates.uplink.central:
             return "the noise of every client is in the sum that is seen, and one client's is promised"
         return "more canaries would"
@@ -107,7 +107,7 @@ class Canaries(ABC):
 
 @dataclass(frozen=True)
 class CanaryDirections(Canaries):
-    """Canaries each of which moves what is released along a direction of its own."""
+    """Canaries that can be told apart: each moves the release along a direction of its own."""
 
     @property
     @abstractmethod
@@ -121,7 +121,8 @@ class CanaryDirections(Canaries):
 
     @abstractmethod
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        """The run's method with canaries planted in its reader or uplink. `sure`: sampling includes every canary."""
+        """The run's method, with canaries planted in its reader or uplink. `through` wraps the noise source; `sure`:
+        every sample includes every canary."""
 
     @abstractmethod
     def seen(self, upload: Tree) -> Tensor | None:
@@ -149,7 +150,7 @@ class CanaryDirections(Canaries):
 
     @property
     def alone(self) -> bool:
-        """True if a canary is all that its client sends."""
+        """True if a client with a canary uploads nothing but that canary."""
         return False
 
     @cached_property
@@ -256,7 +257,7 @@ class CanaryExamples(CanaryDirections):
 
 @dataclass(frozen=True)
 class CanaryRowsOfSums(CanaryExamples):
-    """Canary rows in a phase that releases sums per class."""
+    """Canary rows in a phase that releases sums per class, such as sums of features."""
 
     def unfit(self) -> str:
         sums = tree.leaves(self.zero)

@@ -25,9 +25,8 @@ from sordino.types import Examples, Grant, Shard, Task
 
 @dataclass(frozen=True)
 class HeardResponses(Responses):
-    """The reader of a run, which notes the answers that every client reads. `images`: of each client, how many of its
-    last rows are canaries.
-    """
+    """The run's reader for randomised response, which also records the answers for canary images. `images`: for each
+    client with canaries, how many of its last rows are canary images."""
 
     images: Mapping[int, int] = field(default_factory=dict)
     heard: list[tuple[int, Examples]] = field(default_factory=list, compare=False)
@@ -67,7 +66,7 @@ class CanaryImages(Canaries):
 
     @cached_property
     def places(self) -> Tensor:
-        """The place in an image of one pixel for each answered value."""
+        """Positions in a flattened image, one pixel for each value that is answered."""
         h, w, c = self.shape
         side = self.reader.side
         grid = torch.arange(h * w * c).reshape(h, w, c)
@@ -75,7 +74,7 @@ class CanaryImages(Canaries):
 
     @cached_property
     def sides(self) -> tuple[Examples, Examples]:
-        """The true answers for an absent canary image, and for a present one."""
+        """Answers without randomness for an absent canary image, and for a present one."""
         image = torch.zeros(1, *self.shape, dtype=torch.uint8)
         black = Examples(image, torch.zeros(1, dtype=torch.int64))
         spots = self.places if self.each_value else slice(None)
@@ -119,7 +118,7 @@ class CanaryImages(Canaries):
         return found
 
     def likelier(self, answers: Examples) -> Tensor:
-        """Log likelihood ratio of present and absent, of each canary in these images."""
+        """Log likelihood ratio of present against absent for each canary, given the randomised answers."""
         low, high = self.sides
         values = answers.x.flatten(1)[:, self.places].int()
         signs = [(values == side.x.flatten(1)[:, self.places].int()).double() for side in (high, low)]
@@ -133,9 +132,8 @@ class CanaryImages(Canaries):
 
 
 class CanaryImageRounds(Replay):
-    """Rounds of the training with canary images. `weak`: factor by which epsilon of a response is larger than is
-    claimed.
-    """
+    """Training rounds with canary images. `weak`: factor by which the responses' epsilon exceeds the claimed one, in a
+    twin that must be caught."""
 
     def __init__(self, canaries: CanaryImages, number: int, weak: float, start: PhaseStart) -> None:
         key = keys.word(keys.fold(canaries.key, "replay", number))

@@ -1,4 +1,4 @@
-"""Canaries of every guarantee: which kind of them attacks it, and their scores over all replays and phases of a run."""
+"""Canary scores for each guarantee: which kind of canary attacks it, and its scores over all replays and phases."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def earlier(canaries: Canaries) -> list[CanaryDirections]:
 
 
 class Replays:
-    """Replays with canaries of all clients, played once for each factor by which noise is too small."""
+    """Replays of the run with canaries at all clients, run once for each factor by which noise is made too small."""
 
     def __init__(self, canaries: Canaries, start: PhaseStart) -> None:
         self.canaries, self._start, self.unfit = canaries, start, canaries.unfit()
         self._played: dict[float, ScoredCanaries] = {}
 
     def room(self, members: Sequence[int] | None) -> int:
-        """Number of canaries that are these clients, or theirs; None: of all clients."""
+        """Number of canaries at these clients, over all replays; None: at all clients."""
         owners, chosen = self.canaries.owners, None if members is None else set(members)
         return self.canaries.replays * sum(chosen is None or k in chosen for k in owners)
 

@@ -32,8 +32,8 @@ from sordino.types import Terms
 
 @dataclass
 class Overheard(Clients):
-    """Clients whose uploads are recorded; for those in `asked` also the uploads that they would send without noise,
-    once without any canary and once with all canaries."""
+    """Clients whose uploads are recorded. For clients in `asked` it also computes what they would upload without noise,
+    once with no canary and once with all canaries."""
 
     inner: Site
     without: tuple[Site, Site]
@@ -97,9 +97,8 @@ class QuietUpload(NamedTuple):
 
 
 class CanaryRounds(Replay):
-    """Rounds of the training, or of a phase before it, with canaries. `weak`: factor by which the noise is too small.
-    All phases of a replay share its coins; each phase has its own noise.
-    """
+    """Replayed rounds of the training, or of a phase before it, with canaries. `weak`: factor by which the noise is too
+    small. All phases of a replay share the coins (which canaries are present); each phase has its own noise."""
 
     def __init__(self, canaries: CanaryDirections, number: int, weak: float, start: PhaseStart) -> None:
         simulation, key = canaries.simulation, keys.fold(canaries.key, "replay", number)

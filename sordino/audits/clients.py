@@ -33,9 +33,8 @@ Call = Callable[[NoiseSource], torch.Tensor]  # one release by the gates
 
 
 class ThisRound(Uplink):
-    """The uplink as of the last round: an audit ignores state that the server derives from a release for later rounds,
-    because it shows no more than the release does.
-    """
+    """The uplink without adaptation: what the server derives from a release for later rounds shows no more than the
+    release itself, so the audit leaves it out."""
 
     @property
     def learns(self) -> bool:
@@ -43,7 +42,7 @@ class ThisRound(Uplink):
 
 
 class Stand:
-    """The attacker's view: the uplink of the first round, and uploads of its shape."""
+    """The attacker's position in an audit of a client: it knows the uplink of the first round, and chooses uploads."""
 
     def __init__(self, setup: Setup, federation: FederatedServer, client: int, price: Price | None) -> None:
         algorithm = setup.algorithm
@@ -77,8 +76,8 @@ class Stand:
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
         def call(source: NoiseSource) -> torch.Tensor:
-            """One release. `OneDirection` adds no noise that could be made too small, so its broken twin (a copy that
-            must be caught) spends a larger epsilon instead."""
+            """One release. `OneDirection` adds no noise that could be made smaller, so its broken twin spends a larger
+            epsilon instead."""
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)

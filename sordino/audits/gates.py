@@ -51,8 +51,8 @@ TRAINING = "training"  # the phase that every run has
 
 
 class AttackedPromise(Subject):
-    """One guarantee under attack. `claimed` and `at_least` are epsilons of one participation; they are compared at
-    `at_delta`."""
+    """Result of attacking one guarantee: epsilon of one participation as claimed, and at least as large as `at_least`.
+    They are compared at delta `at_delta`, where the claim is `claimed_there`."""
 
     phase: str
     attack: str
@@ -69,9 +69,8 @@ class AttackedPromise(Subject):
 
     @property
     def power(self) -> str:
-        """A sentence on the smallest share of missing noise that this audit would have noticed; empty unless the
-        guarantee held.
-        """
+        """Power of the audit in words: the smallest share of missing noise that it would have noticed. Empty unless the
+        guarantee held."""
         if self.verdict != HOLDS:
             return ""
         return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"
@@ -328,7 +327,7 @@ def gaussian(event: Event) -> bool:
 
 
 def _cores(event: Event) -> Iterator[Event]:
-    """Elementary events of an event; sampling at rate 1 is ignored."""
+    """Elementary events inside an event; a Poisson sample of rate 1, which leaves nothing out, is ignored."""
     for leaf in leaves(event):
         yield from _cores(leaf.event) if isinstance(leaf, Poisson) and leaf.rate == 1 else (leaf,)
 

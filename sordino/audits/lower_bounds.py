@@ -4,18 +4,17 @@ Many runs (Jagielski et al., NeurIPS 2020; Nasr et al., USENIX Security 2023): t
 independently of these outputs, Clopper-Pearson limits for both error rates, at level `alpha` together. A claim below
 the bound is wrong, except with probability `alpha`.
 
-Many canaries in one run, where coins decide beforehand which are in it. The sharpest bound uses how far each score lies
-from its centre, not only on which side of a threshold: sums of signals along canaries are Gaussian (Agrawal et al.,
-arXiv 2606.12733), who knows all but the coins and the noise knows both centres, and so the scores show the deviation of
-the noise itself (`distance`). For any noise, wrong guesses of independent canaries are counted: each is wrong with at
-least half the overlap of the two neighbours (`epsilon_by_errors`; of guesses of all canaries the order statistics of
-Xiang et al., arXiv 2509.08704, count no others).
+Many canaries in one run; coins decide beforehand which are present. The sharpest bound uses each score's distance from
+its centre, not only its side of a threshold. Sums of signals along canaries are Gaussian (Agrawal et al., arXiv
+2606.12733), and an attacker who knows all but coins and noise knows both centres, so the scores show the noise's own
+deviation (`distance`). For any noise, wrong guesses about independent canaries are counted: each guess is wrong with
+probability at least half the overlap of the two neighbours (`epsilon_by_errors`; the order statistics of Xiang et al.,
+arXiv 2509.08704, count the same when all canaries are guessed).
 
-Coins alone suffice for Steinke, Nasr and Jagielski (NeurIPS 2023), Theorem 5.2, for any (epsilon, delta); and for
-Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and Algorithm 3, for a whole privacy curve, which is sharper.
-Both need fair and independent coins and a number of guesses that was fixed beforehand; neither needs independent
-guesses. That is why both are weak: a mechanism may lose little nearly always and everything at times.
-"""
+Bounds that need only fair, independent coins and a number of guesses fixed beforehand: Steinke, Nasr and Jagielski
+(NeurIPS 2023), Theorem 5.2, for (epsilon, delta); and Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and
+Algorithm 3, for a whole privacy curve, which is sharper. Both are weak, because they allow guesses to depend on each
+other: a mechanism may lose little nearly always and everything at times."""
 
 from __future__ import annotations
 
@@ -37,16 +36,14 @@ TIGHT = 1e-4
 
 
 class Outputs(NamedTuple):
-    """Scores of independent samples of each neighbour's release, in units in which the neighbours' centres lie at 0 and
-    1.
-    """
+    """Scores of independent releases of both neighbours, scaled so that the neighbours' centres are 0 and 1."""
 
     without: Tensor
     with_: Tensor
 
 
 class Errors(NamedTuple):
-    """Upper confidence limits of both error rates."""
+    """Upper confidence limits of a distinguisher's two error rates."""
 
     false_alarms: float
     misses: float
@@ -137,7 +134,8 @@ class Guesses(NamedTuple):
 
 
 class TradeOff(Protocol):
-    """Trade-off curve of a mechanism."""
+    """Trade-off curve of a mechanism: how rarely an attacker can err on one neighbour, given its errors on the other
+    one."""
 
     def wrong(self, right: float) -> float:
         """Least probability of an event under one neighbour, if it has probability `right` under the other."""
@@ -184,13 +182,12 @@ def epsilon_at_least(found: Guesses, delta: float, alpha: float) -> float:
 
 
 def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
-    """True if at least this many right guesses have a probability below `alpha` under this curve. All canaries must be
-    guessed.
+    """True if the curve is refuted: under it so many right guesses have a probability below `alpha`. All canaries must
+    be guessed.
 
-    Assume that the probability were `alpha`. Each right guess of a canary could have been a wrong one, and the curve
-    bounds the probability of that from below; so fewer right guesses have some probability too. If all of these add up
-    to more than 1, the assumption was false.
-    """
+    The proof assumes that the probability were `alpha`. Each right guess could also have been wrong, and the curve
+    bounds that probability from below, so fewer right guesses have some probability too. If all these probabilities add
+    up to more than 1, the assumption was false."""
     many, least = found.canaries, found.right
     assert found.tried == many, "the bound is for guesses of all canaries"
     if not many:

@@ -25,9 +25,8 @@ class Powerless(Exception):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two neighbours to distinguish, `by` "direction": the projection of a release on the line between the centres; or
-    `by` "energy": the size of its noise.
-    """
+    """Two neighbours to distinguish by their releases. `by` "direction": by the projection on the line between their
+    centres; `by` "energy": by the size of the noise."""
 
     told: str
     without: Release

@@ -56,9 +56,8 @@ def _settings(gate: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Planted(Reader):
-    """What readers with canaries have in common. `planted`: of each client the vectors of its canaries, [canaries,
-    numbers], zero for an absent canary; they take the place of its last rows or cells.
-    """
+    """Base class of readers with canaries. `planted`: for each client the gradient vectors of its canaries, [canaries,
+    numbers], zero for an absent canary; they replace those of its last rows or cells."""
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
     through: Through = unchanged
@@ -69,7 +68,7 @@ class Planted(Reader):
         return cls(**_settings(reader), planted=planted, through=through, sure=sure)
 
     def mine(self, grant: Grant) -> tuple[Tensor, Grant]:
-        """The canaries of a client, and its grant with the noise of the replay."""
+        """A client's canaries, and its grant with the replay's noise source in it."""
         rows = self.planted.get(grant.client, torch.zeros(0, 1))
         return rows, replace(grant, source=self.through(grant.source), pool=None)
 
@@ -79,9 +78,8 @@ class Planted(Reader):
 
 @dataclass(frozen=True)
 class PlantedReader(Planted, NoisyGradient):
-    """The reader of a run in which some clients hold canaries, whose gradients are planted, in place of their last
-    rows.
-    """
+    """Reader of noised gradients in which each canary's gradient takes the place of that of one of the client's last
+    rows."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -113,9 +111,7 @@ class PlantedShard(NoisyShard):
 
 @dataclass(frozen=True)
 class PlantedSteps(Planted, ConvexStable):
-    """The reader of convex steps in a run with canaries: each moves the sum of the steps by as much as the proof allows
-    for one row.
-    """
+    """Reader of convex steps with canaries: each moves the summed steps as far as the proof allows a single row to."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -124,7 +120,7 @@ class PlantedSteps(Planted, ConvexStable):
 
 @dataclass
 class PlantedStepShard(StableShard):
-    """One client's examples, with canaries beside them."""
+    """One client's examples; canaries are added to the sum of its steps."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
 
@@ -143,9 +139,8 @@ class PlantedStepShard(StableShard):
 
 @dataclass(frozen=True)
 class PlantedCells(Planted, CellGradient):
-    """The reader of episodes in a run with canaries: the last cells of a client, or its last rows where cells are dealt
-    anew in every step. An episode with a canary in it has the canary's gradient; of several, the first one's.
-    """
+    """Reader of episodes with canaries: they take the place of a client's last cells, or of its last rows where cells
+    are drawn anew in every step. An episode's gradient becomes that of its first canary, if it holds any."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -191,9 +186,7 @@ class PlantedEpisode(NoisyEpisode):
 
 @dataclass(frozen=True)
 class PlantedSums(Planted, ClassSums):
-    """The reader of sums per class in a run with canaries: each is one row over all classes, zero outside its own
-    class.
-    """
+    """Reader of sums per class with canaries: each canary is one row of the sum, zero outside its own class."""
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -203,7 +196,7 @@ class PlantedSums(Planted, ClassSums):
 
 @dataclass
 class PlantedSumShard(SumShard):
-    """One client's examples, with canaries beside them."""
+    """One client's examples; canaries are added to its sums per class."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
 
@@ -227,9 +220,7 @@ PLANTED: Mapping[type[Reader], type[Planted]] = {
 
 @dataclass(frozen=True)
 class ClearSum(Channel):
-    """A secure sum whose integers are added in clear: what is opened is the same to the bit, without hours of
-    encryption.
-    """
+    """A secure sum without encryption, to save hours: it opens to the same sum, bit for bit."""
 
     secure: SecureStage
 

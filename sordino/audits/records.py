@@ -136,7 +136,7 @@ def cells(reader: CellGradient, work: Work, client: int, multiplier: float | Non
 
 
 def _one_each(single: Tensor, quiet: Callable[[Tensor], Tensor]) -> list[int]:
-    """Examples of which no two share an episode, and hence a clip."""
+    """Examples that each have an episode to themselves, so that no two are clipped together."""
     alone: list[int] = []
     for row in range(len(single)):
         tried = torch.zeros(len(single), dtype=torch.bool).index_fill(0, torch.tensor([*alone, row]), True)
@@ -223,9 +223,8 @@ def _opened(
 
 
 def answers(reader: Responses, unit: Unit) -> Pair:
-    """Neighbours of an image under randomised response, for many synthetic images in one release. `reader` is fitted:
-    an epsilon for an image stays divided among as many values as real images have.
-    """
+    """Neighbours of an image under randomised response, with many synthetic images in one release. The reader's epsilon
+    for an image stays divided among as many values as a real image has."""
     each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
 
     def release(white: bool) -> Release:

@@ -56,7 +56,7 @@ def check_allowed(
 
 
 class Heard(NamedTuple):
-    """Messages of one round."""
+    """Messages of one replayed round, with the models before and after it."""
 
     before: Params  # the broadcast model
     after: Params
@@ -111,7 +111,7 @@ class Overhearing(Clients):
 
 
 class Rounds(ABC):
-    """Rounds of a run in order. `change` replaces rows of clients, `key` replaces the run's randomness."""
+    """Rounds of a run in order, replayed. `change` modifies clients' rows, `key` replaces the run's random key."""
 
     algorithm: AnyAlgorithm
 
@@ -162,9 +162,8 @@ class Rounds(ABC):
         return PhaseStart(phase.result(self.server), self.site.states.trees())
 
     def change_of(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
-        """Change of the model revealed by a single upload. In an attack a client is weighted by its `held` rows
-        there.
-        """
+        """Change of the model that a single upload reveals. `held`: number of rows that the client trains on in the
+        attack, from which its weight follows there."""
         run, uplink = self.federation, self.algorithm.uplink.at(t, down)
         usual = uplink.weight(run.sizes[client], run.largest)
         weight = self._weights[client] * uplink.weight(held, run.largest) / usual
@@ -233,9 +232,8 @@ class Replay(Rounds):
 
 
 class Bare(Rounds):
-    """Rounds without protection: the method without a private reader or uplink, and without a ledger. The control of
-    every attack.
-    """
+    """Rounds without protection: the method without a private reader or uplink, and without a ledger. Attacks are
+    compared with it as their control."""
 
     def __init__(
         self,
@@ -300,9 +298,8 @@ def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
 
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
-    """The same method with a reader that protects nothing, and an uplink that only weights uploads, and not by
-    precision.
-    """
+    """The same method without protection: its reader adds no clip or noise, and its uplink only weights uploads
+    (weights by precision are dropped, too)."""
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
     return method.behind(read=method.read if method.read.plain else Open(), uplink=Uplink(client=weights))
 

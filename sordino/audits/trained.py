@@ -118,8 +118,8 @@ def strongest(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
 
 
 def promised_itself(simulation: Simulation, row: Guarantee) -> bool:
-    """True if a mechanism of the run gives this guarantee directly; False if it only follows from one for another unit
-    or other neighbours."""
+    """True if a mechanism of the run gives this guarantee directly, not by way of one for another unit or other
+    neighbours."""
     gates = simulation.setup.whole.phases
     if row.unit == "client":
         noises = [noise for gate in gates if (noise := gate.algorithm.uplink.noise()) is not None]
@@ -140,7 +140,7 @@ def _audited(
     budget: float | None = None,
     members: Sequence[int] | None = None,
 ) -> AuditedPromise:
-    """A guarantee of all clients, or of those with a budget, against what the canaries among them show."""
+    """One guarantee, of all clients or of those with a certain budget, compared with what their canaries show."""
     canaries = replays.canaries
     found = AuditedPromise(
         **dict(promise.subject),
@@ -217,19 +217,18 @@ class NoiseRead(NamedTuple):
 
 
 def noise_lacking(reads: Sequence[NoiseRead], told: ScoredCanaries, alpha: float) -> float:
-    """Lower confidence limit for the factor by which noise is smaller than in these releases; above 1 it is too small.
+    """Lower confidence limit for the factor by which the noise that scores show is smaller than promised; above 1 it is
+    too small.
 
-    Secret sampling moves the scores of present canaries too, so where that counts only absent ones are used.
-    """
+    Secret sampling also varies the scores of present canaries, so under sampling only absent ones are used."""
     off = (told.scores - told.there.double()) * (told.weight / told.weight.max()).sqrt()
     shown = distance(off if all(one.rate == 1 for one in reads) else off[~told.there], alpha)
     return shown / math.sqrt(sum(one.times * (one.rate / one.noise.noise_multiplier) ** 2 for one in reads))
 
 
 def epsilon_by_noise(promise: Guarantee, told: ScoredCanaries, alpha: float) -> float:
-    """Lower bound on epsilon: the price of the promised releases behind the largest noise that the scores allow; 0 if
-    the promise is not of Gaussian noise.
-    """
+    """Lower bound on epsilon, from the spread of scores: what the promised releases cost under the largest noise that
+    agrees with the scores. 0 if the promised noise is not Gaussian."""
     assert promise.event is not None
     reads = NoiseRead.of(promise.event, promise.neighbours)
     if not reads or not len(told.scores):
@@ -239,15 +238,16 @@ def epsilon_by_noise(promise: Guarantee, told: ScoredCanaries, alpha: float) -> 
 
 
 def epsilon_by_overlap(promise: Guarantee, wrong: float) -> float:
-    """Lower bound on epsilon: the price of the promised releases behind the largest noise under which no more than this
-    share of guesses need be wrong, half the overlap of the two neighbours; 0 if no noise has a scale.
-    """
+    """Lower bound on epsilon, from the share `wrong` of wrong guesses: what the promised releases cost under the
+    largest noise at which guesses need not be wrong more often (half the overlap of the two neighbours). 0 if no noise
+    can be scaled."""
     apart = 1 - 2 * wrong
     if apart <= 0 or quieter(promise, 1.0) is None:
         return 0.0
 
     def refuted(factor: float) -> bool:
-        """True if neighbours are less far apart in total variation: then epsilon is 0 at this delta."""
+        """True if noise at this factor keeps the neighbours closer than observed: it would cost epsilon 0 at this
+        delta."""
         released = quieter(promise, factor)
         assert released is not None
         if len(released) == 1 and isinstance(one := released[0].event, Response):  # exact, and at once
@@ -261,9 +261,8 @@ def epsilon_by_overlap(promise: Guarantee, wrong: float) -> float:
 
 
 def quieter(promise: Guarantee, factor: float) -> tuple[Repeat, ...] | None:
-    """The promised releases with noise divided by this factor, or an epsilon of responses multiplied by it; None if any
-    has neither.
-    """
+    """The promised releases with noise divided by this factor, or with a response's epsilon multiplied by it; None if
+    one of them can do neither."""
     assert promise.event is not None
     found = list[Repeat]()
     for one, times in reduce(promise.event, promise.neighbours).counted:
@@ -275,7 +274,7 @@ def quieter(promise: Guarantee, factor: float) -> tuple[Repeat, ...] | None:
 
 
 def price(promise: Guarantee, event: Event | None, factor: float) -> float:
-    """Price of the promised releases with noise that is smaller by this factor."""
+    """Epsilon of releases whose noise is `factor` times smaller; for factors up to 1, at most the promised epsilon."""
     assert event is not None
     lost = best(event, promise.delta, promise.neighbours).epsilon
     return lost if factor > 1 else min(lost, promise.epsilon)  # accountants round up
