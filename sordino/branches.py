@@ -1,7 +1,8 @@
-"""Optional subpackages ("branches"): the rest of the program runs without them, and finds here the parts that they add.
+"""Optional subpackages (branches): which are installed, and the parts that they add. All else runs without them.
 
 A branch has a module `branch` with one table, PARTS: for each kind of part, each part's name and its place
-("module:attribute", or a module). A part is loaded when it is first used."""
+("module:attribute", or a module). A part is loaded when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def parts(kind: str) -> dict[str, str]:
 
 
 def part(kind: str, name: str) -> Any:
-    """One part, loaded from its optional subpackage; refused where none that is installed has it."""
+    """One part, loaded from its optional subpackage; an error if no installed subpackage has it."""
     place = parts(kind).get(name)
     if place is None:
         lacking = [branch for branch in BRANCHES if branch not in present()]

@@ -1,12 +1,12 @@
 """Devices: where a run computes, on the CPU or an accelerator.
 
-Also on a GPU, 32-bit numbers are multiplied in 32 bits, not in the 19 that torch lets a GPU's convolutions use, and by
+On a GPU too, 32-bit numbers are multiplied in 32 bits, not in the 19 that torch lets a GPU's convolutions use, and by
 kernels that give the same bits again.
 
-While a run is `on` a device, tensors that are made without naming a device lie there: data, models, what clients keep,
-clips, noise, sums. Results of a run, and the generators of its random numbers, are on the CPU, so a device changes no
-draw (except a dropout that follows how a tensor lies in memory: `generators.nets.Halved`), and in what is written only
-the last bits of computed numbers.
+While a run is `on` a device, tensors that are made without naming a device are on it: data, models, client states,
+clips, noise, sums. Results and random generators stay on the CPU, so the device changes no random draw (except one
+dropout, which depends on memory layout: `generators.nets.Halved`), and in results only the last bits of computed
+numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def on(name: str) -> Iterator[None]:
 
 
 def on_gpu() -> bool:
-    """True where this run computes on a GPU, where launching work costs more than the work."""
+    """True where this run computes on a GPU: starting an operation then costs more than the operation itself."""
     return _at is not None and _at.type == "cuda"
 
 
@@ -53,7 +53,7 @@ def here(value: Tensor) -> Tensor:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Makes draws from torch's own generator inside the block on the CPU, wherever the numbers are needed."""
+    """Inside the block torch's random numbers are drawn on the CPU, whichever device uses them."""
     if _at is None:
         yield
         return

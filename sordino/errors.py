@@ -225,9 +225,7 @@ REMEDIES = {
 
 
 def damaged(path: Path, why: str | Exception, fix: str) -> RunError:
-    """The error for a file of a run folder that does not hold what was written to it; or, where the system says so,
-    that cannot be read now.
-    """
+    """Error for a file of a run folder whose content is not what was written; or that the system cannot read now."""
     number = why.errno or 0 if isinstance(why, OSError) else 0
     if code := DISK.get(number, "not-readable" if number in NO_ACCESS else ""):
         return RunError(f"{path} cannot be read", why=str(why), fix=REMEDIES[code], code=code)
@@ -311,7 +309,7 @@ def check_range(
 
 
 class Rule(NamedTuple, Generic[T]):
-    """One row of a table of refusals: the condition that is refused, and the error that is raised then."""
+    """One entry of a table of refusals: a condition, and the error that is raised where it holds."""
 
     refuses: Callable[[T], bool]
     error: type[SordinoError]

@@ -16,8 +16,8 @@ from typing import Any
 
 @contextmanager
 def when_used(library: str) -> Iterator[None]:
-    """Gives modules that are imported inside the block a stand-in for the library, which loads it when one of its names
-    is first used.
+    """Imports inside the block get a stand-in for this library, which loads the library when one of its names is first
+    used.
     """
     if library in sys.modules:
         yield
@@ -41,10 +41,9 @@ class _Later(ModuleType):
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Pauses garbage collection around code that makes hundreds of thousands of objects that all stay: the imports that
-    bring torch, the records of what many clients spent. Collecting among them again and again takes a tenth of the
-    start. Afterwards the objects that exist are frozen: no later collection looks at them. Once torch is loaded, or
-    where collection is off, it does nothing.
+    """Pauses garbage collection around code that makes hundreds of thousands of lasting objects, such as importing
+    torch: it would take a tenth of the start-up time. Objects that exist at the end are exempt from later collections.
+    Does nothing once torch is loaded, or where collection is off.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

@@ -76,7 +76,8 @@ def bounds(event: Event, delta: float, neighbours: str, *, orders: Sequence[floa
 
 def needed(event: Event, delta: float, neighbours: str) -> list[EpsilonBound]:
     """The bounds to compute for a guarantee: for plain Gaussians the exact one alone, since the other accountants are
-    slow to import and can only give larger ones; otherwise those of `bounds`."""
+    slow to import and can only give larger ones; otherwise those of `bounds`.
+    """
     reduced = _reduce(event, neighbours)
     if reduced.private and (exact := _gdp(reduced, valid_delta(delta, zero=True), ORDERS)) is not None:
         return [EpsilonBound(EXACT, exact)]
@@ -177,7 +178,8 @@ def _pld(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 @lru_cache(maxsize=16)
 def _losses(reduced: Reduced, step: float) -> Any:
     """Composed privacy loss distribution of all events, on a grid of this step. dp-accounting's own accountant is not
-    used: version 0.6 counts repeated randomised responses once."""
+    used: version 0.6 counts repeated randomised responses once.
+    """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     total = pld.identity(step)

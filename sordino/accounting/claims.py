@@ -144,5 +144,6 @@ class Policy:
     @property
     def secret_cohort(self) -> bool:
         """True where nobody may learn who takes part (hidden cohort, real noise): client sampling must not be repeated
-        from a seed, and a site must not show its own rounds."""
+        from a seed, and a site must not show its own rounds.
+        """
         return self.real and self.hidden

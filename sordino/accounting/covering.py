@@ -29,7 +29,8 @@ from sordino.accounting.notes import Release
 
 class CountedPart(NamedTuple):
     """Releases with claims about one unit and relation, composed into one event. `steps`: how many changes of that unit
-    make one change of the subject asked about."""
+    make one change of the subject asked about.
+    """
 
     unit: Unit
     neighbours: Neighbours
@@ -58,7 +59,8 @@ class Bounded(NamedTuple):
 
 def steps(claimed: Subject, asked: Subject) -> int | None:
     """Number of changes of the claimed subject that make up one change of the asked one: 1, or 2 by group privacy. None
-    where the claim says nothing about the asked subject."""
+    where the claim says nothing about the asked subject.
+    """
     unit, how, part, change = claimed.unit, claimed.neighbours, asked.unit, asked.neighbours
     if (unit, how) == (part, change):
         return 1
@@ -144,7 +146,8 @@ def _cheapest(release: Release, asked: Subject) -> tuple[Subject, int, list[Clai
 @lru_cache(maxsize=4096)
 def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours, check: bool = False) -> Bounded:
     """Epsilon of all parts together, and the bound by each accountant. `check`: limits by integration are added to an
-    exact one."""
+    exact one.
+    """
     if len(parts) == 1:
         return _alone(parts[0], delta, check)
     summed = math.fsum(_alone(part, delta / len(parts), check).epsilon for part in parts)

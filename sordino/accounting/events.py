@@ -243,7 +243,8 @@ def said(event: Event) -> list[str]:
 
 class Reduced(NamedTuple):
     """Composed events in the form that accountants take: all plain Gaussians as one, others with counts. `private` is
-    False if any part is without protection."""
+    False if any part is without protection.
+    """
 
     gaussian: Gaussian | None
     others: tuple[tuple[Event, int], ...]

@@ -93,7 +93,8 @@ class Fact(BaseModel):
 
 def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
     """Parses a JSON text into a record. Refuses another format version, text that does not fit the record, and
-    duplicate keys."""
+    duplicate keys.
+    """
     try:
         found = kind.model_validate_json(text)
         json.loads(text, object_pairs_hook=_once)

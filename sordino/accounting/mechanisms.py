@@ -266,7 +266,8 @@ def amplified(epsilon: float, rate: float) -> float:
 
 def _losses(pld: Any, law: Callable[..., Any], outcome: Callable[[Any], Any], grid: float, rate: float) -> Any:
     """Privacy loss distribution of a noise law, bit for bit that of dp-accounting, but vectorised and so faster.
-    `outcome`: the noise value at which removing a unit, without sampling, has a given privacy loss."""
+    `outcome`: the noise value at which removing a unit, without sampling, has a given privacy loss.
+    """
     import numpy as np
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType

@@ -6,7 +6,8 @@ of noise later changes nothing about a finished round.
 
 Histories form a tree: each node is a sequence of releases, and one more release leads to a child. Clients with the same
 history share a cell, which holds their node. A release about everyone moves each cell once, however many clients there
-are."""
+are.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ class Histories(Generic[R]):
 
     def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:
         """Adds a release about these clients; a `range` means all of them. `words`: a key that is the same for equal
-        releases."""
+        releases.
+        """
         (self._everyone if isinstance(clients, range) else self._some)(clients, release, words)
 
     def _everyone(self, clients: Sequence[int], release: R, words: Hashable) -> None:
@@ -148,7 +150,8 @@ class Histories(Generic[R]):
 
     def distinct(self, among: Sequence[int] | None = None) -> dict[int, list[R]]:
         """The distinct histories (of these clients), each keyed by the first client that has it, in order of first
-        appearance."""
+        appearance.
+        """
         node, since = np.asarray(self._node)[self._cell], self._since
         if among is not None:
             since = np.full_like(self._since, NEVER)

@@ -173,7 +173,8 @@ class Counted:
     its privacy loss distribution, and the ledger counts releases, for each phase separately: one phase cannot spend
     what another leaves over.
 
-    Valid because nothing in the plan adapts to outputs; it needs several percent less noise than the Renyi filter."""
+    Valid because nothing in the plan adapts to outputs; it needs several percent less noise than the Renyi filter.
+    """
 
     name: str  # of the plan: two plans are two currencies
     planned: float  # the multiplier

@@ -121,7 +121,8 @@ def statement(
 
 def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[Subject, float, Status]]:
     """The finite epsilons of `statement`, each with its subject and the status of its proof, without the bounds of
-    single accountants."""
+    single accountants.
+    """
     clients, found = list(read_notes(texts, population).values()), list[tuple[Subject, float, Status]]()
     released = [release for releases in clients for release in releases]
     for adversary in ADVERSARIES:
@@ -139,7 +140,8 @@ def of_groups(
     texts: Iterable[str], population: int, delta: float, subject: Subject, groups: Sequence[Sequence[int]]
 ) -> list[Guarantee | None]:
     """Guarantee for one subject in each group of clients: that of the client in the group that lost most. None for a
-    group in which nobody took part."""
+    group in which nobody took part.
+    """
     found = histories(texts, population)
     distinct = [list(found.distinct(group).values()) for group in groups]
     return [_row(subject, releases, delta) if releases else None for releases in distinct]
@@ -151,7 +153,8 @@ def _place(subject: Subject) -> tuple[int, int]:
 
 def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
     """Guarantee for one subject, at the client that lost most: clients hold disjoint data, so their losses do not add
-    up."""
+    up.
+    """
     costs = [cost(releases, asked) for releases in clients]
     place, ideal, whole = _worst(costs, delta, asked.neighbours)
     worst, count = costs[place], len(clients[place])
@@ -203,7 +206,8 @@ def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float
 
 def lacking(epsilon: float, drift: float) -> float:
     """The part of delta that imperfect noise uses up: (1 + e^epsilon) drift, if the noise drawn differs from its ideal
-    law by `drift` in total variation."""
+    law by `drift` in total variation.
+    """
     return (1 + math.exp(min(epsilon, 700.0))) * drift if drift else 0.0
 
 
@@ -237,7 +241,8 @@ def unspent(asked: Subject, accountant: str) -> Guarantee:
 
 def beside_scores(rows: Sequence[Guarantee], delta: float) -> list[Guarantee]:
     """Guarantees of a client that also sends the server scores of models on its test examples: none is left for these
-    examples, nor against the server for the client as a whole."""
+    examples, nor against the server for the client as a whole.
+    """
     told = [
         _nothing(row.subject, delta, "none", (SCORES,), row.releases)
         if (row.unit, row.adversary) == ("client", "server")
@@ -286,6 +291,7 @@ def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delt
 
 def strongest(rows: Sequence[Guarantee]) -> Guarantee | None:
     """The finite guarantee with the largest unit, and among these with the strongest adversary; None where none is
-    finite."""
+    finite.
+    """
     finite = [row for row in rows if row.finite]
     return min(finite, key=lambda r: (-UNITS.index(r.unit), ADVERSARIES.index(r.adversary)), default=None)

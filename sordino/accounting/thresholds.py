@@ -54,7 +54,8 @@ def wasted(budgets: Floats, tau: float, count: Floats | float = 1.0) -> tuple[fl
 def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | float = 1.0) -> float:
     """Cost of a threshold tau: the budget lost to sampling plus the budget lost to noise (see `wasted`), weighted by
     `by`. Rule `weighted`: each by its share of their sum. Rule `count`: the expected number of clients that stay away
-    takes the place of the budget lost to sampling, as a public re-implementation does."""
+    takes the place of the budget lost to sampling, as a public re-implementation does.
+    """
     sampling, noise = wasted(budgets, tau, count)
     if by.rule == "sum":
         return sampling + noise
@@ -179,7 +180,8 @@ def planned(
     what is carried over; a client pays at most tau of it, and carries the rest to the next round.
 
     All clients pay in every round, sampled or not, and only unpaid budget is carried over, so payments never exceed
-    budgets."""
+    budgets.
+    """
     each = np.asarray(budgets, dtype=np.float64)
     carried, rounds = np.zeros_like(each), []
     for share in np.asarray(shares, dtype=np.float64):

@@ -113,7 +113,8 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
 
 def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: bool) -> tuple[str, ...]:
     """Sentences on the guarantee that each phase of a run gives by itself, and on units that one phase protects but
-    another reveals; none if the run has one phase."""
+    another reveals; none if the run has one phase.
+    """
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
         promised = [

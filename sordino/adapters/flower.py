@@ -98,7 +98,8 @@ class PrivateStrategy:
     `clients`: the most that may be registered. Every client pays for every round. Flower samples cohorts of a fixed
     size: no amplification, and since one more client may push another one out, neighbours are `replace`. With a `rate`,
     a strategy that messages all clients has each message sent with that probability only, by a secret coin: Poisson
-    sampling, which amplifies (Balle, Barthe and Gaboardi 2018), with neighbours `zero_out`."""
+    sampling, which amplifies (Balle, Barthe and Gaboardi 2018), with neighbours `zero_out`.
+    """
 
     def __init__(
         self,
@@ -168,7 +169,8 @@ class PrivateStrategy:
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's result from one noised mean. Clients' metrics are dropped, since no noise protects them.
         A round without a valid reply is neither paid for nor played; but under `zero_out`, where a missing client must
-        go unnoticed, it is played as a sum of zeros."""
+        go unnoticed, it is played as a sum of zeros.
+        """
         if not self._expected:
             return None, None
         changes = self._changes(replies)
@@ -238,7 +240,8 @@ def _message(records: dict[str, Any], weighted_by: str, **to: Any) -> Message:
 
 def serve(grid: Grid, **settings: Any) -> Any:
     """Runs a whole sordino experiment in the main function of a `ServerApp`; where its folder holds earlier rounds, it
-    continues after them. The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`)."""
+    continues after them. The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`).
+    """
     elsewhere: Any = branches.part("sites", "elsewhere")
 
     class FlowerNodes(elsewhere.Nodes):  # type: ignore[misc]
@@ -269,7 +272,8 @@ def serve(grid: Grid, **settings: Any) -> Any:
 
 def site_app(**terms: Any) -> ClientApp:
     """`ClientApp` that takes part in a whole sordino experiment as a site. The terms (see `sites.elsewhere.SiteTerms`)
-    may name keys of the node's configuration, as in data = "/data/{partition-id}"."""
+    may name keys of the node's configuration, as in data = "/data/{partition-id}".
+    """
     from flwr.clientapp import ClientApp
 
     elsewhere, app = branches.part("sites", "elsewhere"), ClientApp()

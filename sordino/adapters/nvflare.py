@@ -2,7 +2,8 @@
 controller and executor of a whole sordino experiment.
 
 The filter builds a new reply that holds the noised model update and nothing else, and refuses other kinds of results.
-It is not a `DXOFilter`, since that passes on fields that it does not know."""
+It is not a `DXOFilter`, since that passes on fields that it does not know.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
 
     def accept_model(self, model: Any) -> None:
         """Stores a site's model update. A result of another kind, or a second one in a round, raises an error: it adds
-        zeros to the sum, and the workflow reports that the site's contribution was not accepted."""
+        zeros to the sum, and the workflow reports that the site's contribution was not accepted.
+        """
         site, meta = str(model.meta.get("client_name")), model.meta
         try:
             _check_change(getattr(model.params_type, "value", None) == "DIFF", meta)
@@ -132,7 +134,8 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
 
     def aggregate_model(self) -> Any:
         """The noised mean update. Sites' metrics are dropped, since no noise protects them. If every result of the
-        round was refused, nothing is paid, and the job ends with the reason."""
+        round was refused, nothing is paid, and the job ends with the reason.
+        """
         if self._refusal is not None and not self._changes:
             raise self._refusal
         from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -144,7 +147,8 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
 
 class RunController(Controller):  # type: ignore[misc]
     """Runs a whole sordino experiment with the sites of a job; where its folder holds earlier rounds, it continues
-    after them. The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`)."""
+    after them. The settings are those of `sordino serve` (see `sites.elsewhere.serve_elsewhere`).
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__()

@@ -50,7 +50,8 @@ class UplinkTerms(NamedTuple):
 
 class PrivateUplink:
     """Clips, noises and releases one upload a round, until the budget in the folder is spent. `side` "client": the
-    client's own upload; `side` "server": the sum of all uploads."""
+    client's own upload; `side` "server": the sum of all uploads.
+    """
 
     def __init__(
         self, folder: Path | str, coordinates: int, terms: UplinkTerms, side: Literal["client", "server"]
@@ -179,7 +180,8 @@ class PrivateUplink:
 
 def failed(error: BaseException) -> SordinoError:
     """An error without details, to raise in place of one whose text could leak data; the original is logged on this
-    machine."""
+    machine.
+    """
     log.error("a private round failed", exc_info=error)
     return RunError(
         "the round failed at this client",

@@ -50,7 +50,8 @@ def algorithm_named(name: str) -> Method | None:
 @cache
 def _holding(name: str) -> list[str]:
     """Modules of this package in whose text the algorithm `name` is defined. A text search (10 ms) avoids importing all
-    files."""
+    files.
+    """
     said = re.compile(rf'\bname="{re.escape(name)}"|^def {re.escape(name)}\(', re.MULTILINE)
     return [
         f"{__name__}.{file.name.removesuffix('.py')}"

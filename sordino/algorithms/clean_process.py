@@ -2,7 +2,8 @@
 sordino.algorithms.clean_process LINE`. A user's training function runs in forks of it.
 
 A request names the function and the network's architecture, as an experiment does, and holds the weights and the rows
-of one client, which only the fork reads."""
+of one client, which only the fork reads.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class Down(NamedTuple):
 class Adapting:
     """Wrapper that gives an algorithm an adaptive uplink. The server's state becomes a pair: the algorithm's state and
     the uplink's. Methods that take or return a state or a broadcast pass `own` its part of it; all others are
-    inherited."""
+    inherited.
+    """
 
     own: AnyAlgorithm
 

@@ -153,7 +153,8 @@ class Estimates(OptionalSide):
 
     def passes(self, size: int) -> float | None:
         """A client's computation in a round, in examples: a forward and a backward pass of one example count 1, a
-        forward pass alone a third."""
+        forward pass alone a third.
+        """
         return None
 
     def change(self, upload: Any) -> Params | None:

@@ -102,7 +102,8 @@ class Trainer(
 
     def _apart(self, task: Task) -> Architecture | None:
         """The network's architecture, if another process can build it and import the training function; None if either
-        was passed as an object, which only this process has."""
+        was passed as an object, which only this process has.
+        """
         made: Architecture | None = getattr(task, "architecture", None)
         return None if made is None or any(map(user_code.is_lent, (self.of, made.name))) else made
 

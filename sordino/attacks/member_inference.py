@@ -79,7 +79,8 @@ def by_area(
     finding: AttackFinding, seen: TwoSides, control: TwoSides | None, whom: str, bound: Promised | None = None
 ) -> AttackFinding:
     """The finding with the area under the ROC curve, the curve and a verdict filled in. `whom`: what to call the
-    members in the verdict."""
+    members in the verdict.
+    """
     found = separation(*seen, 1 - LEVEL)
     free = None if control is None else separation(*control, 1 - LEVEL)
     area = BesideGuess(

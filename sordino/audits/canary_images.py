@@ -26,7 +26,8 @@ from sordino.types import Examples, Grant, Shard, Task
 @dataclass(frozen=True)
 class HeardResponses(Responses):
     """The run's reader for randomised response, which also records the answers for canary images. `images`: for each
-    client with canaries, how many of its last rows are canary images."""
+    client with canaries, how many of its last rows are canary images.
+    """
 
     images: Mapping[int, int] = field(default_factory=dict)
     heard: list[tuple[int, Examples]] = field(default_factory=list, compare=False)
@@ -133,7 +134,8 @@ class CanaryImages(Canaries):
 
 class CanaryImageRounds(Replay):
     """Training rounds with canary images. `weak`: factor by which the responses' epsilon exceeds the claimed one, in a
-    twin that must be caught."""
+    twin that must be caught.
+    """
 
     def __init__(self, canaries: CanaryImages, number: int, weak: float, start: PhaseStart) -> None:
         key = keys.word(keys.fold(canaries.key, "replay", number))

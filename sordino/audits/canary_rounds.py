@@ -98,7 +98,8 @@ class QuietUpload(NamedTuple):
 
 class CanaryRounds(Replay):
     """Replayed rounds of the training, or of a phase before it, with canaries. `weak`: factor by which the noise is too
-    small. All phases of a replay share the coins (which canaries are present); each phase has its own noise."""
+    small. All phases of a replay share the coins (which canaries are present); each phase has its own noise.
+    """
 
     def __init__(self, canaries: CanaryDirections, number: int, weak: float, start: PhaseStart) -> None:
         simulation, key = canaries.simulation, keys.fold(canaries.key, "replay", number)

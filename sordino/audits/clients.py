@@ -34,7 +34,8 @@ Call = Callable[[NoiseSource], torch.Tensor]  # one release by the gates
 
 class ThisRound(Uplink):
     """The uplink without adaptation: what the server derives from a release for later rounds shows no more than the
-    release itself, so the audit leaves it out."""
+    release itself, so the audit leaves it out.
+    """
 
     @property
     def learns(self) -> bool:

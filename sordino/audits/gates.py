@@ -70,7 +70,8 @@ class AttackedPromise(Subject):
     @property
     def power(self) -> str:
         """Power of the audit in words: the smallest share of missing noise that it would have noticed. Empty unless the
-        guarantee held."""
+        guarantee held.
+        """
         if self.verdict != HOLDS:
             return ""
         return f"not even {TRIED[-1]:.0%} less noise" if self.notices is None else f"{self.notices:.0%} less noise"

@@ -14,7 +14,8 @@ arXiv 2509.08704, count the same when all canaries are guessed).
 Bounds that need only fair, independent coins and a number of guesses fixed beforehand: Steinke, Nasr and Jagielski
 (NeurIPS 2023), Theorem 5.2, for (epsilon, delta); and Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and
 Algorithm 3, for a whole privacy curve, which is sharper. Both are weak, because they allow guesses to depend on each
-other: a mechanism may lose little nearly always and everything at times."""
+other: a mechanism may lose little nearly always and everything at times.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +188,8 @@ def refuted(curve: TradeOff, found: Guesses, alpha: float) -> bool:
 
     The proof assumes that the probability were `alpha`. Each right guess could also have been wrong, and the curve
     bounds that probability from below, so fewer right guesses have some probability too. If all these probabilities add
-    up to more than 1, the assumption was false."""
+    up to more than 1, the assumption was false.
+    """
     many, least = found.canaries, found.right
     assert found.tried == many, "the bound is for guesses of all canaries"
     if not many:

@@ -15,7 +15,8 @@ from sordino.types import Drawable, NoiseSource
 @dataclass(frozen=True)
 class Silent:
     """A noise source for measuring: it adds `level` times the noise scale to every number instead of noise. Level 0
-    gives a release without noise, level 1 shows the scale. Its sampling selects everything, or only the item `only`."""
+    gives a release without noise, level 1 shows the scale. Its sampling selects everything, or only the item `only`.
+    """
 
     level: float = 0.0
     only: int | None = None
@@ -93,7 +94,8 @@ class Weak(Twin):
 @dataclass(frozen=True)
 class Rare(Twin):
     """A source with too little randomness for randomised response: only one random word in `factor` is random, all
-    others have the value that makes an answer true."""
+    others have the value that makes an answer true.
+    """
 
     name: str = "rare"
 

@@ -26,7 +26,8 @@ class Powerless(Exception):
 @dataclass(frozen=True)
 class Pair:
     """Two neighbours to distinguish by their releases. `by` "direction": by the projection on the line between their
-    centres; `by` "energy": by the size of the noise."""
+    centres; `by` "energy": by the size of the noise.
+    """
 
     told: str
     without: Release

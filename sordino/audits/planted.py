@@ -57,7 +57,8 @@ def _settings(gate: Any) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Planted(Reader):
     """Base class of readers with canaries. `planted`: for each client the gradient vectors of its canaries, [canaries,
-    numbers], zero for an absent canary; they replace those of its last rows or cells."""
+    numbers], zero for an absent canary; they replace those of its last rows or cells.
+    """
 
     planted: Mapping[int, Tensor] = field(default_factory=dict)
     through: Through = unchanged
@@ -79,7 +80,8 @@ class Planted(Reader):
 @dataclass(frozen=True)
 class PlantedReader(Planted, NoisyGradient):
     """Reader of noised gradients in which each canary's gradient takes the place of that of one of the client's last
-    rows."""
+    rows.
+    """
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)
@@ -140,7 +142,8 @@ class PlantedStepShard(StableShard):
 @dataclass(frozen=True)
 class PlantedCells(Planted, CellGradient):
     """Reader of episodes with canaries: they take the place of a client's last cells, or of its last rows where cells
-    are drawn anew in every step. An episode's gradient becomes that of its first canary, if it holds any."""
+    are drawn anew in every step. An episode's gradient becomes that of its first canary, if it holds any.
+    """
 
     def open(self, examples: Examples, grant: Grant, task: Task) -> Shard:
         rows, grant = self.mine(grant)

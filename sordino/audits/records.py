@@ -224,7 +224,8 @@ def _opened(
 
 def answers(reader: Responses, unit: Unit) -> Pair:
     """Neighbours of an image under randomised response, with many synthetic images in one release. The reader's epsilon
-    for an image stays divided among as many values as a real image has."""
+    for an image stays divided among as many values as a real image has.
+    """
     each = replace(reader, epsilon=reader.each, of="value", delta=0.0, side=None)
 
     def release(white: bool) -> Release:

@@ -163,7 +163,8 @@ class Rounds(ABC):
 
     def change_of(self, t: int, upload: Tree, down: Tree, client: int, held: int) -> Params | None:
         """Change of the model that a single upload reveals. `held`: number of rows that the client trains on in the
-        attack, from which its weight follows there."""
+        attack, from which its weight follows there.
+        """
         run, uplink = self.federation, self.algorithm.uplink.at(t, down)
         usual = uplink.weight(run.sizes[client], run.largest)
         weight = self._weights[client] * uplink.weight(held, run.largest) / usual
@@ -233,7 +234,8 @@ class Replay(Rounds):
 
 class Bare(Rounds):
     """Rounds without protection: the method without a private reader or uplink, and without a ledger. Attacks are
-    compared with it as their control."""
+    compared with it as their control.
+    """
 
     def __init__(
         self,
@@ -299,7 +301,8 @@ def preparation(simulation: Simulation, bare: bool) -> PlayedPreparation:
 
 def unprotected(method: AnyAlgorithm) -> AnyAlgorithm:
     """The same method without protection: its reader adds no clip or noise, and its uplink only weights uploads
-    (weights by precision are dropped, too)."""
+    (weights by precision are dropped, too).
+    """
     weights = tuple(stage for stage in method.uplink.client if isinstance(stage, Weigh) and stage.by != "precision")
     return method.behind(read=method.read if method.read.plain else Open(), uplink=Uplink(client=weights))
 

@@ -220,7 +220,8 @@ def noise_lacking(reads: Sequence[NoiseRead], told: ScoredCanaries, alpha: float
     """Lower confidence limit for the factor by which the noise that scores show is smaller than promised; above 1 it is
     too small.
 
-    Secret sampling also varies the scores of present canaries, so under sampling only absent ones are used."""
+    Secret sampling also varies the scores of present canaries, so under sampling only absent ones are used.
+    """
     off = (told.scores - told.there.double()) * (told.weight / told.weight.max()).sqrt()
     shown = distance(off if all(one.rate == 1 for one in reads) else off[~told.there], alpha)
     return shown / math.sqrt(sum(one.times * (one.rate / one.noise.noise_multiplier) ** 2 for one in reads))
@@ -228,7 +229,8 @@ def noise_lacking(reads: Sequence[NoiseRead], told: ScoredCanaries, alpha: float
 
 def epsilon_by_noise(promise: Guarantee, told: ScoredCanaries, alpha: float) -> float:
     """Lower bound on epsilon, from the spread of scores: what the promised releases cost under the largest noise that
-    agrees with the scores. 0 if the promised noise is not Gaussian."""
+    agrees with the scores. 0 if the promised noise is not Gaussian.
+    """
     assert promise.event is not None
     reads = NoiseRead.of(promise.event, promise.neighbours)
     if not reads or not len(told.scores):
@@ -262,7 +264,8 @@ def epsilon_by_overlap(promise: Guarantee, wrong: float) -> float:
 
 def quieter(promise: Guarantee, factor: float) -> tuple[Repeat, ...] | None:
     """The promised releases with noise divided by this factor, or with a response's epsilon multiplied by it; None if
-    one of them can do neither."""
+    one of them can do neither.
+    """
     assert promise.event is not None
     found = list[Repeat]()
     for one, times in reduce(promise.event, promise.neighbours).counted:

@@ -1,9 +1,9 @@
-"""Budgets of clients: one epsilon for everybody, or one for every client.
+"""Budgets of clients: one epsilon for all, or one for each.
 
     epsilon = 1.0
     epsilon = {groups = {"1" = 0.54, "2" = 0.37, "4" = 0.09}}     shares of the clients, dealt by the seed
     epsilon = {linspace = [1.0, 4.0], levels = 20}                equal groups between two budgets, dealt by the seed
-    epsilon = {clients = {"North" = 1.0, "South" = 2.0}}          one by one: by name, or by number where there are none
+    epsilon = {clients = {"North" = 1.0, "South" = 2.0}}          one by one: by name, or by number if they have none
     epsilon = {file = "budgets.csv"}                              two columns: client, epsilon
 
 Budgets are public (Jorgensen, Yu and Cormode 2015): what a client's choice of budget reveals about its data is not
@@ -32,8 +32,8 @@ class _Clients(NamedTuple):
     names: tuple[str, ...]
 
     def number(self, word: str) -> int | None:
-        """The number of a client from its name, or from its number where clients have no names, so that none is taken
-        for another.
+        """Index of the client with this name; only if clients have no names, the word is read as the index itself. None
+        for an unknown client.
         """
         if self.names:
             return self.names.index(word) if word in self.names else None
@@ -44,7 +44,7 @@ class _Clients(NamedTuple):
 
 
 def personal(given: Mapping[str, object], clients: int, key: keys.Key, names: Sequence[str] = ()) -> Floats:
-    """The budget of every client. `names`: of the clients, where they have names."""
+    """Budget (epsilon) of each client. `names`: the clients' names, if they have any."""
     named = [name for name in RULES if name in given]
     extra = sorted(given.keys() - {*named, *(["levels"] if named == ["linspace"] else [])})
     if len(named) != 1 or extra:

@@ -55,8 +55,8 @@ class Budget:
 
     @property
     def ideal(self) -> float:
-        """The part of delta that noise of the ideal law may spend: delta minus the cost of the drawn noise's distance
-        from that law."""
+        """Delta that remains for pricing noise by its ideal law: real noise deviates a little from it, which costs
+        `lacking`."""
         return self.delta - self.lacking
 
     def of(self, client: int) -> float:
@@ -71,8 +71,8 @@ class Budget:
 
 
 class Price(NamedTuple):
-    """Price of one participation of a client in a round: the noise multiplier, and the amount that the ledger
-    charges."""
+    """Price of one client's participation in one round: the noise multiplier, and the amount that the ledger charges
+    for it."""
 
     multiplier: float
     charge: Amount
@@ -80,8 +80,8 @@ class Price(NamedTuple):
 
 @dataclass
 class Plan:
-    """Prices of all participations (noise multiplier and charge of each) under one noise mechanism; none where `offer`
-    is None."""
+    """Prices (noise multiplier and charge) of all participations under one noise mechanism, the `offer`; without an
+    offer there are none."""
 
     offer: Offer | None
     pricing: Pricing | None
@@ -99,12 +99,12 @@ class Plan:
 
     @property
     def everyone_pays(self) -> bool:
-        """True where every round costs every client, drawn or not, so that charges do not reveal who was drawn."""
+        """True where each round charges every client, sampled or not, so that charges do not reveal who was sampled."""
         return self.offer is not None and self.offer.everyone_pays
 
     @property
     def one_price(self) -> bool:
-        """True where everyone pays, and the same price: one set of counters serves all clients."""
+        """True where everyone pays the same price: the ledger then needs one account for all clients."""
         return self.everyone_pays and not self.individual
 
     @property
@@ -113,7 +113,7 @@ class Plan:
         return self.budget is not None and isinstance(self.budget.schedule, Adaptive)
 
     def conditions(self, unit: Unit) -> tuple[str, ...]:
-        """Conditions of a claim about this unit, beside those of its noise."""
+        """Extra conditions of a guarantee for this unit that follow from the plan, as with a schedule that adapts."""
         paid = self.offer is not None and self.offer.subject.unit == unit
         return (ADAPTS.format(self.budget.epsilon),) if self.budget is not None and self.adapts and paid else ()
 
@@ -122,16 +122,14 @@ class Plan:
         return self.pricing.currency if self.pricing else ZCDP
 
     def rates(self, t: int, spent: Mapping[int, Amount]) -> NDArray[np.float64] | None:
-        """The probability with which each client takes part in a round; None where the cohort does not depend on the
-        plan. `spent`: what clients have spent so far.
+        """Probability that each client takes part in a round; None where the plan does not decide that. `spent`: what
+        clients have spent so far.
         """
         return None
 
     @property
     def cap(self) -> Amount | None:
-        """The cap of one client in the ledger's integers; where budgets differ, that of the client with the largest
-        budget.
-        """
+        """The most that a client may spend, in the ledger's integers; where budgets differ, for the largest budget."""
         if self.budget is None or self.pricing is None:
             return None
         return self._cap(self.budget.epsilon, self.budget.delta)
@@ -148,8 +146,8 @@ class Plan:
         return self._caps[epsilon, delta]
 
     def _limit(self, client: int) -> Amount | None:
-        """The part of one client's budget that this phase may spend; real noise costs a little of delta for its
-        distance from the ideal law."""
+        """The most that a client may spend in this phase, in the ledger's integers. Real noise leaves a little less, as
+        it deviates from its ideal law."""
         if self.budget is None or self.pricing is None:
             return None
         limit = self._cap(self.budget.of(client), self.budget.ideal)
@@ -160,11 +158,11 @@ class Plan:
     def price(
         self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        """The price of a client's participation number `exposure` (from 0); None where its budget is used up, so that
-        it must abstain.
+        """Price of a client's participation number `exposure` (from 0); None once its budget is used up: the client
+        must then stay away.
 
-        `spent` is the client's total so far and `last` its latest charge. A price depends on nothing else of the past,
-        so that a resumed run computes the same.
+        `spent` is the client's total so far, `last` its latest charge. Nothing else of the past enters a price, so a
+        resumed run computes the same ones.
         """
         if self.pricing is None:
             return None
@@ -182,7 +180,7 @@ class Plan:
         return Price(self._multiplier(charge, self.reads[client]), charge)
 
     def rehearse(self) -> None:
-        """Prices every planned participation once, so that one that cannot be priced is refused before the first
+        """Computes the price of every planned participation, so that an impossible one is refused before the first
         round."""
         if self.adapts:
             return  # known only on the way
@@ -191,7 +189,7 @@ class Plan:
                 self.price(client, exposure, self.currency.zero())
 
     def prices(self, client: int) -> Iterator[Price]:
-        """Prices of all participations of a client that takes part, and spends, as much as it may."""
+        """Prices of all of a client's planned participations, if it attends each one and spends as fast as it may."""
         spent, last = self.currency.zero(), None
         for exposure in range(self.exposures[client]):
             if (price := self.price(client, exposure, spent, stalled=True, last=last)) is None:
@@ -201,12 +199,13 @@ class Plan:
 
     @property
     def different(self) -> list[int]:
-        """One client of each kind of clients that have the same prices."""
+        """One client for each group of clients that have the same prices."""
         levels = None if self.budget is None else self.budget.personal
         return [client for client, _ in kinds(self.exposures, self.reads, *([] if levels is None else [levels]))]
 
     def _kinds(self) -> list[tuple[int, int]]:
-        """Number of participations, and first client, of every group of clients that have the same prices."""
+        """For each group of clients with the same prices: the number of participations, and the group's first
+        client."""
         return [(self.exposures[client], client) for client in self.different]
 
     @cached_property
@@ -223,9 +222,7 @@ class Plan:
         return min(price.multiplier for price in priced if price is not None)
 
     def precision(self, client: int) -> float:
-        """The precision of this client's upload (the inverse of its noise variance), as a share of that of the client
-        with the largest.
-        """
+        """Precision (inverse noise variance) of this client's upload, relative to that of the most precise client."""
         if self.budget is None or self.pricing is None:
             return 1.0
         return self._per_exposure(client) / self._most
@@ -269,7 +266,7 @@ class Plan:
 
 
 def kinds(*columns: Sequence[float]) -> list[tuple[int, int]]:
-    """Groups of clients that are alike in all columns: the first client and the size of each group."""
+    """Groups of clients with equal values in all columns: the first client and the size of each group."""
     kind = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, which = np.unique(np.asarray(column), return_inverse=True)
@@ -287,11 +284,11 @@ def draft(
     portion: float = 1.0,
     currency: Pricing | None = None,
 ) -> Plan:
-    """The privacy plan of an algorithm. `offers`: its noise mechanisms, each with the noise multiplier that the user
-    set (None: calibrated to the budget).
+    """Computes an algorithm's privacy plan. `offers`: its noise mechanisms, each with the noise multiplier that the
+    user set (None: to be calibrated to the budget).
 
-    `portion`: the part of the budget for this phase of a run; `currency`: the pricing that its phases share, where they
-    share a budget.
+    `portion`: the part of the budget for this phase of a run; `currency`: the pricing that phases have in common, if
+    they share a budget.
     """
     _check_one_promise(offers, budget)
     if not offers:
@@ -306,8 +303,8 @@ def draft(
 
 
 def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Budget | None) -> None:
-    """Refuses a budget that calibrates no noise, one that would calibrate two noise mechanisms, and noise with neither
-    a multiplier nor a budget."""
+    """Refuses a budget without a noise mechanism to calibrate, a budget with two of them, and noise with neither a
+    multiplier nor a budget."""
     open_ended = [offer for offer, typed in offers if typed is None]
     if len(open_ended) > 1:
         raise UnsoundGuarantee(
@@ -347,10 +344,10 @@ def _check_one_promise(offers: Sequence[tuple[Offer, float | None]], budget: Bud
 def shared_currency(
     offers: Sequence[tuple[Offer, int]], portions: Sequence[float], budget: Budget, alone: bool
 ) -> Sequence[Pricing]:
-    """Prices for phases that share a budget; each phase is given as its offer and number of releases, with its portion.
-    Without sampling each has its exact price. With sampling they are counted as one plan, where the plan is fixed and
-    the same for everybody and `alone` on its ledger; else they are priced in Renyi divergence at one order.
-    """
+    """Pricing for each of several phases that share one budget. `offers`: the noise mechanism of each phase and its
+    number of releases. Without client or example sampling each phase is priced exactly. With sampling all are accounted
+    for as one plan, if it is fixed, equal for all clients, and `alone` on its ledger; otherwise by Renyi divergence at
+    one order."""
     epsilon, delta = budget.epsilon, budget.ideal
     sampled = [(offer.rate, longest) for offer, longest in offers if offer.rate < 1]
     if not sampled:
@@ -364,12 +361,12 @@ def shared_currency(
 
 
 def exactly_gaussian(offer: Offer) -> bool:
-    """True for noise that is priced, and accounted for, as Gaussian noise with exact calibration is."""
+    """True for noise that is priced and accounted for as exact Gaussian noise."""
     return offer.mechanism.pricing == Exact() and offer.mechanism.event(1.0) == Gaussian(1.0)
 
 
 def once(exposures: Sequence[int]) -> Sequence[int]:
-    """One read of the data per participation, for every client."""
+    """The number 1 for each client: its data are read once per participation."""
     return np.broadcast_to(np.int64(1), len(exposures)).data
 
 

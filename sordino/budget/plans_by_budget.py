@@ -1,5 +1,5 @@
-"""Plans of cohorts that are sampled by personal budgets: rates, noise and payments of every round. `sampling.by_budget`
-describes each cohort.
+"""Plans for cohorts sampled by personal budgets: rates, noise and payments of each round (cohorts:
+`sampling.by_budget`).
 
 Everything is computed from public numbers. `RatesPlan` and `ThresholdPlan` are fixed before training; `PublishedPlan`
 depends on what is left of the budgets, as its publication does, and proves nothing.
@@ -33,8 +33,8 @@ Spent = Mapping[int, tuple[int, ...]]
 
 @dataclass
 class RatesPlan(Plan):
-    """A plan with one noise multiplier for all clients and one sampling rate per client: everybody pays one release in
-    every round.
+    """Plan with the same noise multiplier for all clients, and a sampling rate for each; every client pays in every
+    round.
     """
 
     each: Floats = field(default_factory=lambda: np.empty(0))
@@ -45,8 +45,8 @@ class RatesPlan(Plan):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """A plan fixed round by round (threshold, rates, payments). Every client pays its own (epsilon, delta) in every
-    round, drawn or not.
+    """Plan with a threshold, rates and payments fixed in advance for each round. Every client pays an (epsilon, delta)
+    of its own in every round, sampled or not.
     """
 
     rows: list[tuple[float, Floats, Floats]] = field(default_factory=list)  # tau, rates, payments
@@ -88,8 +88,8 @@ class ThresholdPlan(Plan):
 
 @dataclass
 class PublishedPlan(Plan):
-    """A plan whose thresholds and noise follow what is left of the budgets, as published. Only clients that are drawn
-    pay, by one of three readings of the published cost.
+    """Plan as published, whose thresholds and noise depend on what is left of the budgets. Only sampled clients pay;
+    the publication can be read in three ways, which differ in what they pay.
     """
 
     cohort: ThresholdPublished = field(default_factory=ThresholdPublished)
@@ -150,8 +150,8 @@ def draft_personal(
     rounds: int,
     clients: int,
 ) -> Plan:
-    """The plan of a personal cohort for the central noise of an algorithm (as published: for the noise of its
-    clients).
+    """Computes the plan of a cohort with personal budgets, for an algorithm's central noise (or, as published, for
+    noise at clients).
     """
     offer, budget = _fitting(cohort, offers, budget)
     budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
@@ -170,7 +170,7 @@ def draft_personal(
 def _fitting(
     cohort: Personal, offers: Sequence[tuple[Offer, float | None]], budget: Budget | None
 ) -> tuple[Offer, Budget]:
-    """The one offer and the budget; refused where they are not what the cohort needs."""
+    """The only noise mechanism, and the budget; an error if either is not what a cohort with personal budgets needs."""
     if len(offers) != 1 or offers[0][1] is not None:
         raise UnsoundGuarantee(
             f"a {type(cohort).__name__} cohort with {len(offers)} sources of noise"

@@ -27,8 +27,8 @@ _ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
 
 class Schedule(Protocol):
     def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        """The shares of participations 1..T, none negative, which add up to 1 or less; `total`: the budget, which turns
-        absolute spends into shares."""
+        """Share of the budget for each participation 1..T: none negative, with sum at most 1. `total`: the whole
+        budget, by which absolute amounts are divided."""
         ...
 
 
@@ -108,12 +108,13 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Shares that start low and grow after a stall; every later participation keeps at least `floor` of a uniform
-    share. Proved is the epsilon of the whole budget (a filter), and not of what was spent, which releases decide.
+    """Shares that start low and grow when training stalls; each later participation keeps at least `floor` of an equal
+    share. The proof (a privacy filter) is for the epsilon of the whole budget: how much of it was spent depends on
+    releases.
 
-    The trigger behind `stalled` may read released values only: the loss of the released model on a public set, or the
-    norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client losses would
-    itself be an unaccounted release.
+    What sets `stalled` may read released values only: the loss of the released model on a public set, or the norm of
+    the averaged noisy update against its expected noise norm. A trigger that reads raw client losses would itself be an
+    unaccounted release.
     """
 
     start: float = 0.5
@@ -131,8 +132,8 @@ class Adaptive:
             )
 
     def next_share(self, history: Sequence[float], remaining: float, left: int, stalled: bool, exposures: int) -> float:
-        """The share of the next participation; `left` is the number of participations with this one, `history` ends
-        with the last share spent."""
+        """Share of the next participation. `history`: shares spent so far; `left`: number of participations left, this
+        one included."""
         if left < 1 or remaining <= 0:
             raise _exhausted()
         uniform = 1 / _count(exposures)

@@ -141,7 +141,7 @@ def _check_words(given: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _importing_from(path: Path) -> Iterator[None]:
-    """Context in which modules can be imported from the file's folder."""
+    """Context manager: modules beside this file can be imported inside it."""
     before = sys.path.copy()
     with contextlib.chdir(path.parent):
         sys.path.insert(0, str(path.parent))
@@ -189,7 +189,7 @@ def _tried(law: Law, trial: Trial | PartTrial) -> tuple[str, str]:
 
 
 def _class(path: Path, name: str | None, kind: str | None = None) -> Any:
-    """The class or function `name` in the file, or the only one that is a part or looks like an algorithm."""
+    """The class or function `name` in the file; without a name, the only candidate in it."""
     held = {k: v for k, v in vars(_module(path)).items() if getattr(v, "__module__", "") == path.stem}
     classes = {k: v for k, v in held.items() if inspect.isclass(v) or (kind in FUNCTIONS and inspect.isfunction(v))}
     likely = [k for k, v in classes.items() if _is_part(v, kind) or hasattr(v, "local") or hasattr(v, "update")]

@@ -58,7 +58,7 @@ def _played(trial: Trial, mix: int) -> tuple[str, str, str]:
 
 
 class InTurn(Clients):
-    """Executor that runs one client after another, in rising order or, with `mix`, in another one."""
+    """Executor that runs clients one after another, in ascending order, or with `mix` in another order."""
 
     def __init__(self, site: Site, mix: int) -> None:
         self._site, self._mix = site, mix
@@ -90,7 +90,7 @@ def _apart(a: Path, b: Path) -> float:
 
 
 class Stopped(BaseException):
-    """Simulated death of the process: a BaseException, which no code of a run catches."""
+    """Simulated kill of the process. It is a BaseException so that no code of a run catches it."""
 
 
 def resumes(trial: Trial) -> None:

@@ -129,8 +129,8 @@ def blind(trial: Trial) -> None:
 
 
 def _two_rounds(trial: Trial, whose: int) -> Tree:
-    """Uploads and client states of two rounds with canned gradients, on the rows of client 0 or 1 (`whose`). They must
-    not depend on whose rows they are.
+    """Uploads and client states of two rounds, with gradients that ignore the rows (`Canned`), on rows of client
+    `whose`. An algorithm that reads data through its gradients only gives the same for both clients.
     """
     trial.fresh()
     found: list[Tree] = []

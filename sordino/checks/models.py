@@ -91,7 +91,7 @@ def _outputs(trial: PartTrial) -> tuple[int, ...]:
 
 
 def _inputs(task: Supervised, trial: PartTrial, seed: int) -> Tensor:
-    """Random rows that fit the task: of a network that looks tokens up, texts without padding."""
+    """Random rows that the network accepts; for a network on tokens, texts without padding."""
     rows = rows_of(trial.inputs, seed)
     return (rows * task.largest_token).floor() + 1 if task.largest_token else rows
 

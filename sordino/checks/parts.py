@@ -41,7 +41,7 @@ REPEATED = "draw from what it is given (rng, key or seed), and keep nothing betw
 
 @dataclass(frozen=True)
 class PartTrial:
-    """One part under test."""
+    """One part under test, such as a loss or a partition."""
 
     name: str  # module:Class
     made: Any  # a class or a function
@@ -144,8 +144,8 @@ def planned(trial: PartTrial) -> None:
 
 
 def _loaded(trial: PartTrial) -> Any:
-    """Load the source's rows. The kind of label is guessed from the labels, since there is no experiment whose [task]
-    declares it.
+    """Rows of a user's data source. The kind of label is guessed from the labels, since no experiment declares
+    it here.
     """
     source = trial.built()
     y = np.asarray(source.rows(5).y)

@@ -28,7 +28,7 @@ from sordino.types import Batch, Examples, Grant, Losses, Params, Received, Shar
 
 
 class Broken(Exception):
-    """Broken law: the reason in one sentence, and the fix."""
+    """Exception for a broken law: the reason in one sentence, and the fix."""
 
     def __init__(self, why: str, fix: str) -> None:
         self.why, self.fix = why, fix
@@ -63,7 +63,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """One round of a client without an engine, in which every method can be called directly."""
+    """Test set-up for one client's round without an engine, in which every method can be called directly."""
 
     algorithm: Algorithm[Tree, Tree, Tree, Tree]
     task: Task
@@ -93,7 +93,7 @@ class Scene:
         return found
 
     def moments(self) -> Iterator[Moment]:
-        """Arguments of the methods in two rounds; the first one has the initial states."""
+        """Arguments of the methods in two rounds, of which the first has the initial states."""
         a = self.algorithm
         server, client = a.init(self.task, self.key), a.init_client(self.task)
         for _ in range(2):
@@ -124,7 +124,8 @@ class Trial:
         return self.staged()
 
     def staged(self, *settings: tuple[str, ...]) -> list[Scene]:
-        """Build the scenes anew: one for each of these settings; without settings, digits and quadratics."""
+        """Builds test scenes anew, one for each given list of settings; by default one on digits and one on
+        quadratics."""
         made = []
         for more in settings or ((), QUADRATIC):
             simulation = simulated(self.experiment(*more))
@@ -153,7 +154,7 @@ class Trial:
 
 
 class SealedShard:
-    """A shard that has only the members of the protocol."""
+    """Wrapper of a shard that hides all but the members of its protocol."""
 
     def __init__(self, shard: Shard, grads: list[int] | None = None) -> None:
         def batches(work: Work, key: Key) -> Iterator[Batch]:
@@ -164,7 +165,7 @@ class SealedShard:
 
 
 class Canned:
-    """A shard whose gradients do not depend on rows. The losses still get its rows, as from a reader."""
+    """Shard with made-up gradients that do not depend on rows; losses are still called with the rows."""
 
     def __init__(self, rows: Examples, key: int) -> None:
         self._rows, self._key, self.size = rows, key, len(rows.y)

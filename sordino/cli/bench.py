@@ -115,7 +115,7 @@ def _pools() -> BenchResult:
 
 
 class _Epoch:
-    """The cheapest algorithm to time: a local epoch of plain SGD."""
+    """The simplest algorithm to time: a local epoch of plain SGD."""
 
     read, work = Open(), Work(1, None, 10)
 

@@ -167,7 +167,7 @@ def _facts(population: Population) -> dict[str, Any]:
 
 
 def _table_facts(population: Population) -> TableFacts | None:
-    """Facts of each column; None where the data are not tables in files."""
+    """Facts about each column of a table; None where the data are not files of a table."""
     if population.experiment.data.source != "tabular":
         return None
     from sordino.data.table_overview import overview

@@ -71,7 +71,7 @@ def whole_run(run: RunFolder) -> dict[str, object]:
 
 
 def prepared(folder: Path) -> RenderableType:
-    """Table of a run's preparation; where its data are gone, the reason why there is none."""
+    """Table of a run's preparation (phases before round 1); if its data are gone, a sentence that says so."""
     from sordino.errors import SordinoError
     from sordino.receipts.folder import RunFolder
 
@@ -150,8 +150,8 @@ def line(seen: Seen, since: WatchStart) -> str:
 
 
 def connected(seen: Seen) -> str:
-    """Count of sites that are connected to a running run, with the absent ones by name; in a site's own folder, its
-    own state.
+    """Number of connected sites of a running run, with the names of absent ones; in a site's own folder, that site's
+    state.
     """
     if seen.state != "running" or not seen.sites:
         return ""

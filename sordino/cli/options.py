@@ -25,7 +25,7 @@ class _VerboseHandler(logging.StreamHandler[TextIO]):
 
 
 def _listen(asked: bool) -> None:
-    """Print the library's log messages if asked to, else stop printing them."""
+    """Prints the library's log messages if `asked`, otherwise stops printing them."""
     log = logging.getLogger("sordino")
     for old in [handler for handler in log.handlers if isinstance(handler, _VerboseHandler)]:
         log.removeHandler(old)
@@ -90,7 +90,7 @@ def _is_key(word: str) -> bool:
 
 
 class AnyVerb(TyperCommand):
-    """Parser of a command. It refuses an empty word, which would mean the current folder."""
+    """Parser of a command. It refuses an empty word, which as a path would mean the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for before, word in zip(["", *args], args, strict=False):
@@ -121,7 +121,8 @@ class AnyVerb(TyperCommand):
                 yield option, value or next((after for after in args[i + 1 : i + 2] if after[:1] != "-"), "VALUE")
 
     def refuse(self, option: str, value: str) -> None:
-        """Refuse an unknown option whose name is a key of experiments; the parser refuses other unknown options."""
+        """Raises a helpful error if an unknown option is really a setting of experiments; the parser refuses all other
+        ones."""
         if _is_key(option[2:]):
             raise ConfigError(
                 f"{option} is not an option of this command",
@@ -132,8 +133,8 @@ class AnyVerb(TyperCommand):
 
 
 class Verb(AnyVerb):
-    """Parser of a command whose experiment is changed by key=value; a key that is written as an option is refused with
-    the right form.
+    """Parser of a command that takes an experiment's settings as key=value; a setting written as an option is refused
+    with the right form.
     """
 
     def refuse(self, option: str, value: str) -> None:

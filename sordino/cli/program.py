@@ -110,8 +110,8 @@ def _go() -> None:
 
 @cache
 def only(word: str) -> Verbs:
-    """The program reduced to the command, or the group of commands, of this name; whole where there is none. Building
-    the parsers of all commands would take a tenth of a second.
+    """The program reduced to one command or group of commands; the whole program if there is none of this name.
+    Building all parsers would take a tenth of a second.
     """
     found = copy.copy(app)
     found.registered_commands = [one for one in app.registered_commands if _name(one) == word]
@@ -130,7 +130,7 @@ CLOSED_PIPE = 141  # exit code of a program that SIGPIPE ended
 
 
 def ended(do: Callable[[], None]) -> int:
-    """Run a command and return its exit code, after all that it printed has been written out."""
+    """Runs a command; returns its exit code once all that it printed has been written out."""
     status = _status(do)
     try:
         sys.stdout.flush()

@@ -61,7 +61,7 @@ def progress(console: Console) -> Iterator[Callable[[Step], None]]:
 
 
 class _Hears(logging.Handler):
-    """Log handler that shows messages about long-running work."""
+    """Log handler that passes messages about long-running work on to the progress display."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def before_round_1(step: Step) -> str:
 
 
 class ProgressSoFar:
-    """The newest score as text: it is shown until the next round that is evaluated."""
+    """Text of the newest score, shown until another round is evaluated."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -209,7 +209,7 @@ class LiveSpending:
 
 
 def spent_share(step: Step) -> float:
-    """Largest share of its budget that a client has spent, in the ledger's currency, which adds up."""
+    """Largest share of its budget that any client has spent, by the ledger's own sums."""
     from sordino.receipts.receipt import share_of
 
     shares = [share_of(step.federation, client) for client in step.federation.spent]

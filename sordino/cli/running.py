@@ -332,7 +332,7 @@ def compare(
 
 
 def _follow(console: Console) -> Follow:
-    """Print the name of each run and the time that is left, then show its rounds."""
+    """Callback for several runs: prints each run's name and the time left, then shows its rounds."""
     from sordino.cli.progress import left, progress
 
     @contextmanager

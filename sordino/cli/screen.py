@@ -25,8 +25,8 @@ LONG = 100_000  # columns of a pipe: no line is folded, no name is cut
 
 
 class Screen(Console):
-    """Console whose tables have lines on a terminal; in a pipe or a file they are plain, one line for each row, however
-    long.
+    """Console that draws tables with lines on a terminal, and as plain text in a pipe or file: one line for each row,
+    of any length.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -111,7 +111,7 @@ def check_absent(path: Path) -> None:
 
 @contextmanager
 def unwritable(path: Path) -> Iterator[None]:
-    """Context that turns the system's refusal to write into an error with a fix."""
+    """Context manager that turns the system's refusal to write into an error with a fix."""
     try:
         yield
     except OSError as error:

@@ -152,7 +152,7 @@ def results(metrics: Sequence[RoundRow]) -> Table:
 
 
 def preparation(found: Preparation) -> Group:
-    """Table of a preparation in a few lines; the page has it class by class."""
+    """Table of a preparation (phases before round 1) in a few lines; the HTML report shows it class by class."""
     table = titled("Before round 1", "measure", "value")
     classes, cost = found.classes, found.cost
     asked = [device for row in classes for device in row.asked]
@@ -189,7 +189,7 @@ MODES = {"full": "every client", "probe": "one client a round, the others added 
 
 
 def secure(metrics: Sequence[RoundRow]) -> list[tuple[str, str]]:
-    """Measured cost of encrypted or masked sums, not extrapolated to clients that were not encrypted."""
+    """Measured cost of encrypted or masked sums; only of clients that were really encrypted, without extrapolation."""
     rows = [row.secure for row in metrics if row.secure is not None]
     if not rows:
         return []
@@ -230,8 +230,8 @@ def guarantees(rows: Sequence[Guarantee], simulated: bool, phases: Sequence[OfPh
 
 
 def _epsilons(row: Guarantee) -> str:
-    """Text of the epsilon that holds; where a publication claims others, these come first: the one that it prints, and
-    the one that its own formula gives over all rounds."""
+    """Text of a guarantee's epsilon. For a published formula, first the epsilons that it claims (as printed, and
+    composed over all rounds), then the one that holds."""
     holds, printed, composed = epsilon_text(row.epsilon), row.nominal_epsilon, row.nominal_composed
     if printed is None:
         return holds

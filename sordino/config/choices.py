@@ -38,8 +38,8 @@ def build(
     key: str = "name",
     own: type[T] | None = None,
 ) -> T:
-    """Build the choice of a table, with the rest of the table as arguments. `own`: the class that a user's own choice
-    must be a subclass of.
+    """Calls the class or function that a table names, with the rest of the table as arguments. `own`: the class that a
+    user's own choice must be a subclass of.
     """
     rest = {field: tuple(value) if isinstance(value, list) else value for field, value in table.items()}
     name = rest.pop(key, None)
@@ -81,7 +81,8 @@ def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T
 
 
 def check_ranges(values: BaseModel, inside: str = "") -> None:
-    """Refuses numbers outside the range of their field; a list has a number for each client process."""
+    """Refuses numbers outside the range of their setting. A setting may be a list, with one number for each client
+    process."""
     for name, allowed in _ranges(type(values)):
         value, place = getattr(values, name), f"{inside}{name}"
         if value == []:
@@ -101,7 +102,7 @@ def check_ranges(values: BaseModel, inside: str = "") -> None:
 
 @lru_cache(maxsize=256)
 def _ranges(kind: type[BaseModel]) -> Sequence[tuple[str, Range]]:
-    """Fields with the ranges of their numbers."""
+    """Settings of a table that have a range, each with that range."""
     return [(n, told) for n, field in kind.model_fields.items() for told in field.metadata if isinstance(told, Range)]
 
 

@@ -1,5 +1,5 @@
-"""The sources of data, and which keys of [data] each of them needs and takes. A setting of another source is refused,
-never ignored."""
+"""Sources of data, and which keys of [data] each one needs and takes; a key of another source is refused, never
+ignored."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def of(source: str) -> DataSource:
 
 
 def keys(source: object) -> set[str]:
-    """The keys of [data] that this source takes; those of all sources where the source is missing or unknown."""
+    """Keys of [data] that this source takes; if the source is missing or unknown, the keys of all sources."""
     if isinstance(source, str) and (source in SOURCES or user_code.is_own(source)):
         known: Collection[DataSource] = [of(source)]
     else:

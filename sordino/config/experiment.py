@@ -1,8 +1,8 @@
-"""Load an experiment: the command line overrides the file, and the file the defaults; an unknown key is an error that
+"""Loads an experiment: the command line overrides the file, and the file the defaults; an unknown key is an error that
 names the nearest known one.
 
-Relative paths are read from the folder where the run began, whoever reads it and from where. The run folder stores
-the way to that folder relative to itself: both can be moved together, and neither discloses where it lies.
+Relative paths start at the folder in which the run was started, also when it is read later or from elsewhere. The run
+folder stores the way to that folder as a relative path: both can be moved together, and no absolute path is disclosed.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _set(table: Table, path: str, value: object) -> None:
 
 
 def _owner(table: Table, key: str) -> list[str]:
-    """["algorithm"] for a bare key that is a parameter of the chosen algorithm alone: lr=0.1 is algorithm.lr=0.1. A key
-    that other tables have too is refused.
+    """["algorithm"] if a bare key is a parameter of the chosen algorithm, so that lr=0.1 means algorithm.lr=0.1; else
+    []. A key that other tables have too is refused.
     """
     from sordino.algorithms import algorithm_named
 
@@ -134,7 +134,7 @@ def _owner(table: Table, key: str) -> list[str]:
 
 
 def _section(table: Table, place: str) -> Iterable[str]:
-    """The keys that a section accepts, or was given; of [data] those that the chosen source takes."""
+    """Keys that a table of the experiment accepts or was given; for [data], those of the chosen source."""
     given = table.get(place)
     if place == "data":  # of other sources nobody speaks
         return data_sources.keys(given.get("source", "digits") if isinstance(given, dict) else "digits")
@@ -142,7 +142,7 @@ def _section(table: Table, place: str) -> Iterable[str]:
 
 
 def places(key: str) -> list[str]:
-    """Full names of a setting that is given without its table: epsilon is privacy.epsilon."""
+    """Full names that a setting given without its table may have: epsilon means privacy.epsilon."""
     return [f"{place}.{key}" for place in Experiment.model_fields if key in _fields(place)]
 
 
@@ -154,13 +154,13 @@ PATHS = ("path", "file", "schema", "ledger", "cache")  # keys that name a file o
 
 
 def start_of(folder: Path) -> str:
-    """The working directory, where a run begins, relative to the run's folder."""
+    """Path from the run's folder to the working directory, in which the run is started."""
     return os.path.relpath(Path.cwd(), Path(os.path.realpath(folder.parent), folder.name))
 
 
 def resolved(experiment: Experiment, folder: Path, start: str) -> Experiment:
-    """The experiment of a run, with its paths as they are read from the present working directory. Its digest is the
-    same.
+    """A run's experiment, with its relative paths adapted to the present working directory. Its digest stays
+    the same.
     """
     place = Path(os.path.realpath(Path(os.path.realpath(folder), start)))
     if place == Path.cwd():
@@ -179,7 +179,7 @@ def resolved(experiment: Experiment, folder: Path, start: str) -> Experiment:
 
 
 def resolved_table(experiment: Experiment, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of an experiment, with its paths as they are read from the present working directory."""
+    """A table of an experiment, with its relative paths adapted to the present working directory."""
     return dict(table) if experiment._start is None else _resolved(table, experiment._start)
 
 

@@ -3,8 +3,8 @@
 [read]    name = "noisy_gradient", clip = 1.0, law = "gaussian", multiplier = 1.1
 [uplink]  client = [{name = "clip", radius = 1.0}, {name = "noise"}], server = []
 
-A link without settings may be its name alone, and an uplink that is a list is the clients' part: uplink = ["weigh",
-"paillier"].
+A stage without settings may be written as its name alone. An uplink given as a list has stages at clients only: uplink
+= ["weigh", "paillier"].
 """
 
 from __future__ import annotations

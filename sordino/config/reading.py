@@ -1,5 +1,5 @@
-"""Read settings from TOML files and from the command line, where plain words need no quotes; and validation errors in
-the words of the file that holds them.
+"""Reads settings from TOML files and from the command line, where plain words need no quotes; and puts validation
+errors into the words of the user's file.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def parsed(override: str) -> tuple[str, Any]:
 
 
 def _word(override: str, text: str) -> str:
-    """The text of a value without quotes. Several values are refused: they are a sweep, which one run cannot be."""
+    """Value of an override, given without quotes. A list of values is refused: that is a sweep, which needs several
+    runs."""
     if text.lstrip().startswith(("{", "[", '"', "'")):
         raise ConfigError(
             f"{override!r} is not valid TOML",
@@ -161,7 +162,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def wrong(error: ValidationError, where: str, keys_of: Mapping[str, Iterable[str]]) -> ConfigError:
-    """The error for a table that pydantic cannot read. `keys_of`: the keys of each section that has keys of its own."""
+    """Error for a table that fails pydantic's validation. `keys_of`: the keys of each section, for suggestions."""
     first, *others = error.errors()
     loc, why = first["loc"], [_said(first)]
     if first["type"] == f"{str(loc[-1]).partition('[')[0]}_type":  # one of several types that it may have
@@ -210,8 +211,8 @@ LIKE = {"int_type": "10", "float_type": "0.5", "finite_number": "0.5", "bool_typ
 
 
 def sweep(setting: str) -> str:
-    """The command that runs a setting with several values. Two whole numbers may be meant as one with a decimal comma:
-    then that is suggested, too."""
+    """Command to suggest for a setting with several values. Two whole numbers may also be a decimal comma: then that is
+    suggested too."""
     comma = re.fullmatch(r"([\w.]+=-?\d+),(\d+)", setting)
     point = f"; or write {comma[1]}.{comma[2]}, with a decimal point" if comma else ""
     return f"sordino compare EXPERIMENT.toml --set {setting}{point}"

@@ -1,5 +1,5 @@
-"""Python objects given where an experiment expects names: each is replaced by a name under which it can be found
-again."""
+"""Python objects in place of names in an experiment: each object is replaced by a name under which it can be
+looked up."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LENT_PATH = user_code.SESSION + DATA
 
 
 class NamedSettings(NamedTuple):
-    """Settings as a file would hold them, and the objects of this session that they name."""
+    """Settings as a file can hold them (objects replaced by names), and those objects by name."""
 
     settings: dict[str, object]
     lent: dict[str, object]
 
 
 def named(settings: Settings) -> NamedSettings:
-    """The settings with a name in place of every object."""
+    """Settings with every object replaced by a name."""
     lent: dict[str, object] = {}
     found: dict[str, object] = {}
     for place, value in settings.items():
@@ -92,15 +92,15 @@ def objects(given: Settings) -> dict[str, object]:
 
 
 def _source_of(value: object) -> dict[str, object]:
-    """The settings that name data in memory; {} for a table of settings and for a name."""
+    """Settings that name data in memory; {} if the value is a table of settings or a name."""
     if _is_table(value):
         return {"data.source": "tabular", "data.path": LENT_PATH}
     return {"data.source": LENT_PATH} if _is_rows(value) else {}
 
 
 def _is_table(value: object) -> bool:
-    """True for a data frame of pandas, for a data set of `datasets`, and for whatever hands its columns over as Arrow
-    does, such as a data frame of polars. No library is imported here.
+    """True for a data frame of pandas or polars, a `datasets` data set, and other objects that export columns as Arrow
+    does. No library is imported here.
     """
     kind = type(value)
     return hasattr(kind, "__arrow_c_stream__") or (kind.__module__.partition(".")[0], kind.__name__) in FRAMES
@@ -140,7 +140,7 @@ def _has_name(value: object) -> bool:
 
 
 def _called(value: object, lent: dict[str, object]) -> object:
-    """The name of a function, or of another object that can be called."""
+    """Name for a function, or for another callable object, which is then stored in `lent`."""
     if isinstance(value, str):
         return value
     if inspect.isfunction(value):
@@ -150,7 +150,7 @@ def _called(value: object, lent: dict[str, object]) -> object:
 
 
 def _one(value: object, lent: dict[str, object]) -> object:
-    """One entry of a list, by name: of a class or a function its own name, of another object, such as a callback, that
+    """Name for one entry of a list: a class or function has its own; another object, such as a callback, gets the name
     of its class.
     """
     if isinstance(value, str | Mapping):
@@ -186,7 +186,7 @@ def _settings(made: Any) -> Iterator[tuple[str, object]]:
 
 
 def remarks(table: object) -> list[str]:
-    """Remark that resuming this run needs objects of the Python session again; none where it needs none."""
+    """Remark that this run can be resumed only with its Python objects; none if it has none."""
     names = sorted({name for name in user_code.named(table) if user_code.is_lent(name)})
     if not names:
         return []

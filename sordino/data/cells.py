@@ -33,7 +33,7 @@ HINT = "correct or remove the row, or declare in the schema what the column can 
 
 @dataclass(frozen=True)
 class TableSource:
-    """Settings of a table: its files, the columns with a role, and the treatment of missing cells."""
+    """Settings for reading a table: files, columns with special roles, and what to do about missing cells."""
 
     path: str | Sequence[str] | pa.Table
     labels: tuple[str, ...]
@@ -70,7 +70,7 @@ class TableSource:
 
 
 class WithoutGaps(NamedTuple):
-    """Columns without missing cells, and the row numbers of these cells in the files."""
+    """Columns of the rows that are kept, without missing cells; `numbers` are the rows' numbers in the files."""
 
     rows: TableRows
     columns: Mapping[str, pa.Array]

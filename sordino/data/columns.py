@@ -44,7 +44,7 @@ class Feature(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """Values of one column that are not in its schema."""
+    """Values in one column of a table that its schema does not allow."""
 
     column: str
     where: Array  # bool, by row
@@ -55,7 +55,7 @@ class Unknown(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Features, labels and clients of the rows that are kept."""
+    """Rows of a table as numbers: features, labels and clients of the rows that are kept."""
 
     features: list[Feature]
     y: Array
@@ -244,7 +244,7 @@ def unknown_values(
 
 
 class Owners(NamedTuple):
-    """The owner of each row: a client or a file."""
+    """Owner of each row: the client, or the file, that it belongs to."""
 
     codes: Array
     names: tuple[str, ...]
@@ -260,7 +260,7 @@ class Owners(NamedTuple):
 
 
 def remarks(found: Sequence[Unknown], owners: Owners) -> tuple[str, ...]:
-    """Sentences on unknown values, column by column, for the owners of the rows."""
+    """Sentences about values that the schema does not allow, column by column, for the owners of the rows."""
     rows, said = owners.rows, []
     for one in found:
         counts = owners.counts(one)

@@ -28,9 +28,9 @@ AT_ONCE = 1 << 16  # rows that are hashed in one go
 
 
 class DrawnRows:
-    """Inputs of very many invented clients, of which none is held: those of a client are drawn again, to the same
-    bytes, when they are asked for. `draw`: the inputs of one client; `ends`: where the rows of each end.
-    """
+    """Inputs of a great many simulated clients, none kept in memory: a client's inputs are drawn anew, with the same
+    bytes, whenever they are read. `draw`: draws those of one client; `ends`: the row number at which each client's rows
+    end."""
 
     dtype = np.dtype(np.float32)
 
@@ -122,9 +122,7 @@ class Dataset:
 
 
 def pixel_stats(pixels: Array) -> Stats:
-    """Mean and standard deviation per channel on the 0..1 scale, computed from histograms, without a copy in a wider
-    dtype.
-    """
+    """Mean and standard deviation per channel on the 0..1 scale; computed from histograms to save memory."""
     channels = pixels.shape[-1]
     counts = np.zeros((channels, 256))
     for start in range(0, len(pixels), 1024):
@@ -248,7 +246,7 @@ class Wanted:
 class CandidateSource(Protocol):
     @property
     def label(self) -> str:
-        """A remark on the source that stands beside every result; "" for a real text-to-image model."""
+        """Remark about the source to print beside every result; "" for a real text-to-image model."""
         ...
 
     @property
@@ -262,7 +260,7 @@ class CandidateSource(Protocol):
 
 
 def need(kept: bool, field: str, must: str) -> None:
-    """Raises an error unless `kept` is True: the setting `field` of [candidates] must be as `must` says."""
+    """Raises an error unless `kept`: the setting `field` of [candidates] must be as the text `must` says."""
     if not kept:
         raise ConfigError(f"[candidates] {field} must {must}", code="out-of-range")
 

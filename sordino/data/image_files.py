@@ -1,9 +1,10 @@
 """Image files: untrusted ones are decoded (known formats only, one channel depth, a bounded size, one error for every
-failure of a decoder), and decoded ones kept on disk: one raw file per split, written once, opened as a memory map.
+failure of a decoder), and decoded ones are cached on disk: one raw file per split, written once, opened as a memory
+map.
 
     magic, version, header length | sha256 of the header | JSON header, padded | labels, int64 LE | pixels
 
-A file whose damage `read` detects is treated as absent and built again from the source.
+A cache file that `read` finds damaged is rebuilt from the source.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Decoded(NamedTuple):
 
 
 def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[PixelBatch]]) -> Decoded:
-    """The pixels cached at `path`; the cache is built first if it is absent or damaged."""
+    """Decoded images from the cache file `path`, which is written first if it is missing or damaged."""
     found = read(path, verify)
     if found is None:
         write(path, labels(), batches())

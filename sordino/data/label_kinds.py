@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LabelKind(ABC):
-    """A kind of label that is not a class."""
+    """Base class for labels that are not classes."""
 
     @abstractmethod
     def read(self, held: WithoutGaps, labels: Sequence[str]) -> Array:
@@ -28,7 +28,7 @@ class LabelKind(ABC):
 
     @abstractmethod
     def taken(self, y: Array) -> Array | None:
-        """One label for each row, from an array in memory; None if the array holds no labels of this kind."""
+        """Labels from an array in memory, one per row; None if it does not hold labels of this kind."""
 
     @property
     @abstractmethod
@@ -97,7 +97,7 @@ class Marks(LabelKind):
 
 @dataclass(frozen=True)
 class NextTokens(LabelKind):
-    """No label: the inputs are a text, whose tokens are themselves what is predicted."""
+    """Prediction of the next token: there are no labels, the text itself is what is predicted."""
 
     vocabulary: int
 
@@ -110,7 +110,7 @@ class NextTokens(LabelKind):
         return np.zeros(len(y), np.int64)
 
     def are_texts(self, x: Array) -> bool:
-        """True for texts of tokens from 1 on, with 0 where there is none."""
+        """True if inputs are texts: token numbers from 1 on, padded with 0."""
         return x.ndim == 2 and bool(((x == np.floor(x)) & (x >= 0) & (x <= self.vocabulary)).all())
 
     def check_inputs(self, features: Mapping[str, Column]) -> None:

@@ -1,4 +1,4 @@
-"""Rows that no file holds: from a user's own class, arrays of a Python session, or a torch data set.
+"""Examples that come from no file: from a user's own class, arrays in memory, or a torch data set.
 
 Declared facts (number of classes, range of values) are public. Facts that are not declared are inferred from the rows,
 as for a table without a schema.
@@ -62,8 +62,8 @@ def rows_of(given: object) -> RowSource:
 
 
 class Arrays(RowSource):
-    """Arrays `x` and `y`, optionally `group`; optionally the declarations `classes` and `reach`, and a `test` set of
-    the same form.
+    """Data in memory: arrays `x` and `y`, optionally `group`, the declarations `classes` and `reach` (range of values),
+    and a `test` set of the same form.
     """
 
     KEYS = ("x", "y", "group", "classes", "reach", "test")
@@ -114,9 +114,9 @@ def load(
     coins: int = 1,
     outcome: LabelKind | None = None,
 ) -> Dataset:
-    """A data set from a row source. `standardise`: "fixed" by the declared reach, by statistics of the training rows,
-    or "none". The source draws from `seed`; held-back rows are drawn from `coins`, so that they are independent of the
-    source's draws.
+    """A data set from a row source. `standardise`: "fixed" by the declared range of values, "channel" or "pixel" by
+    statistics of the training rows, or "none". `seed` is for the source's own draws, `coins` for holding back test
+    rows, so that the two are independent.
     """
     given, tested = source.rows(seed), source.tests(seed)
     parts = [_checked(part, name, outcome) for part in (given, tested) if part is not None]
@@ -188,7 +188,7 @@ def _groups(parts: list[SourceRows]) -> tuple[tuple[str, ...], Array | None]:
 
 
 def _between(x: Array, reach: tuple[float, float] | None) -> Array:
-    """Values with those outside the declared reach moved to its nearer end."""
+    """Values clipped to the declared range."""
     return x if reach is None or x.dtype == np.uint8 else np.clip(x, *reach)
 
 

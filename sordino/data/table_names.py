@@ -1,4 +1,4 @@
-"""Properties of table files by their names alone. No file is read, and no large package is imported."""
+"""What names of table files tell: no file is read, and no large package is imported."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def is_pattern(path: str) -> bool:
 
 
 def is_one_file(path: object) -> bool:
-    """True if a path, by its form, names a single file."""
+    """True if a path looks like the name of a single table file, not of a folder or pattern."""
     return isinstance(path, str) and not glob.has_magic(path) and kind_of(Path(path)) in TABLES

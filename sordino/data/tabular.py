@@ -93,7 +93,7 @@ def load(
 
 
 def _several(found: Columns, key: str | None, schema: TableSchema | None) -> tuple[str, ...]:
-    """A remark that keys have several rows, unless a schema declares how many rows a guarantee has to cover."""
+    """A remark that several rows share a key (such as a person), unless the schema declares how many may."""
     rows = Counter(found.keys or ())
     declared = schema is not None and schema.rows_per_key(key) > 1
     if key is None or declared or (most := max(rows.values(), default=1)) < 2:
@@ -130,8 +130,8 @@ def _by_file(rows: TableRows, found: Columns) -> Columns:
 
 
 def _apart(rows: TableRows, found: Columns, test_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Positions among the kept rows of those for training and those for testing. Dropping a row does not change the
-    side of another.
+    """Splits the kept rows into training and test rows (their positions). Dropping one row does not move another one to
+    the other side.
     """
     if found.keys is not None:
         return apart([len(found.y)], found.keys, test_fraction, seed)

@@ -81,8 +81,8 @@ def load(
     """The newest checkpoint; None if none was ever completed.
 
     `templates` maps a tree's name to a tree of the same structure (`mapping.__getitem__` will do). A damaged newest
-    file is refused; `fallback=True` sets it aside as `*.damaged` and takes the one before. `at` loads the checkpoint of
-    that step and deletes later ones, for a part of a run (a site) that goes back to the step of the whole.
+    file is refused; `fallback=True` renames it to `*.damaged` and loads the one before. `at` loads the checkpoint of
+    that step and deletes later ones, for a site that must go back to the step of the whole run.
     """
     steps = _steps(directory)
     if at is not None:

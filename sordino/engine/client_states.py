@@ -29,15 +29,15 @@ FEWEST = 64  # rows to begin with
 
 
 class Packed(NamedTuple):
-    """Many client states as one tree of a checkpoint: a row for each client, in rising order."""
+    """Client states as stored in a checkpoint: one tree with a row for each client, in ascending order."""
 
     clients: Tensor
     states: Tree
 
 
 class States(Mapping[int, Tree]):
-    """Mapping of each client that took part to its state. Reading a row copies it; a state whose leaves differ from
-    `template` in name, shape or dtype is kept apart, as it was given.
+    """Mapping from each client that took part to its state, stored as rows of tensors. Reading copies a row; a state
+    whose leaves differ from `template` in name, shape or dtype is stored separately.
     """
 
     def __init__(self, template: Tree, place: Path | None = None) -> None:

@@ -32,7 +32,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Mask:
-    """Take the next step of a masked round with these clients."""
+    """Take the next step of the secure-aggregation protocol (masks) with these clients."""
 
     t: int
     step: Literal["roster", "inbox", "request"]
@@ -168,7 +168,7 @@ def _no_command(error: ValueError) -> WireError:
 
 @dataclass(frozen=True)
 class Answered:
-    """Answer whose bodies are one message for each of these clients, in this order."""
+    """Answer that holds one message for each of these clients, in this order."""
 
     clients: list[int] = field(default_factory=list)
     do: Literal["answered"] = "answered"
@@ -206,8 +206,8 @@ class Refused:
         return cls(error.what[:2000], error.why[:2000], error.fix[:2000], error.code, isinstance(error, OwnCodeError))
 
     def error(self, who: str) -> SordinoError:
-        """Error to raise on the side that sent the command. Its text comes from the other side: it is shown, and
-        nothing relies on it.
+        """Error to raise on the side that sent the command. Its text comes from the other side: it is only displayed,
+        never used for decisions.
         """
         if self.own:
             return OwnCodeError(self.what, why=self.why, fix=self.fix, code="own-code")

@@ -1,5 +1,5 @@
-"""Executors: the clients of a round, wherever they are (in this process, in others, on other machines), and their
-answers; and the executor, precision and device that `auto` chooses on this machine.
+"""Executors: how the clients of a round are reached, in this process, in others or on other machines, and their
+answers. Also resolves executor, precision and device `auto` on this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scores = dict[int, list[float]]  # of each client: the means of its metrics, way
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one round, as they are computed or come in."""
+    """Answers of clients in one round, in the order in which they are computed or arrive."""
 
     uploads: Iterable[tuple[int, Tree] | Summed] = ()  # by rising client, trees or messages; some of them added up
     sum: SumAtSites | None = None  # in place of uploads: a secure sum, played where the clients are
@@ -33,7 +33,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Tally:
-    """Uploads of a round that came in time: which clients answered, and how many bytes."""
+    """Summary of a round's uploads that came in time: which clients, and how many bytes."""
 
     answered: list[int]
     size: int  # bytes of all uploads
@@ -51,7 +51,7 @@ class Clients(ABC):
         """Answers of every client named in `terms` to round t; `down`: the broadcast."""
 
     def gather(self) -> None:  # noqa: B027 (a default, not a hole)
-        """Waits before a round until enough clients can be reached. Those of one machine always can."""
+        """Waits, before a round, until enough clients can be reached; clients on this machine always can."""
 
     def away(self, client: int) -> bool:
         """True where this client is known not to answer."""
@@ -59,14 +59,14 @@ class Clients(ABC):
 
 
 class Executor(Clients):
-    """Interface of the clients of a whole run. Scoring, saving and restoring have no default: a state that is not saved
-    is lost.
+    """Interface of the clients of a whole run. Scoring, saving and restoring have no default, so that no executor
+    forgets them.
     """
 
     @abstractmethod
     def score(self, t: int, models: Sequence[Params], ways: Sequence[str]) -> Scores:
-        """Scores of models on each client's own test examples. No noise covers them; a site sends them only if it
-        shares scores.
+        """Scores of models on each client's own test examples. They are not protected by noise; a site sends them only
+        if it shares scores.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Executor(Clients):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tells the clients that the run has ended; by default nothing is to be done."""
+        """Tells the clients that the run has ended; does nothing by default."""
         return
 
 

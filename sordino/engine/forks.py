@@ -1,10 +1,10 @@
-"""Forked processes that help to train clients. They are forked from the process that they help (the parent), so
-they have its data, its network and its code without a copy.
+"""Forked processes that help to train clients. They are forked from the process that they help (the parent), so they
+have its data, its network and its code without a copy.
 
 Threads wait for each other wherever Python itself has work to do; forks do not. A fork receives only what changes from
-round to round: the broadcast, and the terms and states of the clients that it trains. Its answer has the form in which
-the parent would have kept its own (factors of an update instead of the update, for instance), so that it changes no
-byte which of them computes. A unit that a fork cannot compute, or dies over, is computed by the parent.
+round to round: the broadcast, and the terms and states of the clients that it trains. It answers in the form in which
+the parent would keep its own results (say, factors of an update), so results do not depend, in any byte, on which
+process computes them. If a fork cannot compute a unit, or dies, the parent computes it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Unit(NamedTuple):
 
 
 class Templates(NamedTuple):
-    """Templates to rebuild uploads and states, of which only the leaves are sent."""
+    """Templates of an upload and a state: only leaves are sent between processes, and these rebuild the trees."""
 
     upload: Tree
     state: Tree
@@ -153,7 +153,7 @@ def _held_back() -> Iterator[None]:
 
 @dataclass
 class Own:
-    """The parent process's own work in a round."""
+    """Work that the parent process does itself in a round."""
 
     cost: float = 0.0
     busy: float = 0.0  # seconds
@@ -166,7 +166,7 @@ class Own:
 
 
 class SpeedSoFar(NamedTuple):
-    """Times measured in the round before, per unit of cost, and the total cost."""
+    """Speed measured in the round before: times per unit of cost, and the total cost."""
 
     unit: float = 0.0  # seconds to do it
     answer: float = 0.0  # seconds of the parent, to hand on what it answers
@@ -207,9 +207,9 @@ class Forks:
         keep: bool = False,
         cost: float | None = None,
     ) -> Iterator[tuple[int, UnitAnswers]]:
-        """Answers of each unit (clients computed in one call), with its number, in the order in which they are
-        completed. `keep`: copies answers, which may be read after the round. `cost`: total cost of all units; None
-        takes that of the round before."""
+        """Answers of each unit (clients computed in one call) with its number, in order of completion. `keep`: copies
+        answers, so that they can be read after the round. `cost`: total cost of all units; None: as in the round
+        before."""
         for fork in self._forks:
             fork.cost = fork.busy = 0.0
             fork.ends.begin(t)
@@ -249,9 +249,9 @@ class Forks:
                 yield from self._answered(fork, templates, keep)
 
     def _sooner(self, first: Fork, cost: float, left: float, to_give: float) -> bool:
-        """True where the round is estimated to end sooner if the fork `first`, not the parent, does a unit of this
-        cost. The work still to be given is assumed to be divided evenly as far as it goes; a fork that is idle while
-        the parent computes loses that time.
+        """True where the round is estimated to end sooner if the fork `first` takes a unit of this cost than if the
+        parent does. Assumes that the work left is divided evenly where possible; a fork that idles while the parent
+        computes loses that time.
         """
         unit, own, theirs = cost * self.pace.unit, time.perf_counter() + left * self.pace.answer, self._free_at(first)
         rest = to_give * self.pace.unit + sum(self._free_at(fork) for fork in self._forks if fork is not first)

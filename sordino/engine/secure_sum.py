@@ -1,4 +1,5 @@
-"""Secure sum of uploads: the stages of the uplink define the integers that are added, a channel adds them."""
+"""Secure sum of uploads: the uplink's stages turn uploads into integers, and a channel (masks or encryption)
+adds them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ OFTEN = 1e-3  # of the values beyond the range: from there on a strict run stops
 
 class SecureSum:
     def __init__(self, uplink: Uplink, run: str, channel: Channel | None = None) -> None:
-        """`channel`: what adds the integers, if not the channel of the stage."""
+        """`channel`: adds the integers in place of the channel of the uplink's own stage."""
         assert uplink.secure is not None
         assert uplink.grid is not None
         self._grid, self._secure = uplink.grid, uplink.secure
@@ -43,8 +44,8 @@ class SecureSum:
         zero: Tree,
         source: NoiseSource,
     ) -> tuple[Summed, Tally]:
-        """Sum and its cost; an empty sum where the protocol was broken off. `weights` are those of all clients;
-        `elsewhere` is a sum between sites, in place of `uploads`.
+        """The sum of uploads, and its cost; empty if the protocol was aborted. `weights`: of all clients; `elsewhere`:
+        a sum between sites, in place of `uploads`.
         """
         cohort = now.granted
         like, bound, noise = uplink.shape(zero), uplink.bound(tree.size(zero)), uplink.noise()

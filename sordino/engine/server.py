@@ -48,8 +48,8 @@ class Release(NamedTuple):
 
 @dataclass(kw_only=True)
 class FederatedServer(Accounts):
-    """Server of one phase: its privacy accounts, its own data, and the rules of the sum. It holds no client's
-    examples.
+    """Server of one phase: its privacy accounts, its own data, and how it sums uploads. It holds no examples of
+    clients.
     """
 
     home: Home  # the server's own data
@@ -78,9 +78,9 @@ class FederatedServer(Accounts):
         )
 
     def _reach(self, price: Price | None) -> float:
-        """Factor on a client's clip radius where one noise serves clients with personal clips: the smallest planned
-        multiplier divided by the client's own, so that a client with a smaller budget sends a shorter upload. 1 under
-        other uplinks."""
+        """Factor on a client's clip radius in an uplink with personal clips: smallest planned noise multiplier divided
+        by the client's own. One noise then protects all: a client with a smaller budget is clipped harder. 1 in other
+        uplinks."""
         personal = self.algorithm.uplink.personal and price is not None
         return self.plan.quietest / price.multiplier if personal and price is not None else 1.0
 
@@ -202,7 +202,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Inbox:
-    """Messages of the server: the lengths of its broadcasts, and the uploads that come back."""
+    """Encoding of the server's messages: the lengths of its broadcasts, and decoding of uploads that come back."""
 
     algorithm: AnyAlgorithm
     task: Task
@@ -228,8 +228,8 @@ class Inbox:
 
 
 class Mail:
-    """Iterator over the uploads of one round, none of which is kept. Once all were read, `tally` and `digest` describe
-    them.
+    """Iterator over the uploads of one round, which does not store them. After the last upload, `tally` and `digest`
+    summarise them.
     """
 
     def __init__(
@@ -281,8 +281,8 @@ class Mail:
         return Tally(sorted(self._answered), self._size, wire.payload_bytes(self._schema))
 
     def digest(self, mean: Tree) -> bytes:
-        """Digest of everything that the server sees in the round. Uploads in time enter by the mean, which tells any
-        two releases apart; late uploads that the server sees enter by their checksums."""
+        """Digest of all that the server sees in the round: of the mean, which covers the uploads in time and tells any
+        two releases apart, and of checksums of late uploads that it sees."""
         digest = hashlib.sha256(json.dumps(self._seen).encode())
         for leaf in tree.leaves(mean):
             digest.update(_buffer(leaf))
@@ -293,8 +293,8 @@ class Mail:
 
     @property
     def _unbounded(self) -> bool:
-        """True where a single upload can set the sum to any value. False for an algorithm that reads each upload and
-        for a robust sum: both judge uploads themselves.
+        """True where one upload could give the sum any value. False if uploads are judged anyway: by an algorithm that
+        reads each one, or by a robust sum.
         """
         if self._inbox.algorithm.reads_each or self._uplink.robust:
             return False

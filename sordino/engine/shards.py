@@ -14,7 +14,7 @@ from sordino.types import Examples, NoiseSource, Reader
 
 
 class Shards(Mapping[int, Examples]):
-    """Examples of each client, gathered when they are asked for from the one copy of the data in memory, or drawn."""
+    """Examples of each client, copied on access from the data set in memory, or drawn."""
 
     def __init__(self, train: Split, rows: Sequence[Any], which: range) -> None:
         self._drawn = isinstance(train.x, DrawnRows)

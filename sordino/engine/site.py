@@ -54,7 +54,7 @@ LONG = 0.05  # seconds of a round, from which on processes gain more than they c
 
 @dataclass
 class Site(Executor):
-    """Clients of one place, with their examples and states; as an executor, all clients in the server's own process."""
+    """The clients at one place, with their examples and states. In a simulation it is the executor of all clients."""
 
     algorithm: AnyAlgorithm
     task: Task
@@ -79,8 +79,8 @@ class Site(Executor):
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
-        """One round of every client named in `terms`: an upload of each or, where the site may add uploads, sums over
-        clients that are computed in one call. Within one process no message needs to be encoded."""
+        """One round of every client named in `terms`: one upload each, or where the site may add uploads, sums over
+        clients computed in one call. Messages are not encoded, as all is in one process."""
         if not self.adds:
             return Answers(self.each(t, down, terms))
         return Answers(self._by_unit(self._found(RoundHere(self, t, down, apart=False, adds=True), terms)))
@@ -261,7 +261,7 @@ class Site(Executor):
         return found
 
     def _own_model(self, task: Task, k: int, way: str, params: Params, shard: Shard) -> Scorer:
-        """Personal model of a client; one without examples of its own is left with the shared model."""
+        """Personal model of a client, to be scored; a client without examples keeps the shared model."""
         if not shard.size:
             return WAYS["plain"](task, params, shard)
         if way in WAYS:
@@ -328,7 +328,7 @@ class RoundHere:
     """One round at a site: the broadcast, the keys and the noise source from which its clients compute uploads."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
-        """`adds`: uploads of clients that are computed in one call are added up."""
+        """`adds`: sum the uploads of clients that are computed in one call."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._compared = False  # an upload with zero: the first one tells of all

@@ -52,7 +52,7 @@ class Member(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """Differences that clients of one stack may have."""
+    """Ways in which clients of one stack may differ."""
 
     sizes: bool = False  # in their numbers of rows
     counts: bool = False  # in single numbers of their states, such as how often they took part
@@ -80,7 +80,7 @@ def near(a: Member, b: Member, counts: bool = False) -> bool:
 def by_size(
     members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, counts: bool = False
 ) -> Iterator[list[Member]]:
-    """Stacks of clients of the same effort and about the same size, the largest first, out of `WINDOW` neighbours at a
+    """Groups clients into stacks of equal effort and similar size, the largest first, sorting `WINDOW` clients at a
     time.
     """
 
@@ -134,8 +134,8 @@ def least(cohort: int) -> int:
 
 
 def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[list[Member]]:
-    """Splits clients into parts of at most `most`. Parts are made smaller, but not below `worth`, so that the processes
-    that share them end together; on a GPU, which no processes share, they are not."""
+    """Splits clients into parts of at most `most`, smaller if several processes divide the work, so that these end
+    together; but never below `worth` clients. On a GPU, with one process, parts stay large."""
     start, parts = 0, 1 if on_gpu() else PARTS
     while start < len(few):
         size = min(most, max(worth, -(-(len(few) - start) // parts)))
@@ -144,8 +144,8 @@ def shares(few: Sequence[Member], most: int, worth: int = WORTH) -> Iterator[lis
 
 
 def sharing(few: Sequence[Member], task: Task, down: Tree) -> list[Member]:
-    """The same clients with one shared pass through the network, which the first that reads computes for all: exact
-    because every example is clipped by its own norm, and every sum is over a client's own rows.
+    """The same clients, with one pass through the network for all of them, computed when the first one reads. Exact,
+    because each example is clipped by its own norm, and each sum is over a client's own rows.
     """
     pool = SharedPass(task, {one.client: one.examples for one in few}, down) if task.room else None
     return [one._replace(grant=replace(one.grant, pool=pool)) for one in few]
@@ -237,7 +237,8 @@ def differences(algorithm: Any, task: Task, like: Member) -> Differences:
 
 
 def _agree(algorithm: Any, task: Task, like: Member, allowed: Differences) -> bool:
-    """True where one call gives three made-up clients with these differences what they upload and keep one by one."""
+    """True where one call for three made-up clients with these differences gives the same uploads and states as one by
+    one."""
     few = _made_up(like, algorithm.work.batch_size or 4, allowed)
     try:
         first = algorithm.broadcast(algorithm.init(task, 0))
@@ -253,8 +254,8 @@ def _agree(algorithm: Any, task: Task, like: Member, allowed: Differences) -> bo
 
 
 def _made_up(like: Member, batch: int, allowed: Differences) -> list[Member]:
-    """Three clients of random rows: one batch, a batch and a row, and a batch less a row; a batch and a row each where
-    sizes may not differ.
+    """Three clients with random rows, for a trial: one with a batch, one with a row more and one with a row less; if
+    sizes may not differ, each has a batch and a row.
     """
     made = []
     for k, size in enumerate((batch, batch + 1, max(1, batch - 1)) if allowed.sizes else (batch + 1,) * 3):

@@ -1,13 +1,13 @@
-"""Messages between server and clients: raw buffers in a shape the receiver already knows.
+"""Messages between server and clients: raw buffers in a shape that the receiver already knows.
 
     "SRDN" | u16 version | u32 header length | header | tensors | SHA-256 of all before it
 
-All numbers are little-endian, the header is canonical JSON, tensors are raw in C order. Nothing about names,
-dtypes, shapes or classes is believed from the wire: the receiver's own template says what must come, so the
-one possible length is known, and compared, before a byte is decoded. The closing SHA-256 finds damage; it is
-no authentication, anyone can recompute it. Who may speak is the transport's business (TLS, registered keys).
-Values are not judged here: NaN and infinity pass, and the clip gives them zero weight, because whether a
-message is accepted must not depend on a client's data.
+All numbers are little-endian, the header is canonical JSON, tensors are raw in C order. Names, dtypes, shapes and
+classes are never taken from a message: the receiver's own template gives them, and so the only possible length, which
+is compared before a byte is decoded. The SHA-256 at the end detects damage; anyone can recompute it, so it does not
+authenticate. Who may send is decided by the transport (TLS, registered keys). Values are not judged here: NaN and
+infinity pass, and the clip gives them zero weight, because whether a message is accepted must not depend on a client's
+data.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def encode(header: Header, payload: Tree) -> bytes:
 
 def decode(data: bytes | memoryview, expected: Header, template: T, signed: bool = False) -> tuple[Header, T]:
     """Header of a message, and a tree like `template` with its own memory; refused where the header differs from
-    `expected` in anything but `entries`. `signed`: these bytes were compared with a digest that their sender signed, so
-    the seal, which would find damage, is not computed again.
+    `expected` in anything but `entries`. `signed`: the bytes already match a digest that their sender signed, so the
+    SHA-256 at the end is not computed again.
     """
     view, fields = memoryview(data).cast("B"), schema(template)
     start = _check_envelope(view, fields)

@@ -45,8 +45,8 @@ class Spoken(NamedTuple):
 
 
 class Ends:
-    """One end of the channel between two processes. `say` leaves a message in shared memory, where it stays until the
-    next round, and sends its place through a pipe; what does not fit goes through the pipe.
+    """One end of the channel between two processes. `say` writes a message to shared memory, where it stays until the
+    next round, and sends its position through a pipe; a message that does not fit goes through the pipe.
     """
 
     def __init__(self, read: int, write: int, mine: mmap.mmap, others: mmap.mmap) -> None:
@@ -58,7 +58,7 @@ class Ends:
         return self.read, self._write
 
     def begin(self, t: int) -> None:
-        """Begins a round: the memory of the round before is free again."""
+        """Begins a round: memory with the messages of the round before is reused."""
         if t != self._round:
             self._round, self._used = t, 0
 
@@ -122,8 +122,8 @@ def _bytes(value: Tensor) -> Any:
 
 
 def apart(leaves: Iterable[Matrix], into: list[Tensor]) -> list[Any]:
-    """Appends the tensors that make up the leaves (the factors of factored ones) to `into`; returns how `whole`
-    rebuilds each leaf.
+    """Takes leaves apart: appends the tensors of each (of a factored leaf, its factors) to `into`. Returns what `whole`
+    needs to rebuild them.
     """
     made: list[Any] = []
     for leaf in leaves:

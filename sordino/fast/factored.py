@@ -4,7 +4,7 @@ Multiplying them out would cost more than all other operations on them.
 
 `Product`  left^T right: the gradient of a linear layer, until it is added to a tensor.
 `Span`     c^T x, a combination of a client's own rows x: the gradient of a first linear layer, kept as coefficients c.
-`Scaled`   factor * x, for a step that is taken later.
+`Scaled`   factor * x, a multiple that is not computed yet.
 `Moved`    start + way: weights during local training, as long as no operation needs them as a tensor.
 
 Any torch function or operator on one of them acts on the tensor `dense()`.
@@ -92,7 +92,7 @@ class Lazy:
 
 
 class Zero(Lazy):
-    """A matrix of zeros, as the difference of a tensor and itself."""
+    """A matrix of zeros, kept without memory: the difference of a tensor and itself."""
 
     __slots__ = ("like",)
 
@@ -280,7 +280,7 @@ class Span(Lazy):
 
 
 class Scaled(Lazy):
-    """The product factor * x, for a step that is not taken yet."""
+    """The product factor * x, not computed yet."""
 
     __slots__ = ("factor", "x")
 
@@ -318,7 +318,7 @@ class Scaled(Lazy):
 
 
 class Moved(Lazy):
-    """The sum start + way, which is formed in memory of its own once an operation needs it as a tensor."""
+    """The sum start + way; it is computed, into memory of its own, once an operation needs it as a tensor."""
 
     __slots__ = ("_whole", "start", "way")
 

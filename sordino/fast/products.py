@@ -101,7 +101,8 @@ def _plain(a: Tensor, b: Tensor) -> bool:
 
 
 def _worth(a: Tensor, b: Tensor, columns: int) -> bool:
-    """True if the product is large enough for oneDNN, and it is faster on this processor. `columns`: of the result."""
+    """True if oneDNN is worth using: it is faster on this processor, and the product is large. `columns`: of the
+    result."""
     return a.numel() * columns >= LARGE and len(a) >= LEAST and _by_onednn() is not None and _plain(a, b)
 
 

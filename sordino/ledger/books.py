@@ -1,4 +1,4 @@
-"""Books of a ledger: names of its operations, and the fold of its records, which is the only arithmetic on budgets.
+"""Books of a ledger: names of its operations, and the totals computed from its records, the only arithmetic on budgets.
 
 Records are canonical JSON, each hashed together with the hash before it. Nothing derived from them is stored, so no
 total can disagree with its history.
@@ -30,7 +30,8 @@ canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fa
 
 
 class Place(NamedTuple):
-    """Number of records of a ledger (or of rounds that a site has answered) so far, and the hash of the last record."""
+    """Position in a ledger, or in a site's answered rounds: the number of records so far, and the hash of the
+    last one."""
 
     length: int
     head: str
@@ -46,7 +47,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Charter:
-    """Data, subject and currency that a ledger is bound to. When one of them changes, budgets need another ledger."""
+    """What a ledger is for: data, subject and currency. If one of them changes, budgets need a new ledger."""
 
     dataset: str
     subject: Subject | None  # of the guarantee that is paid for; None: there is none
@@ -76,8 +77,8 @@ class Charter:
 
 
 class Each(NamedTuple):
-    """One cap for each of the clients "0", "1", ... without a cap of its own, so that a million equal caps are one
-    line.
+    """One cap for all clients numbered "0", "1", ... that have no cap of their own: a million equal caps take
+    one line.
     """
 
     clients: int
@@ -85,7 +86,8 @@ class Each(NamedTuple):
 
 
 class Caps(Mapping[str, Amount]):
-    """Caps on spending, by single names and for a group of equal clients. A name without a cap is unlimited."""
+    """Caps on spending: for single clients, and one for a group of clients with equal caps. Other clients are
+    unlimited."""
 
     def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
         self.single, self.each = single, each
@@ -105,8 +107,8 @@ class Caps(Mapping[str, Amount]):
         return len(self.single) + self._alike
 
     def told_apart(self, names: Iterable[str]) -> Iterator[str]:
-        """The names whose caps must be checked: those with a single cap, those of the group that are among `names`, and
-        one name that stands for the rest of the group.
+        """Clients whose caps must be checked one by one: those with a single cap, those of the group in `names`, and
+        one that represents the rest of the group.
         """
         yield from self.single
         alike = {name for name in names if name not in self.single and self._numbered(name)}
@@ -156,7 +158,8 @@ class OperationStanding(NamedTuple):
 
 
 class Books:
-    """Totals of the records of a ledger. Only `fold` changes them, and they only grow."""
+    """Totals of a ledger's records: spending and states of operations. Only `fold` changes them; spending never
+    falls."""
 
     def __init__(self, charter: Charter, caps: Caps) -> None:
         self.charter, self.caps = charter, caps
@@ -186,8 +189,8 @@ class Books:
         return all(self.fits(name, extra) for name in self.caps.told_apart(self.own))
 
     def granted(self, charges: Mapping[str, Amount]) -> frozenset[str]:
-        """Names of the clients that can pay their charge. A charge to everyone comes first and needs room under every
-        cap."""
+        """Names of the clients that can pay their charge. A charge to everyone is considered first, and must fit under
+        every cap."""
         names, below = set(), self.charter.currency.zero()
         if EVERYONE in charges and self.all_fit(charges[EVERYONE]):
             names, below = {EVERYONE}, charges[EVERYONE]
@@ -302,7 +305,7 @@ Way: TypeAlias = Literal["down", "up"]  # of a message
 
 
 class Op(NamedTuple):
-    """Name of the operation that is one round of one phase of a run: RUN/t, in a preparation RUN.PHASE/t."""
+    """Name of a ledger operation, which is one round of one phase: RUN/t, or RUN.PHASE/t in a preparation."""
 
     run: str
     phase: str  # nothing: the training

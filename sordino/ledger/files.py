@@ -153,7 +153,7 @@ def limits_file_sizes() -> bool:
 
 @contextmanager
 def disk_told(path: Path, otherwise: str = "not-writable") -> Iterator[None]:
-    """Turns an OSError inside the block into a `RunError` that names the file and the fix."""
+    """Context manager that turns an OSError into a `RunError` with the file's name and a fix."""
     try:
         yield
     except OSError as error:

@@ -5,10 +5,10 @@
 Callers reserve before any data is read, store before publishing, and repeat an operation under its name. So a crash may
 lose budget but never gives a release for free, and no operation is released with two contents. Nothing is refunded.
 
-The file holds hash-chained records and no totals: budgets, states and grants are a fold over them (`books`), done anew
-whenever a ledger is opened. A writer takes SQLite's write lock, folds what others appended, decides, appends and
-commits with a full sync. An older copy put back in the file's place cannot be noticed from inside: `runs.witness` notes
-what has left a run outside of its folder, and stops a run whose ledger is behind.
+The file holds hash-chained records and no totals: budgets, states and grants are computed from the records (`books`)
+whenever a ledger is opened. A writer takes SQLite's write lock, reads what others appended, decides, appends and
+commits with a full sync. If an older copy replaces the file, the file itself cannot show it: `runs.witness` keeps notes
+outside of the run folder, and stops a run whose ledger is behind them.
 
 Where a cost depends on a client's data, that client's grants, `spent` and `remaining` are shown to that client only
 (individual filters, Feldman and Zrnic 2021).
@@ -57,7 +57,7 @@ _ORDER = list(State)
 
 
 class Entry(NamedTuple):
-    """One operation in its present state. `charges` are those granted, `hash` is that of its latest record."""
+    """One operation and its present state. `charges`: those granted; `hash`: of its latest record."""
 
     sequence: int
     op: str
@@ -172,8 +172,8 @@ class Ledger:
         return granted
 
     def drawn(self, op: str) -> bool:
-        """Records that the noise of an operation is drawn, so that it may have touched data. True for the first such
-        call only.
+        """Records that an operation's noise is drawn, so that from now on it counts as having read data. True for the
+        first call only.
         """
         return self._advance(op, State.DRAWN, {})
 
@@ -293,7 +293,7 @@ class Ledger:
 
     @contextmanager
     def _reading(self) -> Iterator[Books]:
-        """The books, after records that were appended since are folded in."""
+        """The books (totals), brought up to date with records that others have appended."""
         db = self._db
         with self._mutex, refusals():
             books = self._books
@@ -307,7 +307,8 @@ class Ledger:
 
     @contextmanager
     def _turn(self) -> Iterator[Books]:
-        """One durable write transaction: it sees every earlier record, and is kept whole or not at all."""
+        """One durable write transaction: it starts from all earlier records, and is committed as a whole or not
+        at all."""
         db = self._db
         with self._mutex, refusals(), turnstile(self._place):
             if identity(self._place) != self._file:  # what is written to the old file now, nobody would ever read
