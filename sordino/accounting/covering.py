@@ -155,7 +155,7 @@ def bounded(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours
     stretched = [part.event if part.steps == 1 else part.event.stretched(part.steps) for part in parts]
     if all(event is not None for event in stretched):
         together = compact([event for event in stretched if event is not None])
-        listed |= _said(together, delta, neighbours, check)
+        listed |= _by_accountant(together, delta, neighbours, check)
     accountant = _tightest(listed)
     return Bounded(listed[accountant], accountant, listed)
 
@@ -168,7 +168,7 @@ def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) 
     return bounded(parts, delta, neighbours).epsilon
 
 
-def _said(event: Event, delta: float, neighbours: Neighbours, check: bool) -> dict[str, float]:
+def _by_accountant(event: Event, delta: float, neighbours: Neighbours, check: bool) -> dict[str, float]:
     """Epsilon of an event by each accountant that applies."""
     asked: list[EpsilonBound] = (checked if check else needed)(event, delta, neighbours)
     return {bound.accountant: bound.epsilon for bound in asked}
@@ -181,7 +181,7 @@ def _tightest(listed: dict[str, float]) -> str:
 
 def _alone(part: CountedPart, delta: float, check: bool) -> Bounded:
     unit, neighbours, number, event = part
-    listed = _said(event, delta, neighbours, check)
+    listed = _by_accountant(event, delta, neighbours, check)
     accountant = _tightest(listed)
     if number == 1:
         return Bounded(listed[accountant], accountant, listed)

@@ -46,8 +46,7 @@ class PrivateFilter(Filter):  # type: ignore[misc]
         self.epsilon, self.delta, self.clip, self.rounds = epsilon, delta, clip, rounds
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        """The reply to send: the noised update. Errors are logged at the site; the server learns only that there was
-        one."""
+        """The noised update, to be sent. Errors are logged at the site; the server learns only that there was one."""
         from nvflare.apis.dxo import DXO, DataKind, from_shareable
         from nvflare.apis.fl_constant import ReturnCode
         from nvflare.apis.shareable import make_reply
@@ -105,8 +104,7 @@ class PrivateAggregator(ModelAggregator):  # type: ignore[misc]
         self._uplink.check_left()
 
     def accept(self, shareable: Any, fl_ctx: Any) -> bool:
-        """True if a site's result is accepted; False where it is refused, so that the workflow continues with other
-        sites."""
+        """True if a site's result is accepted; False if it is refused: the workflow goes on with other sites."""
         try:
             return bool(super().accept(shareable, fl_ctx))
         except Exception as error:  # of a parser that reads what a stranger sent

@@ -86,9 +86,9 @@ class PrivateUplink:
         self._phase = PlannedRun(experiment, public, {"": coordinates}).phases[-1]
         self._own = (0,) if side == "client" else None  # a client's books believe the server nothing
         _ = self._phase.plan  # refuses settings whose guarantee would be false
-        self._found(side)
+        self._open_folder(side)
 
-    def _found(self, side: str) -> None:
+    def _open_folder(self, side: str) -> None:
         """Creates the run folder; an existing one must have the same terms, so that no budget is granted twice."""
         mine, phase = self.folder, self._phase
         agreement = phase.whole.agreement("")

@@ -118,8 +118,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return False
 
     def rests_on(self, name: str) -> str:
-        """Sentence for receipts: what must be true of the user's own code `name`, which processes rows of several
-        clients, for the guarantee to hold."""
+        """What must be true of a user's own code that processes rows of several clients, for the guarantee to hold."""
         return KEEPS.format(name)
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:

@@ -1,8 +1,7 @@
-"""Clean process: a process that has only imported torch and this library, started by `python -m
-sordino.algorithms.clean_process LINE`. A user's training function runs in forks of it.
+"""Clean process (`python -m sordino.algorithms.clean_process LINE`), in whose forks a user's training function runs.
 
-A request names the function and the network's architecture, as an experiment does, and holds the weights and the rows
-of one client, which only the fork reads.
+It has only imported torch and this library. A request names the function and the network's architecture, as an
+experiment does, and holds the weights and the rows of one client, which only the fork reads.
 """
 
 from __future__ import annotations

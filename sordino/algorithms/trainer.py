@@ -141,7 +141,7 @@ def trained_by(
     t: int,
     seed: int,
 ) -> Params:
-    """Calls the user's training function with seeded generators; returns the trained values of the parameters in
+    """Calls the user's training function with seeded generators; returns the trained values, by the names in
     `given`."""
     with seeded(seed), torch.enable_grad(), user_code.blamed():
         held = {n: v.clone() for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}

@@ -166,8 +166,7 @@ class AttackedRun:
     # the attacked round -----------------------------------------------------------------------------------------------
 
     def rounds(self, bare: bool, change: Change | None = None) -> Rounds:
-        """The run, replayed to just before the attacked round; `bare`: without protection, but after a protected
-        preparation."""
+        """The run, replayed up to the attacked round; `bare`: without protection, after a protected preparation."""
         kind = Bare if bare else Replay
         return _agreeing(kind(self.simulation, change, start=self.prepared.start)).until(self.asked.round - 1)
 
@@ -249,9 +248,9 @@ class AttackedRun:
         return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
 
     def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
-        """Views of all uploads of a replay for property inference. A random coin for each client decides whether it
-        trains on the half of its images with most of the property (`much`) or on the other half; the judge gets the
-        coins. Each `number` is a replay with other coins and noise."""
+        """Views of all uploads of a replay, each with a random coin for the judge: by it the client trains on the half
+        of its images with most of a property (`much`), or on the other half. Each `number` has its own coins and noise.
+        """
         key = keys.fold(self.key, "sided", number)
         coins = keys.coin(key, len(self.setup.public.sizes), 0.5).tolist()
 

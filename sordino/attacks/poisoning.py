@@ -81,8 +81,8 @@ class Poisoning(Attack):
 
 
 def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
-    """The verdict on a harmful attack. `figure`: a measure that grows with the harm; the attack succeeds if it raises
-    the run's own figure by more than `least`, and shows nothing if it does not raise that of the plain mean."""
+    """The verdict on an attack by a `figure` that grows with harm: it succeeds if the run's own grows by more than
+    `least`."""
     control = figure.control
     assert control is not None
     if control - figure.baseline <= least:

@@ -121,8 +121,8 @@ class CanaryDirections(Canaries):
 
     @abstractmethod
     def behind(self, planted: Mapping[int, Tensor], through: Through, sure: bool) -> AnyAlgorithm:
-        """The run's method, with canaries planted in its reader or uplink. `through` wraps the noise source; `sure`:
-        every sample includes every canary."""
+        """The run's method with canaries planted in its reader or uplink; `sure`: every sample includes every
+        canary."""
 
     @abstractmethod
     def seen(self, upload: Tree) -> Tensor | None:

@@ -135,8 +135,8 @@ class Guesses(NamedTuple):
 
 
 class TradeOff(Protocol):
-    """Trade-off curve of a mechanism: how rarely an attacker can err on one neighbour, given its errors on the other
-    one."""
+    """Trade-off curve of a mechanism: how rarely an attacker can err on one neighbour, given its errors on the
+    other."""
 
     def wrong(self, right: float) -> float:
         """Least probability of an event under one neighbour, if it has probability `right` under the other."""

@@ -217,8 +217,8 @@ class NoiseRead(NamedTuple):
 
 
 def noise_lacking(reads: Sequence[NoiseRead], told: ScoredCanaries, alpha: float) -> float:
-    """Lower confidence limit for the factor by which the noise that scores show is smaller than promised; above 1 it is
-    too small.
+    """Lower confidence limit for the factor by which the actual noise is smaller than promised; above 1 it is too
+    small.
 
     Secret sampling also varies the scores of present canaries, so under sampling only absent ones are used.
     """
@@ -248,8 +248,7 @@ def epsilon_by_overlap(promise: Guarantee, wrong: float) -> float:
         return 0.0
 
     def refuted(factor: float) -> bool:
-        """True if noise at this factor keeps the neighbours closer than observed: it would cost epsilon 0 at this
-        delta."""
+        """True if noise at this factor keeps neighbours closer than observed: at this delta epsilon would be 0."""
         released = quieter(promise, factor)
         assert released is not None
         if len(released) == 1 and isinstance(one := released[0].event, Response):  # exact, and at once

@@ -204,8 +204,7 @@ class Plan:
         return [client for client, _ in kinds(self.exposures, self.reads, *([] if levels is None else [levels]))]
 
     def _kinds(self) -> list[tuple[int, int]]:
-        """For each group of clients with the same prices: the number of participations, and the group's first
-        client."""
+        """Groups of clients with the same prices: number of participations, and first client, of each."""
         return [(self.exposures[client], client) for client in self.different]
 
     @cached_property

@@ -109,12 +109,12 @@ class Explicit:
 @dataclass(frozen=True)
 class Adaptive:
     """Shares that start low and grow when training stalls; each later participation keeps at least `floor` of an equal
-    share. The proof (a privacy filter) is for the epsilon of the whole budget: how much of it was spent depends on
-    releases.
+    share. The proof (a privacy filter) is for the epsilon of the whole budget, since releases decide how much of it is
+    spent.
 
-    What sets `stalled` may read released values only: the loss of the released model on a public set, or the norm of
-    the averaged noisy update against its expected noise norm. A trigger that reads raw client losses would itself be an
-    unaccounted release.
+    The trigger behind `stalled` may read released values only: the loss of the released model on a public set, or the
+    norm of the averaged noisy update against its expected noise norm. A trigger that reads raw client losses would
+    itself be an unaccounted release.
     """
 
     start: float = 0.5

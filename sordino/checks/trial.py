@@ -124,8 +124,7 @@ class Trial:
         return self.staged()
 
     def staged(self, *settings: tuple[str, ...]) -> list[Scene]:
-        """Builds test scenes anew, one for each given list of settings; by default one on digits and one on
-        quadratics."""
+        """Builds test scenes anew, one for each of these settings; by default one on digits, one on quadratics."""
         made = []
         for more in settings or ((), QUADRATIC):
             simulation = simulated(self.experiment(*more))

@@ -121,8 +121,7 @@ class AnyVerb(TyperCommand):
                 yield option, value or next((after for after in args[i + 1 : i + 2] if after[:1] != "-"), "VALUE")
 
     def refuse(self, option: str, value: str) -> None:
-        """Raises a helpful error if an unknown option is really a setting of experiments; the parser refuses all other
-        ones."""
+        """Raises a helpful error if an unknown option is really a setting of experiments; otherwise does nothing."""
         if _is_key(option[2:]):
             raise ConfigError(
                 f"{option} is not an option of this command",

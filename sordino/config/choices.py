@@ -81,8 +81,7 @@ def filled(made: Callable[..., T], table: Mapping[str, object], where: str) -> T
 
 
 def check_ranges(values: BaseModel, inside: str = "") -> None:
-    """Refuses numbers outside the range of their setting. A setting may be a list, with one number for each client
-    process."""
+    """Refuses numbers outside the range of their setting; a list holds one number for each client process."""
     for name, allowed in _ranges(type(values)):
         value, place = getattr(values, name), f"{inside}{name}"
         if value == []:

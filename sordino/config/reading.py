@@ -96,8 +96,7 @@ def parsed(override: str) -> tuple[str, Any]:
 
 
 def _word(override: str, text: str) -> str:
-    """Value of an override, given without quotes. A list of values is refused: that is a sweep, which needs several
-    runs."""
+    """Value of an override, given without quotes. A list of values (a sweep, for several runs) is refused."""
     if text.lstrip().startswith(("{", "[", '"', "'")):
         raise ConfigError(
             f"{override!r} is not valid TOML",

@@ -1,6 +1,5 @@
 """Image files: untrusted ones are decoded (known formats only, one channel depth, a bounded size, one error for every
-failure of a decoder), and decoded ones are cached on disk: one raw file per split, written once, opened as a memory
-map.
+failure of a decoder), and decoded ones are cached: one raw file per split, written once, opened as a memory map.
 
     magic, version, header length | sha256 of the header | JSON header, padded | labels, int64 LE | pixels
 

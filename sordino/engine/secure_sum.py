@@ -1,5 +1,5 @@
-"""Secure sum of uploads: the uplink's stages turn uploads into integers, and a channel (masks or encryption)
-adds them."""
+"""Secure sum of uploads: stages of the uplink turn them into integers, and a channel (masks or encryption) adds
+these."""
 
 from __future__ import annotations
 

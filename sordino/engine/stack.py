@@ -237,8 +237,7 @@ def differences(algorithm: Any, task: Task, like: Member) -> Differences:
 
 
 def _agree(algorithm: Any, task: Task, like: Member, allowed: Differences) -> bool:
-    """True where one call for three made-up clients with these differences gives the same uploads and states as one by
-    one."""
+    """True if one call for three made-up clients with these differences gives what one call for each gives."""
     few = _made_up(like, algorithm.work.batch_size or 4, allowed)
     try:
         first = algorithm.broadcast(algorithm.init(task, 0))

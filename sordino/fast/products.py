@@ -101,8 +101,7 @@ def _plain(a: Tensor, b: Tensor) -> bool:
 
 
 def _worth(a: Tensor, b: Tensor, columns: int) -> bool:
-    """True if oneDNN is worth using: it is faster on this processor, and the product is large. `columns`: of the
-    result."""
+    """True if oneDNN is faster on this processor, and the product is large enough. `columns`: of the result."""
     return a.numel() * columns >= LARGE and len(a) >= LEAST and _by_onednn() is not None and _plain(a, b)
 
 

@@ -30,8 +30,7 @@ canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fa
 
 
 class Place(NamedTuple):
-    """Position in a ledger, or in a site's answered rounds: the number of records so far, and the hash of the
-    last one."""
+    """Position in a ledger, or in a site's answered rounds: number of records so far, and hash of the last one."""
 
     length: int
     head: str
@@ -86,8 +85,7 @@ class Each(NamedTuple):
 
 
 class Caps(Mapping[str, Amount]):
-    """Caps on spending: for single clients, and one for a group of clients with equal caps. Other clients are
-    unlimited."""
+    """Caps on spending: for single clients, and one for a group with equal caps. Other clients are unlimited."""
 
     def __init__(self, single: Mapping[str, Amount], each: Each | None = None) -> None:
         self.single, self.each = single, each
@@ -158,8 +156,7 @@ class OperationStanding(NamedTuple):
 
 
 class Books:
-    """Totals of a ledger's records: spending and states of operations. Only `fold` changes them; spending never
-    falls."""
+    """Totals computed from a ledger's records. Only `fold` changes them; spending never falls."""
 
     def __init__(self, charter: Charter, caps: Caps) -> None:
         self.charter, self.caps = charter, caps

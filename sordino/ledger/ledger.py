@@ -307,8 +307,7 @@ class Ledger:
 
     @contextmanager
     def _turn(self) -> Iterator[Books]:
-        """One durable write transaction: it starts from all earlier records, and is committed as a whole or not
-        at all."""
+        """One durable write transaction: it sees all earlier records, and is committed as a whole or not at all."""
         db = self._db
         with self._mutex, refusals(), turnstile(self._place):
             if identity(self._place) != self._file:  # what is written to the old file now, nobody would ever read

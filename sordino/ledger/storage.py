@@ -143,7 +143,7 @@ def _create(place: Path, first: tuple[bytes, bytes]) -> None:
 
 
 def check_never_there(place: Path) -> None:
-    """Refuses to create a ledger where one has been: files that belonged to it still lie there."""
+    """Refuses to create a ledger where one has been before: files that belonged to it are still there."""
     left = [name for name in (f"{place}-wal", f"{place}-lock", f"{place}.key") if os.path.lexists(name)]
     if left and not os.path.lexists(place):  # in this order: what is left behind comes after the ledger
         raise LedgerError(
@@ -303,8 +303,8 @@ def _refused(code: str) -> LedgerError:
 
 
 def _unwritten() -> str:
-    """The error code for SQLITE_IOERR_WRITE, with which SQLite reports a limit on file sizes, a quota and a failed disk
-    alike: a full disk where the process has a limit on file sizes, else a failed disk.
+    """Error code for SQLITE_IOERR_WRITE, which SQLite reports for file size limits, quotas and failed disks alike:
+    "disk full" if this process has a file size limit, otherwise "disk failed".
     """
     return _FULL if limits_file_sizes() else _DISK
 
@@ -341,7 +341,7 @@ _BY_SYSTEM = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, errno.EFBIG: _FULL, errn
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turns errors of SQLite and of the file system inside the block into `LedgerError`s."""
+    """Context manager that turns errors of SQLite and of the file system into `LedgerError`s."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,5 +1,5 @@
-"""Evaluation after a round, on all test examples or on each client's own: every model of the server is scored after
-every chosen way of personalisation. The first way of the first model gives the headline score.
+"""Evaluation after a round, on all test examples or on each client's own. Each model of the server is scored with each
+chosen way of personalisation; the first way of the first model gives the headline score.
 
 Only the evaluator sees the scores; nothing here is sent. Scores of single clients are listed up to 10,000 clients;
 beyond, only their spread is given.
@@ -30,7 +30,7 @@ Score = Callable[[int, Sequence[Params], Sequence[str]], Mapping[int, Sequence[f
 
 
 class Modelled(Protocol):
-    """An algorithm, as far as evaluation uses it."""
+    """Interface of algorithms for evaluation: the models in a server state."""
 
     def models(self, s: Any) -> Mapping[str, Params]: ...
 
@@ -81,8 +81,8 @@ def check_shared(ways: Sequence[str]) -> None:
 
 
 def measured_way(algorithm: Modelled, ways: Sequence[str]) -> Way:
-    """The way of personalisation behind the headline score; "plain" where a method's own way is to use the global model
-    as it is."""
+    """The way of personalisation behind the headline score; "plain" if the method's own way is the global model as it
+    is."""
     first = next(iter(ways), "global")
     own = (algorithm.own_way or OWN) if isinstance(algorithm, OwnModels) else PLAIN
     effective = own if first == OWN else first
@@ -95,14 +95,13 @@ def measured_model(named: Sequence[str]) -> str:
 
 
 def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str], models: Sequence[str]) -> str:
-    """The model that was scored last in a run or, before the first evaluation, the one that will be."""
+    """Description of the model behind a run's scores: the one scored last, or at the start the one to be scored."""
     last = last_scored(run)
     return measured(measured_way(algorithm, ways), measured_model(models)) if last is None else last.measured
 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
-    """The first way of personalisation that needs only a client's examples, and no state of the client; None where
-    there is none."""
+    """The first way of personalisation that needs a client's examples only, not its state; None if there is none."""
     own = algorithm.own_way if isinstance(algorithm, OwnModels) else None
     each = (own if way == OWN else way for way in ways(algorithm, asked))
     return next((way for way in each if way not in (None, PLAIN)), None)
@@ -210,7 +209,7 @@ class Evaluator:
         return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
     def _more(self, params: Params) -> dict[str, Any]:
-        """The headline metric of the best constant prediction, and the requested scores over all test examples."""
+        """Scores over all test examples beside the first: those requested, and the best constant prediction's."""
         task, x = self.task, self.test.x
         beside = {"majority" if task.metrics[0] == "accuracy" else "baseline": self._constant}
         asked = tuple(dict.fromkeys((*task.always, *self.asked)))
@@ -250,7 +249,7 @@ class Evaluator:
 
     @cached_property
     def _constant(self) -> float | None:
-        """The headline metric of the best constant prediction."""
+        """Headline metric of the best constant prediction, as a baseline."""
         return self.task.constant(self.test)
 
     @cached_property

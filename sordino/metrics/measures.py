@@ -166,7 +166,7 @@ def flops_until(runs: Sequence[Metrics]) -> dict[int, float]:
 
 
 def paired_p(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Two-sided paired t-test over common seeds; None with fewer than two, or where all differences are equal."""
+    """P-value of a two-sided paired t-test over common seeds; None with fewer than two, or equal differences."""
     differences = [x - y for x, y in zip(a, b, strict=True)]
     if len(differences) < 2 or math.isclose(max(differences), min(differences), abs_tol=1e-12):
         return None

@@ -1,5 +1,5 @@
-"""Cost of a preparation (the phases before the training): the bytes of its messages, measured and by the publication's
-formula, in rounds of plain training; and the rounds that it saves on the way to a target score.
+"""Cost of a preparation (the phases before the training): bytes of its messages, as measured and by the publication's
+formula, expressed in rounds of plain training; and the rounds that it saves on the way to a target score.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHOWN = 4  # targets that were reached; then the next one, which was not
 
 
 class Plain(NamedTuple):
-    """Size of a message of plain training, which is the model and a header, and the number of clients in a round."""
+    """Cost of a round of plain training: the size of a message (the model and a header) and the number of clients."""
 
     message: int  # bytes, one way
     chosen: int  # clients of a round
@@ -32,7 +32,7 @@ class Plain(NamedTuple):
 
 
 class Sent(Fact):
-    """Bytes of all messages of one kind, beside the parameters and bytes that a published formula counts for them."""
+    """Bytes of all messages of one kind, as measured, beside the numbers by a publication's formula."""
 
     phase: str
     way: Way
@@ -74,8 +74,8 @@ class Cost(Fact):
 
 
 def in_front(preparation: Sequence[Played]) -> list[RoundRow]:
-    """Traffic and computation of a preparation as one round 0 without scores, which comes first in sums over rounds; []
-    without a preparation.
+    """Traffic and computation of a preparation, written as a round 0 without scores to put before the training's
+    rounds; [] without a preparation.
     """
     if not preparation:
         return []
@@ -98,8 +98,8 @@ def messages(
     formula: Formula | None,
     says: Mapping[str, tuple[str, str]],
 ) -> list[Sent]:
-    """Bytes of each phase's messages, down and up, measured and by the publication's formula; of the training those
-    beyond plain training. `says`: description of what goes down and up in each phase.
+    """Bytes of each phase's messages, down and up, as measured and by the publication's formula; for the training,
+    those that plain training would not send. `says`: descriptions of what goes down and up in each phase.
     """
     counted = {} if formula is None else formula.messages
 

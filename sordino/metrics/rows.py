@@ -1,7 +1,7 @@
-"""Rows of metrics.jsonl and preparation.jsonl, one for each round; and the headline metric of each kind of task, with
-its wording, its direction and its number format.
+"""Lines of metrics.jsonl and preparation.jsonl, one per round; and the headline metric for each kind of task, with its
+wording, direction and number format.
 
-None means not measured, or not visible to this reader: of a hidden cohort not even how many took part.
+None means not measured, or not visible to this reader: in a hidden cohort that includes how many clients took part.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Scores(Fact):
 
     @property
     def judged(self) -> Scores:
-        """The same scores, reduced to the headline metrics and the loss."""
+        """A copy with the headline metrics and the loss only."""
         return Scores(**{name: getattr(self, name) for name in HEADLINES})
 
     @property
@@ -127,7 +127,7 @@ class PreparedRow(Played):
 
 
 class RoundRow(Scores, Played):
-    """A line of metrics.jsonl; a round 0 stands for what was sent and computed before the first round."""
+    """A line of metrics.jsonl. Round 0 stands for all that was sent and computed before the first round."""
 
     model_norm: float | None = None
     seconds: float | None = None  # by the clock
@@ -138,7 +138,7 @@ class RoundRow(Scores, Played):
 
 
 class RoundCost(Fact):
-    """A line of costs.jsonl: seconds, kept apart from results because no two runs take the same time."""
+    """A line of costs.jsonl: seconds, in a file of their own, since they differ from run to run and results do not."""
 
     round: int
     seconds: float | None = None

@@ -1,7 +1,7 @@
 """Scores beside accuracy and loss, the library's and a user's own: ranking, detection and calibration of classes.
 
-Each is computed on all test examples together, by the evaluator alone. A score that is not a mean over examples cannot
-be put together from the scores of single clients, so none of them is asked of clients, and none travels.
+Each is computed on all test examples together, by the evaluator alone. A score that is not a mean over examples does
+not follow from scores of single clients, so clients are not asked for any, and none is sent.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ BINS = 15  # of calibration
 
 
 def auroc(p: Probabilities, y: Labels) -> float | None:
-    """Area under the ROC curve. Two classes: that of the second one. More classes: each against all others, averaged
-    over the classes that some examples have and others have not; None where there is no such class. Several labels:
-    each label by itself, averaged alike.
+    """Area under the ROC curve. With two classes that of the second; with more, each class against all others, averaged
+    over classes that some test examples have and some lack; None if there is no such class. With several labels per
+    example, each label by itself, averaged alike.
     """
     columns = [1] if y.ndim == 1 and p.shape[1] == 2 else range(p.shape[1])
     true, _ = _marks(p, y)

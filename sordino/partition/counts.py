@@ -53,7 +53,7 @@ FIXES = {
 
 
 def require(met: bool | np.bool_, bound: str, code: str) -> None:
-    """Refuses a partition that cannot be made; `bound` is the condition that fails, in words."""
+    """Raises an error unless `met`: the partition cannot be made. `bound`: the condition that fails, in words."""
     if not met:
         raise PartitionError("this partition cannot be made", why=bound, fix=FIXES[code], code=code)
 
@@ -257,8 +257,8 @@ class _Filling:
         return counts
 
     def _take(self, client: int) -> bool:
-        """Gives the client an unused example of that one of its classes, among those left, of which it holds least;
-        False where none is left.
+        """Gives the client one unused example: of its classes with any left, the one that it holds least of. False if
+        none is left.
         """
         held = self._held[client]
         left = [c for c in self._lists[client] if self._unused[c]]
@@ -270,8 +270,8 @@ class _Filling:
         return bool(left)
 
     def _take_over(self, client: int) -> bool:
-        """Gives the client an example of another client, random among the nearest, that can replace it or take one over
-        in turn; False where no chain ends in an unused example.
+        """Gives the client an example of another client, a random one of the nearest, which gets a replacement in the
+        same way; False if no such chain ends in an unused example.
         """
         giver: dict[int, tuple[int, int]] = {client: (client, -1)}  # who asked it, and for which class
         asked: set[int] = set()

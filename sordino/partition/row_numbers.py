@@ -1,5 +1,5 @@
-"""Row numbers of all clients together, as two arrays: a million clients cost an array of starts, not a million objects.
-And the partition in numbers: a table of counts, and a summary."""
+"""Row numbers of all clients, stored as two arrays: a million clients then need no million objects. Also a partition in
+numbers: a table of counts, and a summary."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Array = NDArray[Any]
 
 
 class RowNumbers(Sequence[Array]):
-    """Row numbers in the order of the clients, and where each client's begin; `rows[k]` is a view of those of
-    client k.
+    """Row numbers of each client, stored in one array with the start of each client's part; `rows[k]` is a view of
+    client k's.
     """
 
     def __init__(self, numbers: Array, starts: Array) -> None:
@@ -26,7 +26,7 @@ class RowNumbers(Sequence[Array]):
 
     @classmethod
     def of(cls, parts: Iterable[Array]) -> RowNumbers:
-        """The row numbers from one array per client."""
+        """Row numbers of all clients, given as one array for each."""
         if isinstance(parts, RowNumbers):
             return parts
         listed = [np.asarray(part, np.int64) for part in parts]
@@ -82,8 +82,8 @@ class RowNumbers(Sequence[Array]):
 
 
 def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
-    """The row numbers that a user's own scheme gives, each one of the `rows` rows and of at most one client: a row of
-    two clients would lose twice what the guarantee of one of them allows.
+    """Row numbers from a user's own scheme, checked: each is below `rows` and belongs to one client at most, since a
+    row of two clients would lose twice what the guarantee allows.
     """
     try:
         found = RowNumbers.of(parts)
@@ -108,7 +108,7 @@ def unfit(why: str) -> PartitionError:
 
 
 class RowCounts(Sequence[int]):
-    """Number of rows of each client, computed from the starts when asked."""
+    """Number of rows of each client, as a sequence; computed on access."""
 
     def __init__(self, starts: Array) -> None:
         self._starts = starts

@@ -71,8 +71,8 @@ class Scheme(ABC):
     def relabel(
         self, train_labels: Array, rows: RowNumbers, test_labels: Array, test_rows: RowNumbers, rng: Generator
     ) -> tuple[Array, Array, int]:
-        """The labels of training and test rows, as an anonymous scheme renumbers them for each client, and how many
-        labels there are.
+        """Labels of training and test rows, and the number of different labels. An anonymous scheme renumbers the
+        labels for each client.
         """
         return train_labels, test_labels, _classes(train_labels, test_labels)
 
@@ -143,8 +143,8 @@ class Classes(Scheme):
 
 @dataclass(frozen=True)
 class Active(Scheme):
-    """Exactly k classes and equally many examples per client (at most one more), every example used, classes of a
-    client as even as can be.
+    """Exactly k classes and equally many examples per client (at most one more), every example used, and each client's
+    classes as even as possible.
 
     Class lists as in `classes`, the same for training and test; random ones are drawn until equal sizes are possible.
     anonymous: every client numbers its own classes 0 to k - 1 in a random order, and the model has k outputs.

@@ -1,5 +1,5 @@
-"""Privacy accounts of a phase: sampled cohorts, prices, reservations, and the state of every release. `FederatedServer`
-is a subclass."""
+"""Privacy accounts of a phase: sampled cohorts, prices, reservations, and the state of every release. The server
+(`FederatedServer`) is a subclass."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Groups = list[tuple[list[int] | str, list[Claim]]]  # who, and what is claimed a
 
 @dataclass(frozen=True)
 class OpenRound:
-    """One round in the privacy accounts: `open` makes it, `reserve` adds prices, the clients that can pay, and
-    noise."""
+    """One round in the privacy accounts. `open` creates it; `reserve` adds prices, clients that can pay, and
+    the noise."""
 
     t: int
     rates: NDArray[np.float64] | None  # of its coins, where budgets are personal
@@ -50,7 +50,7 @@ class OpenRound:
 
 
 class LedgerRequest(NamedTuple):
-    """Charges and claims of one round, as they are put to the ledger."""
+    """Request of one round to the ledger: its charges and claims."""
 
     charges: dict[str, tuple[int, ...]]  # by principal
     groups: Groups
@@ -91,19 +91,19 @@ class Accounts:
         return range(self.population) if self.only is None else self.only
 
     def payer(self, client: int) -> int:
-        """The client whose spending is recorded for this one: where all pay the same price, one record serves all."""
+        """Client under whose number this client's spending is recorded: 0 for all if everyone pays the same price."""
         return 0 if self.plan.one_price else client
 
     def op(self, t: int) -> str:
         return of_round(self.run, t)
 
     def open(self, t: int) -> OpenRound:
-        """Round t before its cohort is drawn. Sampling rates may depend on what was spent until now."""
+        """Round t, before its cohort is drawn; its sampling rates may depend on earlier spending."""
         return OpenRound(t, self.plan.rates(t, self.spent))
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
-        """Price of this round for each active client. A client missing from the result abstains: the plan has nothing
-        left for it."""
+        """Price of this round for each active client. A client that is missing from the result has no budget left, and
+        abstains."""
         if self.plan.pricing is None:
             return dict.fromkeys(active)
         if self.plan.one_price:
@@ -117,7 +117,7 @@ class Accounts:
         return self.spent.get(client, self.plan.currency.zero())
 
     def may_be_asked(self, client: int) -> bool:
-        """True where this client may take part in a further round by the plan, or where nothing is priced."""
+        """True if the plan allows this client another round, or has no prices."""
         asked = self.exposures.get(self.payer(client), 0)
         return self.plan.pricing is None or asked < self.plan.exposures[client]
 
@@ -128,8 +128,8 @@ class Accounts:
         away: Callable[[int], bool] = lambda client: False,
         later: bool = False,
     ) -> list[int]:
-        """The cohort of a round: by a public order, by hidden sampling, at the rates of the plan where budgets decide
-        them, or the clients that a phase of a preparation requests.
+        """Draws the cohort of a round: by a public order, by hidden sampling, by the plan's rates under personal
+        budgets, or as requested by a phase of a preparation.
         """
         if isinstance(self.algorithm, RequestsClients):
             return sorted(self.algorithm.requested_clients(server))
@@ -141,9 +141,9 @@ class Accounts:
         return drawn if self.policy.hidden else self._redrawn(now.t, drawn, away, later)
 
     def _redrawn(self, t: int, drawn: list[int], away: Callable[[int], bool], later: bool) -> list[int]:
-        """The cohort with every client that is known to be `away` replaced by another one, as far as there are others.
-        It is for cohorts that are not hidden. Where others are lacking, and with `later`, clients that are away stay
-        drawn: they pay in these accounts beforehand, so the round can still ask them when others fail."""
+        """The cohort, with clients known to be `away` replaced by others as far as possible; for cohorts that are not
+        hidden. With `later`, clients without a replacement stay in: they pay in advance, so that the round can ask them
+        if others fail."""
         here = [k for k in drawn if not away(k)]
         if len(here) == len(drawn):
             return drawn
@@ -154,16 +154,16 @@ class Accounts:
         return sorted([*found, *itertools.islice(silent, len(drawn) - len(found))])
 
     def reserved_for_others(self, t: int, prices: Mapping[int, Price | None]) -> list[int]:
-        """Clients for which an earlier attempt at this round, cut short, had reserved budget, where they differ from
-        those asked now because other clients can be reached. Empty where they are the same, or nothing was reserved."""
+        """Clients for which an interrupted attempt at this round had reserved budget, if the round now asks others, as
+        other clients can be reached. Empty if they are the same, or nothing was reserved."""
         if self.plan.everyone_pays or self.ledger.state(self.op(t)) is None:
             return []
         before = self.ledger.entry(self.op(t))
         return [] if before.plan == self._digest(t, prices).hex() else sorted(named(before.note))
 
     def reserve(self, now: OpenRound, prices: Mapping[int, Price | None]) -> OpenRound:
-        """Reserves the round in the ledger, durably, before anything is read; returns it with the clients that could
-        pay.
+        """Reserves the round's cost in the ledger, durably, before any data are read; returns the round with the
+        clients that could pay.
         """
         asked = self._asked(now, prices)
         digest = self._digest(now.t, {} if self.plan.everyone_pays else prices)
@@ -184,8 +184,8 @@ class Accounts:
         return replace(now, prices=prices, granted=clients, central=central, draws=draws)
 
     def _asked(self, now: OpenRound, prices: Mapping[int, Price | None]) -> LedgerRequest:
-        """Request of one round to the ledger. In a hidden cohort every client pays in every round, drawn or not, so
-        that charges do not reveal who was drawn."""
+        """The round's request to the ledger. In a hidden cohort every client pays in every round, sampled or not, so
+        that charges do not reveal who was sampled."""
         if self.plan.one_price:
             price = self._shared_price(now.t)
             return LedgerRequest({EVERYONE: price.charge}, self._of_all(now, price), {self.payer(0): price})
@@ -208,7 +208,7 @@ class Accounts:
         return clients
 
     def _of_all(self, now: OpenRound, price: Price) -> Groups:
-        """The claims of a round about all clients, any of which may have taken part, grouped by sampling rate."""
+        """Claims of a round in which any client may have taken part: for all clients, grouped by sampling rate."""
         if now.rates is None:
             return [("*", self._claims(now, 0, price.multiplier))]
         levels, which = np.unique(now.rates, return_inverse=True)
@@ -253,13 +253,12 @@ class Accounts:
                     self._charge(k, charge)
 
     def cut_off(self, t: int) -> list[int] | None:
-        """Clients of an earlier attempt at this round that was cut short after its noise was drawn; None where there
-        was none.
+        """Clients of an earlier attempt at this round that was interrupted after its noise was drawn; None if there was
+        none.
 
-        Noise from a seed is drawn again as it was. Noise of the operating system is not: a second release of the round
-        would be one that nobody has paid for, so the round is lost, and its cost stays spent. Where the claims of the
-        round have no such noise nothing can be lost, and it is played again. A round whose release is already stored is
-        refused: it went on elsewhere.
+        Seeded noise can be drawn again exactly. Real noise cannot: repeating the round would be a second release that
+        nobody paid for, so the round is lost and its cost stays spent. If the round's claims involve no such noise, it
+        is repeated without loss. A round whose release is already stored is refused: it was continued elsewhere.
         """
         state = self.ledger.state(self.op(t))
         if not self.policy.real or state is None or state is State.RESERVED:
@@ -274,9 +273,9 @@ class Accounts:
         return named(note)
 
     def begin(self, now: OpenRound) -> None:
-        """Writes to the ledger, durably, that this round begins: before anything leaves a client, or before the server
-        draws noise. From here on noise may have been drawn, as another process with the same ledger can see. Only with
-        real noise."""
+        """Writes to the ledger, durably, that the round begins, before anything leaves a client or the server draws
+        noise. From then on its noise counts as drawn, also for other processes with the same ledger. Does nothing
+        without real noise."""
         if self.policy.real:
             first = self.ledger.drawn(self.op(now.t))
             if now.draws and not first:
@@ -285,7 +284,7 @@ class Accounts:
                 self.witness(self.ledger, self.op(now.t))
 
     def store(self, t: int, release: bytes) -> None:
-        """Fixes, in the ledger, the one content that this release will ever have."""
+        """Records in the ledger the digest of this round's release, which can never have another content."""
         self.ledger.stored(self.op(t), release)
 
     def publish(self, t: int) -> None:
@@ -318,8 +317,8 @@ class Accounts:
         ]
 
     def _held(self, claim: Claim, draws: int, gate: Reader | Uplink) -> Claim:
-        """The claim as it holds for these data and this noise: void where preprocessing reads private rows, under
-        conditions where user code is involved, and with a drift where the drawn noise is inexact."""
+        """The claim adjusted to these data and this noise: void if preprocessing read private rows, conditional if user
+        code is involved, with a `drift` if real noise is inexact."""
         if not claim.finite:
             return claim
         if self.void:
@@ -332,8 +331,8 @@ class Accounts:
         return claim.beside(drift=draws * self.coordinates * TABLE_ERROR) if inexact else claim
 
     def _amplifies(self, now: OpenRound, client: int) -> Callable[[Event, Adversary], Event]:
-        """Amplification of an event by the sampling of the cohort, for each adversary: by hidden Poisson sampling at
-        the client's own rate, or by the cohort scheme's own rule.
+        """Function (event, adversary) -> event that amplifies an event by client sampling: by hidden Poisson sampling
+        at the client's own rate, or as the cohort scheme defines it.
         """
         if self.algorithm.uplink.published:  # as if each client had tossed a coin
             rate = self.cohort.expected(self.population) / self.population
@@ -344,9 +343,9 @@ class Accounts:
         return lambda event, adversary: event if adversary == "server" or rate == 1 else Poisson(rate, event)
 
     def skipping(self, clients: Sequence[int], most: int) -> Iterator[None]:
-        """Iterates over the participation counts that the server may assume for these clients: the rounds that they
-        have paid for, and up to `most` more, since a client that was cut off has paid for fewer rounds than the server
-        asked it in. An iteration to the end restores the counts."""
+        """Tries the participation counts that these clients may have: the rounds they paid for, and up to `most` more,
+        since a disconnected client has paid for fewer rounds than the server asked it in. Counts are set during each
+        iteration, and restored after the last."""
         paid = {self.payer(k): self.exposures.get(self.payer(k), 0) for k in clients}
         for missed in range(most + 1):
             self.exposures.update({k: many + missed for k, many in paid.items()})
@@ -354,11 +353,11 @@ class Accounts:
         self.exposures.update(paid)
 
     def plans(self, t: int, entry: Entry, active: Sequence[int] | None = None, missed: int = 0) -> bool:
-        """True where the entry is what the experiment plans for round t after the rounds before it; the round is then
-        counted as paid.
+        """True if this ledger entry is what the experiment plans for round t, given the rounds before; the round then
+        counts as paid.
 
-        `active`: the clients that the round asks; None where these follow from more than the experiment, and the
-        entry's own are taken. `missed`: rounds that a client may have missed.
+        `active`: clients that the round asks; None if the experiment alone does not decide them: then the entry's own
+        are used. `missed`: number of rounds that a client may have missed.
         """
         told, who = parsed(entry.note), named(entry.note) if active is None else active
         now = self.open(t)

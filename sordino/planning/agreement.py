@@ -1,5 +1,5 @@
-"""agreement.json: the public numbers from which a plan is computed. With it, and without any data, everybody can
-recompute what a run promised.
+"""agreement.json: the public numbers from which a plan is computed. With it anybody can recompute what a run
+guarantees, without any data.
 
 It holds what the parties must agree on anyway: how many clients there are and how many examples each has, what an
 example looks like, how many numbers an upload has. `dataset` is a digest of all examples under a key that stays with
@@ -41,7 +41,7 @@ class AboutData(Fact, extra="forbid"):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The fields of `AboutData` alone, by their names."""
+        """The fields of `AboutData` alone, without those of a subclass."""
         return {name: getattr(self, name) for name in AboutData.model_fields}
 
     @model_validator(mode="after")

@@ -1,5 +1,5 @@
-"""`privacy plan` without data: a question in numbers becomes an experiment over public numbers. Its planner computes
-the noise from a budget or the budget from a noise multiplier, and alternatives within the same budget.
+"""`privacy plan` without data: computes the noise for a budget, or the budget for a noise multiplier, from numbers
+alone, with alternatives within the same budget. The numbers become an experiment over public sizes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Question:
 
     @property
     def turns(self) -> int:
-        """Number of rounds of the busiest client under round-robin sampling, without amplification."""
+        """Rounds in which the busiest client takes part, under round-robin sampling (no amplification)."""
         return -(-self.rounds * self.cohort // self.clients)
 
     @property
@@ -120,8 +120,8 @@ def ask(epsilon: float | None = None, noise_multiplier: float | None = None, **f
 
 
 def bought(multiplier: float, question: Question) -> float:
-    """The epsilon of a plan with this noise multiplier, by the accountant that calibrates it (`question.epsilon` is not
-    read)."""
+    """Epsilon of the plan in question with this noise multiplier, by the accountant that would calibrate it.
+    `question.epsilon` is ignored."""
     q = question
     check_multiplier(multiplier, "give a multiplier above 0: noise / sensitivity")
     try:
@@ -286,6 +286,6 @@ def _other_gates(phase: PlannedPhase) -> Iterator[tuple[str, list[str]]]:
 
 
 def untouched(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """Overrides, except those whose settings the changes set again."""
+    """Overrides, without those whose settings are set again in `changes`."""
     new = [change.partition("=")[0] for change in changes]
     return [o for o in overrides if not any((o.partition("=")[0] + ".").startswith(f"{path}.") for path in new)]

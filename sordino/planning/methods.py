@@ -42,7 +42,7 @@ class Methods:
 
     @cached_property
     def _made(self) -> AnyAlgorithm | Phased:
-        """The algorithm of the experiment, or its sequence of phases."""
+        """Algorithm of the experiment, or for a method with a preparation its sequence of phases."""
         table, name = self.experiment.algorithm, str(self.experiment.algorithm.get("name"))
         found = own_algorithm(name) if ":" in name else algorithm_named(name)
         choices = all_algorithms() if found is None else {name: found}  # what could have been meant
@@ -77,7 +77,7 @@ class Methods:
         return self.phases[-1]
 
     def needs(self) -> None:
-        """Refuses a run where a package is missing that its secure sums use."""
+        """Refuses a run if a package that its secure sums use is missing."""
         for algorithm in self.phases:
             if algorithm.uplink.secure is not None:
                 algorithm.uplink.secure.needs()
@@ -92,7 +92,7 @@ class Methods:
 
 
 def reads_plainly(algorithm: AnyAlgorithm) -> bool:
-    """True where the algorithm's reader gives examples unchanged. Another reader may depend on the client."""
+    """True if the algorithm's reader passes examples on unchanged, so that reading is the same for all clients."""
     return type(algorithm.read).open is Open.open
 
 

@@ -120,7 +120,7 @@ class PlannedPhase:
         return self.chosen.name if isinstance(self.chosen, Phase) else ""
 
     def run_of(self, run: str) -> str:
-        """The name that this phase of a run has on the wire and in the ledger."""
+        """Name of this phase of a run, in messages and in the ledger."""
         return of_phase(run, self.phase)
 
     @property
@@ -159,7 +159,7 @@ class PlannedPhase:
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
-        """The method, wrapped where a stage of its uplink learns from round to round."""
+        """The method, wrapped (`Adapting`) if a stage of its uplink adapts from round to round."""
         return adapting(self.method)
 
     @property
@@ -191,7 +191,7 @@ class PlannedPhase:
 
     @property
     def parameters(self) -> int:
-        """Numbers in the model; those of an upload where the model itself is not available."""
+        """Number of model parameters; the size of an upload if the model itself is not available."""
         return self.coordinates
 
     def _coordinates(self, algorithm: AnyAlgorithm) -> int:
@@ -221,7 +221,7 @@ class PlannedPhase:
 
     @cached_property
     def priced(self) -> PriceRequest:
-        """Request for the prices of this phase."""
+        """The facts about this phase from which its prices are computed."""
         what = self.algorithm, self.cohort, self.experiment.privacy, self.offers
         return PriceRequest(*what, self.public.sizes, self.coordinates, self.rounds)
 
@@ -245,8 +245,8 @@ class PlannedPhase:
 
     @cached_property
     def promising(self) -> Plan:
-        """The plan for which a ledger shared by all phases is created: that of a phase that spends the budget, else of
-        one that guarantees something, else of this phase.
+        """Plan that decides the subject and caps of a ledger shared by all phases: of a phase with a budget; if there
+        is none, of one with a guarantee, or else of this phase.
         """
         plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)
@@ -292,7 +292,7 @@ class PlannedPhase:
 
 
 def shown_rows(made: Experiment) -> tuple[str, ...]:
-    """The names of user code that processes rows: a network, a loss, parts of a method, a reader or an uplink. Names
-    are enough, so that a process that imports none of it gives the same result."""
+    """Names of user code that can see rows of data: networks, losses, parts of a method, readers and uplinks. Only
+    names are read, so a process that imports none of it gets the same result."""
     shown = made.algorithm, made.model, made.loss, made.read, made.uplink
     return tuple(dict.fromkeys(user_code.named(shown)))

@@ -1,7 +1,7 @@
 """Planner: what a phase will guarantee, who pays in each round, and how large its noise will be.
 
 It works on a `PlannedPhase`, so public numbers are enough: every round is reserved on a ledger in memory, as the run
-would reserve it, and nothing is trained. A site plans for itself alone, as if it were asked as often as it may pay for.
+would reserve it, and nothing is trained. A site plans for itself alone, as if it took part as often as it can pay.
 
 The noise of one upload is compared with the largest signal that it can carry. In a round's mean independent noises of
 the clients average out (`in_mean`), and one central noise is divided by the public denominator. All norms are root mean
@@ -50,8 +50,8 @@ R = TypeVar("R", bound=PlanRow)
 
 
 class ExpectedNoise(NamedTuple):
-    """Noise in the mean of a round: of gradients, before the step size, where records are protected; of updates where
-    clients are.
+    """Noise in a round's mean, compared with the largest signal: of gradients before the step size, if records are
+    protected; of updates, if clients are.
     """
 
     norm: float
@@ -100,7 +100,7 @@ class Planner:
 
     @cached_property
     def guarantees(self) -> list[Guarantee]:
-        """The rows of the receipt after the last planned round."""
+        """Guarantees after the last planned round, as the receipt would state them."""
         books = self.books
         # where everyone pays for every round, one client's row is everyone's
         alike = books.plan.one_price and not books.cohort.personal and not self._before
@@ -108,7 +108,7 @@ class Planner:
         return statement(self._notes, people, self.phase.experiment.privacy.delta, rows_per_key=rows)
 
     def by_budget(self, subject: Subject) -> dict[float, tuple[Sequence[int], Guarantee]]:
-        """The clients with each budget, and their row of the receipt; empty where all have the same budget."""
+        """Clients with each budget, and their guarantee; empty if all have the same budget."""
         budget, delta = self.phase.plan.budget, self.phase.experiment.privacy.delta
         levels = {} if budget is None else budget.levels()
         rows = of_groups(self._notes, self.books.population, delta, subject, list(levels.values()))
@@ -116,7 +116,7 @@ class Planner:
 
     @property
     def promise(self) -> Promised | None:
-        """The row of the receipt that the budget pays for; None where nothing is guaranteed."""
+        """The guarantee that the budget pays for; None if nothing is guaranteed."""
         if self.phase.plan.offer is None:
             return None
         subject = self.phase.plan.offer.subject
@@ -144,7 +144,7 @@ class Planner:
         return notes
 
     def row(self, kind: type[R], what: str, run: Sequence[str], promise: Promised | None, **more: object) -> R:
-        """A row for a table of plans, with `more` fields of its kind."""
+        """A row for a table of plans. `kind`: its class; `more`: the fields that this class adds."""
         phase, offer, people = self.phase, self.phase.plan.offer, len(self.phase.public.sizes)
         return kind.model_validate(
             {
@@ -171,16 +171,16 @@ class Planner:
         return max(first, key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
 
     def multiplier(self, client: int) -> float | None:
-        """The client's noise multiplier halfway through its rounds, or at the first one where spending adapts and later
-        ones are not known; None without a price."""
+        """The client's noise multiplier in the middle of its rounds; in its first round, if spending adapts to
+        releases. None if it has no price."""
         plan, times = self.phase.plan, self.phase.plan.exposures[client]
         price = plan.price(client, 0 if plan.adapts else times // 2, plan.currency.zero()) if times else None
         return None if price is None else price.multiplier
 
     @cached_property
     def expected_noise(self) -> ExpectedNoise | None:
-        """The noise in the mean of a cohort of the expected size, whose clients are weighted by how often the plan
-        draws them; None where nothing is noised, or by a reader whose noise is not known."""
+        """Noise in the mean of a cohort of the expected size; clients count as often as the plan samples them. None
+        without noise, or for a reader of unknown noise."""
         phase = self.phase
         plan, algorithm, slow, sizes = phase.plan, phase.algorithm, phase.experiment.stragglers, phase.public.sizes
         if plan.offer is None:
@@ -222,8 +222,8 @@ class Planner:
         return offer is not None and offer.subject.unit == "client" and self.phase.algorithm.uplink.central
 
     def loud_enough(self, at_delta: Callable[[float], PlannedPhase] | None = None) -> list[Enough]:
-        """Federations, grown from this one, in which the noise is small enough relative to the signal; without
-        `at_delta` only those with the same delta.
+        """Larger federations of the same kind, in which the noise becomes small relative to the signal. `at_delta`:
+        plan for another delta; without it only federations with the same delta.
         """
         offer, noise, delta, sizes = self.phase.plan.offer, self.expected_noise, self._delta, self.phase.public.sizes
         if offer is None or noise is None:
@@ -302,7 +302,7 @@ def of_uplink(uplink: Uplink, multiplier: float, coordinates: int) -> Loudness:
 
 
 def in_mean(stds: Sequence[float], weights: Sequence[float]) -> float:
-    """The deviation of one coordinate of the weighted mean of independent noises."""
+    """Standard deviation of one coordinate of a weighted mean of independent noises."""
     total = math.fsum(weights)
     return math.hypot(*(w * std for w, std in zip(weights, stds, strict=True))) / total if total else 0.0
 
@@ -311,7 +311,7 @@ def in_mean(stds: Sequence[float], weights: Sequence[float]) -> float:
 
 
 class Enough(NamedTuple):
-    """The smallest federation, grown with its cohort in proportion, in which noise / largest signal falls below
+    """The smallest federation (clients and cohort grown in proportion) whose ratio of noise to largest signal is below
     `below`.
     """
 
@@ -325,8 +325,8 @@ class Enough(NamedTuple):
 def enough(
     below: float, clients: int, cohort: float, delta: float, units: int, power: int, ratio: Callable[[float], float]
 ) -> Enough | None:
-    """The smallest federation in which noise / largest signal falls below `below`; None where it has more clients than
-    there are people.
+    """The smallest federation whose ratio of noise to largest signal is below `below`; None if it would have more
+    clients than there are people.
 
     At a fixed sampling rate and number of rounds the multiplier does not depend on the number of clients, so
     `ratio(delta)`, given for the present size, falls as 1/cohort (central noise, power 1) or 1/sqrt(cohort) (noise of

@@ -37,7 +37,7 @@ from sordino.types import Offer, Task
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """The method, cohort and sizes of a phase, from which its prices are computed."""
+    """Facts about a phase from which its prices are computed: method, cohort and sizes."""
 
     algorithm: AnyAlgorithm
     cohort: Cohort
@@ -63,9 +63,7 @@ class PriceRequest:
 
     @property
     def drift(self) -> float:
-        """The most by which real noise of a client may differ from the ideal law, in total variation over all
-        rounds.
-        """
+        """Bound on how far a client's real noise deviates from its ideal law, in total variation over all rounds."""
         several = math.ceil(self.cohort.expected(len(self.sizes))) if self.algorithm.uplink.shared else 1
         offer, _ = self.asks
         draws = several if offer.subject.unit == "client" else max(self.reads)
@@ -142,8 +140,8 @@ class PriceRequest:
 
 
 def check_price(plan: Plan) -> None:
-    """Refuses an own noise law whose pricing asks less of a budget than its own event costs: the plan would keep a
-    budget that the statement exceeds.
+    """Refuses a user's noise law whose pricing asks for less than its own event costs: the run would exceed its
+    budget.
     """
     offer, budget = plan.offer, plan.budget
     if offer is None or budget is None or isinstance(plan.pricing, NominalPrice):
@@ -164,15 +162,15 @@ def check_price(plan: Plan) -> None:
 
 
 def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
-    """Events of all participations of a client that takes part, and spends, as much as it may."""
+    """Events of all of a client's planned participations, if it spends as fast as it may."""
     for price in plan.prices(client):
         event = offer.mechanism.event(price.multiplier)
         yield Repeat(Poisson(offer.rate, event) if offer.rate < 1 else event, plan.reads[client])
 
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
-    """Refuses, before a run, a secure sum that could not add or open the uploads of its largest round, and one whose
-    single uploads the algorithm reads."""
+    """Refuses, before a run, a secure sum that cannot add or open the uploads of its largest round, or whose algorithm
+    must read single uploads."""
     if uplink.secure is None or uplink.grid is None:
         return
     if reads_each:
@@ -181,9 +179,8 @@ def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
 
 
 def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: float) -> float:
-    """The part of delta that real noise costs because it differs from the law that prices a budget. It is 0 with noise
-    from a seed; and on a ledger that several runs share, where the cap is that of all of them, and each run's statement
-    adds the part of its own noise."""
+    """The part of delta to set aside because real noise deviates from the ideal law that prices a budget. 0 for seeded
+    noise; 0 too on a ledger shared by several runs, where each run's statement adds its own part."""
     if not privacy.real or privacy.ledger is not None:
         return 0.0
     drift = math.fsum(one.drift for one in phases if any(typed is None for _, typed in one.offers))
@@ -191,7 +188,7 @@ def lacking_delta(phases: Sequence[PriceRequest], privacy: Privacy, epsilon: flo
 
 
 def check_reads(algorithm: AnyAlgorithm) -> None:
-    """Refuses a reader that does not give the kind of read that the algorithm asks for."""
+    """Refuses a reader that cannot answer the kind of read (batches, episodes, ...) that the algorithm asks for."""
     asked = OtherReads.of(algorithm).wants
     if asked == "rows" and algorithm.read.gives != asked:
         raise UnsoundGuarantee(
@@ -215,8 +212,8 @@ def check_reads(algorithm: AnyAlgorithm) -> None:
 def shared(
     phases: Sequence[PriceRequest], portions: Sequence[float], budget: Budget | None, alone: bool
 ) -> dict[int, tuple[float, Pricing | None]]:
-    """The phases whose noise one budget decides: the portion and the pricing of each, by its index; empty where there
-    is one phase, no budget or nothing to price. `alone`: no other run pays from the same ledger.
+    """Portion of the budget and pricing of each phase whose noise is calibrated by a shared budget, by its index; empty
+    if there is one phase, no budget or nothing to price. `alone`: no other run pays from the same ledger.
     """
     priced = [i for i, phase in enumerate(phases) if any(typed is None for _, typed in phase.offers)]
     if len(phases) == 1 or budget is None or not priced:
@@ -380,7 +377,7 @@ def check_secure(
 
 
 def too_few(population: int, rate: float, least: int) -> float:
-    """Probability that one client decides whether a Poisson-sampled round has at least `least` clients."""
+    """Probability that one client decides whether a Poisson-sampled round reaches `least` clients."""
     from scipy.stats import binom
 
     return float(rate * binom.pmf(least - 1, population - 1, rate)) if least > 1 else 0.0

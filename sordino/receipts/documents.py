@@ -1,5 +1,5 @@
-"""Documents about a run: a model card, and a record for the public registry of differential privacy deployments; with
-their evidence: its receipt, ledger, experiment and agreement, compared with each other.
+"""Documents about a run: a model card, and a record for the public registry of differential privacy deployments. Both
+rest on evidence: receipt, ledger, experiment and agreement, checked against each other.
 
 Names and their order are those of the template in its repository, opendp/deployments-registry-data, commit 057e5d81.
 Fields that no file of a run can fill stay empty, and are listed on top: a person has to fill them in.
@@ -142,7 +142,7 @@ def _number_of_units(found: Evidence, best: Guarantee) -> Json:
 
 
 def _model(best: Guarantee) -> str:
-    """Trust model in the registry's terms. A client that holds rows of several people is trusted by them."""
+    """Trust model in the registry's terms. If a client holds rows of several people, these trust the client."""
     if best.adversary != "server":
         return "Central"
     return "Local" if best.unit == "client" else "Federated"
@@ -224,8 +224,8 @@ def _plain(text: str) -> str:
 
 
 def as_yaml(told: Mapping[str, object]) -> str:
-    """Writes names and values as YAML, in their order. Every value but a text of several lines is written as JSON,
-    which is YAML too. YAML is never read here, because YAML parsers build the objects that a file names."""
+    """Writes names and values as YAML, in order. Values are written as JSON, which is valid YAML, except for texts of
+    several lines. YAML is never read here, because YAML parsers build the objects that a file names."""
     return "".join(f"{line}\n" for line in _lines(told))
 
 
@@ -265,7 +265,7 @@ COLUMNS = (
 
 
 class Evidence(NamedTuple):
-    """The facts that a document about a run may state."""
+    """Facts about a run from which documents are written, with the verdict of their verification."""
 
     receipt: Receipt
     experiment: Experiment
@@ -297,7 +297,7 @@ class Evidence(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Kind of the examples: image, table, or text, which is told by the model that reads tokens."""
+        """Kind of the examples: image, table or text; text is recognised by a model that reads tokens."""
         return "text" if self.experiment.model["name"] in ("text", "transformer") else self.public.kind
 
     @property

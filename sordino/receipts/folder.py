@@ -145,7 +145,7 @@ class RunFolder:
         return rows_of(self.preparation_file, PreparedRow)
 
     def found(self, path: Path, kind: type[AboutRun], fix: str) -> AboutRun | None:
-        """Findings of an attack or an audit of this run; None where there was none."""
+        """Results that an attack or an audit left in this run's folder; None if there are none."""
         if not path.exists():
             return None
         told = parsed(path, _text(path), kind, fix)
@@ -180,7 +180,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """True where the folder holds a file that only a run leaves. It may be damaged."""
+        """True if the folder holds a file that only a run writes; the run may be damaged."""
         return any(os.path.lexists(file) for file in (self.experiment_file, self.environment_file))
 
     def check(self) -> None:
@@ -195,7 +195,7 @@ class RunFolder:
             )
 
     def _near(self) -> list[str]:
-        """Runs beside this path, or in runs/, of a similar name."""
+        """Nearest run name that a mistyped path may mean, among runs beside it or in runs/; at most one."""
         places = (*self.path.parent.glob("*/environment.json"), *Path("runs").glob("*/environment.json"))
         names = {file.parent.name.lower(): str(file.parent) for file in places}
         return [names[name] for name in difflib.get_close_matches(self.path.name.lower(), names, n=1)]
@@ -242,7 +242,7 @@ class RunFolder:
 
 
 def absolute_folder(folder: str | Path) -> Path:
-    """Folder of a budget that another program keeps, which may start elsewhere the next time."""
+    """Absolute path of a folder in which another program keeps a budget; a relative path is refused."""
     place = Path(folder).expanduser()
     if not place.is_absolute():
         raise ConfigError(
@@ -289,7 +289,7 @@ def _text(path: Path, fix: str = FROM_A_COPY) -> str:
 
 
 def numbers(row: Mapping[str, object], prefix: str = "") -> dict[str, float]:
-    """Numbers of one round under flat names (`clients_mean`), without lists, which hold numbers of single clients."""
+    """Numbers of one round under flat names (`clients_mean`), without lists, which would name single clients."""
     found: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):

@@ -12,7 +12,7 @@ operating system keeps here
     events.jsonl     between sites: connections, requests and answers, with all addresses and reasons
     log.txt          remarks about the rows, for their owner
     evaluator-only.html, figures   the page of an evaluator
-    here             identity of this folder, so that a copy is noticed before it releases a round again
+    here             inode number of this file, so that a copied folder is noticed before it releases a round again
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NOT_TO_BE_SHARED = (
 
 
 def found(run: Path, clients: bool) -> None:
-    """Creates the private folder of a new run. `clients`: with the secret from which clients draw randomness that they
-    use all through the run."""
+    """Creates the private folder of a new run. `clients`: also the secret from which clients draw their run-long
+    randomness."""
     place = run / FOLDER
     place.mkdir(mode=0o700)
     write(place / README, NOT_TO_BE_SHARED.encode())
@@ -45,22 +45,22 @@ def found(run: Path, clients: bool) -> None:
 
 
 def settle(run: Path) -> None:
-    """Records which folder the run continues in, so that a copy of it is noticed."""
+    """Records that the run continues in this folder, so that copies of it are noticed."""
     place = run / FOLDER / HERE
     write(place, b"")
     write(place, str(place.stat().st_ino).encode())
 
 
 def check_place(run: Path, moved: bool) -> None:
-    """Refuse a copy of a run folder that would go on with real noise; `moved`: it has taken the original's place."""
+    """Refuses to continue a copied run folder with real noise. `moved`: accept it in the original's place."""
     if moved:
         settle(run)
     check_no_copy(run)
 
 
 def check_no_copy(run: Path) -> None:
-    """Refuse a run folder that is a copy, which the inode of its file `here` tells. A copy that is put back in place is
-    noticed by `runs.witness`.
+    """Refuses a copied run folder: the inode of its file `here` differs from the recorded one. A copy that is put back
+    in the original's place is noticed by `runs.witness`.
     """
     place = run / FOLDER / HERE
     try:
@@ -85,7 +85,7 @@ def secret_of(run: Path) -> bytes | None:
 
 
 def new_key() -> bytes:
-    """Random key for the digest that stands for a run's data, or secret of its clients."""
+    """A new random key, for the digest that stands for a run's data, or as the clients' secret."""
     return secrets.token_bytes(KEY)
 
 
@@ -97,7 +97,7 @@ def key_of_data(run: Path) -> bytes:
 def kept(
     place: Path, size: int, fix: str = "put the file back from a copy: without it, this run cannot continue"
 ) -> bytes:
-    """Reads a key or a secret; refuses another size, which would not protect."""
+    """Reads a key or secret from a file; refuses one of the wrong size, which would not protect."""
     try:
         found = place.read_bytes()
     except OSError as error:

@@ -89,7 +89,7 @@ def receipt(setup: PlannedPhase, federation: Accounts, environment: Environment,
 
 
 def _scored(environment: Environment) -> tuple[str, ...]:
-    """Assumptions about test metrics, which no guarantee of the receipt covers."""
+    """Assumptions to state about test metrics, which no guarantee covers."""
     if environment.clients is not None:
         return () if environment.shares_scores else (NOT_SHARED,)
     return (AT_THE_SERVER if environment.site else EVALUATION,)
@@ -117,8 +117,8 @@ def write_receipt(folder: Path, setup: PlannedPhase, federation: Accounts) -> Re
 
 
 def bind_page(folder: Path) -> bool:
-    """Add report.html to the files of the receipt; False, with nothing done, unless all other files are still those
-    that the run wrote: sealing the page must not seal a file that was put in place of another.
+    """Adds report.html to the files that the receipt covers. Returns False and does nothing if any other file is not
+    the one that the run wrote, since sealing the page must not seal a replaced file with it.
     """
     try:
         told, claimed = seal.claimed(folder), RunFolder(folder).receipt()
@@ -168,8 +168,8 @@ def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
 
 
 def _as_published(setup: PlannedPhase, row: Guarantee, rounds: int, budget: ReceiptBudget | None) -> Guarantee:
-    """Add to a nominal row the epsilon by the publication's own formula, and the epsilon over all rounds by the same
-    formula, where it is another.
+    """A nominal guarantee with the epsilon by the publication's own formula added; and, if it differs, that over all
+    rounds by the same formula.
     """
     if row.status != "nominal" or row.unit == "person":
         return row
@@ -287,8 +287,8 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
 
 
 def _of_all(values: Sequence[T], otherwise: T, people: int, everyone: bool) -> Mapping[T, int]:
-    """Number of clients with each value: `values` are those of the clients that took part or, where everyone pays
-    alike, of all; every other client has the value `otherwise`."""
+    """Counts clients by value. `values`: of the clients that took part (or, where everyone pays alike, of all); the
+    remaining clients have the value `otherwise`."""
     counted = Counter(dict.fromkeys(values, people) if everyone else values)
     counted[otherwise] += people - counted.total()
     return counted

@@ -39,7 +39,7 @@ class Environment(Fact):
 
 
 class Between(Fact):
-    """Spread of a number over clients."""
+    """Smallest, median and largest of a number over clients."""
 
     min: Number = Field(description="Of all clients.")
     median: Number = Field(description="Of all clients.")
@@ -119,7 +119,7 @@ class OfClient(Fact):
 
     @property
     def spent_share(self) -> float:
-        """Spent part of the budget: of its fullest component."""
+        """Share of the budget that is spent, in the component that is closest to its limit."""
         parts = () if self.granted is None else zip(self.spent, self.granted, strict=True)
         return max((part / limit for part, limit in parts if limit), default=0.0)
 
@@ -150,7 +150,7 @@ class Lifetime(Fact):
 
 
 class LeftInRun(Fact):
-    """Findings about a run that an audit or an attack left in its folder."""
+    """Base class for results that an audit or an attack stores in the folder of a run."""
 
     experiment: str  # its digest
 
@@ -209,7 +209,7 @@ def _events() -> Iterator[Json]:
 
 
 def _linked(part: Any) -> Any:
-    """The schema with a reference in place of every event."""
+    """The schema with each copy of the event schema replaced by a reference to it."""
     if part == AN_EVENT:
         return LINK
     if isinstance(part, dict):

@@ -1,7 +1,7 @@
 """Seal of a receipt: digests of the files beside it, fixed in the ledger together with the receipt's own digest.
 
-A forger who puts another model under a receipt, or edits a word of it, has to forge the ledger, too; against that there
-are signatures.
+To put another model under a receipt, or edit a word of it, a forger must forge the ledger too; signatures protect
+against that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _tables(folder: Path) -> list[str]:
 
 
 def claimed(folder: Path) -> Json:
-    """Reads the receipt as JSON, without validating it: its digest covers every word of it."""
+    """Reads the receipt as plain JSON, not as validated fields: its digest covers every word."""
     try:
         found = read_json(RunFolder(folder).receipt_file.read_text(encoding="utf-8"))
     except RecursionError:
@@ -72,7 +72,7 @@ def _content(path: Path) -> bytes:
 
 
 def still_shows(folder: Path, made: Receipt) -> bool:
-    """True where report.html belongs to the previous receipt, and nothing has changed since."""
+    """True if report.html is still valid for this receipt: unchanged, and made from a receipt with the same content."""
     try:
         before = claimed(folder)
         files = {name: value for name, value in before["files"].items() if name != PAGE}
@@ -107,14 +107,14 @@ def check_sealed(run: RunFolder) -> None:
 
 
 def absent(folder: Path, claimed: Json) -> list[str]:
-    """Files that the receipt names and the folder lacks: a receipt may be passed on without the model."""
+    """Files that the receipt names but the folder lacks, as a receipt may be shared without the model."""
     stated = claimed.get("files")
     names = stated if isinstance(stated, dict) else {}
     return sorted(str(name) for name in names if not os.path.lexists(folder / str(name)))
 
 
 def wrong(folder: Path, claimed: Json) -> list[str]:
-    """Files of the folder that differ from those of the receipt, or that the receipt does not name."""
+    """Files that differ from those of the receipt, or that it does not name; with the reason for each."""
     stated = claimed.get("files")
     if not isinstance(stated, dict):
         return ["files: the receipt names none"]
@@ -131,7 +131,7 @@ def wrong(folder: Path, claimed: Json) -> list[str]:
 
 
 def vouched(folder: Path) -> Receipt | None:
-    """Receipt of a run, if its ledger has sealed every word of it and has no entry since; None otherwise."""
+    """Receipt of a run if its ledger has sealed every word of it, and has no later entry; otherwise None."""
     mine = RunFolder(folder)
     mine.check()
     try:

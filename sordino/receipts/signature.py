@@ -1,11 +1,11 @@
 """Signature of a receipt by a site: Ed25519 over the bytes of privacy.json, in privacy.sig beside it; and the envelope
-that general tools check, DSSE around an in-toto statement (github.com/secure-systems-lab/dsse, in-
-toto.io/Statement/v1).
+that general tools check, DSSE around an in-toto statement (github.com/secure-systems-lab/dsse,
+in-toto.io/Statement/v1).
 
-A seal shows that receipt and ledger belong together; a signature, that they were not both made anew by someone else.
+A seal shows that receipt and ledger belong together; a signature, that nobody else has made both anew.
 
-The statement follows from the receipt alone, so whoever signs a receipt signs its envelope with it (`sign`),
-and anybody can put the envelope together later.
+The statement follows from the receipt alone: signing a receipt (`sign`) also signs its envelope, and anybody can put
+the envelope together later.
 """
 
 from __future__ import annotations

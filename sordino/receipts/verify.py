@@ -1,5 +1,5 @@
-"""Verify a receipt against its ledger, its experiment and the files beside it, trusting none of them, without data or
-models.
+"""Verify a receipt against its ledger, its experiment and the files beside it, without data or models; none of these is
+trusted.
 
 A receipt that holds shows: the chain is whole; every epsilon follows from the releases in it; every release is the one
 that the experiment plans, with the planned noise at the planned price; the files are those that were sealed. It does
@@ -144,8 +144,8 @@ def _below(a: float | str, b: float | str) -> bool:
 
 
 def _as_far_as_stated(name: str, value: Any, told: Json) -> Any:
-    """The value computed from the ledger, without the limits of an exact epsilon where the receipt leaves them out, as
-    it may."""
+    """The value computed from the ledger, reduced for comparison: a receipt may leave out the limits of an exact
+    epsilon."""
     stated = told.get(name)
     if name != "accountants" or not isinstance(stated, dict) or EXACT not in stated:
         return value
@@ -165,9 +165,9 @@ def _edited(experiment: Experiment, entries: list[Entry]) -> list[str]:
 
 
 def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], between: bool = False) -> list[str]:
-    """Releases whose claims (noise included) or whose price differ from the experiment's plan. This also finds a ledger
-    that was written anew as a whole. `between`: the run is between sites, where absent clients are not asked, and a
-    site may have missed rounds."""
+    """Releases whose claims (noise included) or price are not those that the experiment plans; this also finds a ledger
+    that was forged as a whole. `between`: sites took part, so absent clients were not asked, and a site may have missed
+    rounds."""
     wrong: list[str] = []
     for mine in (*setup.preparation, setup):
         with (again := mine.accounts(Accounts, "", ":memory:", "again", known.only)).ledger:
@@ -184,8 +184,8 @@ def _replayed(setup: PlannedPhase, known: Accounts, entries: list[Entry], betwee
 
 
 def _active(setup: PlannedPhase, again: Accounts, t: int) -> list[int] | None:
-    """Clients that a round asks; None where the experiment alone does not decide them: an algorithm may request
-    clients, and silent ones are replaced."""
+    """Clients that a round asks; None if the experiment alone does not decide them, because an algorithm requests
+    clients or silent ones are replaced."""
     if isinstance(setup.algorithm, RequestsClients) or setup.experiment.engine.network.timeout_s is not None:
         return None
     if setup.policy.hidden:
@@ -206,7 +206,7 @@ def _subject(row: Json) -> tuple[str, ...]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """True where two values are equal, numbers up to rounding: accountants may take another path through the events."""
+    """True if two values are equal, numbers up to rounding: accountants may add up in another order."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):

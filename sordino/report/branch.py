@@ -1,4 +1,4 @@
-"""Parts that reports add: commands, pages and figures."""
+"""Parts that this optional subpackage registers: commands, pages and figures."""
 
 PARTS = {
     "verbs": {

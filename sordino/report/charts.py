@@ -110,7 +110,7 @@ def lines(chart: Lines) -> Html:
 
 
 def _line(one: Line, how: dict[str, str], x: Scale, y: Scale) -> Html:
-    """A line and its band, stretched to the width of the chart; the dots of a line of few points are not stretched."""
+    """A line and its band, stretched to the chart's width; a line of few points has dots, which keep their shape."""
     places = [(1000 * x.part(spot.x), y.down(spot.y)) for spot in one.points]
     banded = [spot for spot in one.points if spot.spread is not None]
     upper = [(1000 * x.part(spot.x), y.down(spot.y + (spot.spread or 0.0))) for spot in banded]

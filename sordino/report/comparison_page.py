@@ -43,7 +43,7 @@ UNSAID = ("name", "seed", "engine")  # settings that are no difference between m
 
 
 class MethodFacts(Fact):
-    """One method as the page shows it: curve, guarantees, and its differing settings."""
+    """Facts about one method for the page: its curve, its guarantees, and the settings in which it differs."""
 
     name: str
     label: str  # of its line: the name, and the models that are scored where methods differ in it
@@ -54,7 +54,7 @@ class MethodFacts(Fact):
 
 
 class Tradeoff(Described):
-    """The score of a method beside a finite epsilon that it guarantees."""
+    """A method's score beside its guaranteed epsilon, if finite."""
 
     name: str
     score: float

@@ -54,8 +54,8 @@ PRICINGS: Mapping[str, NoisePricing] = {
 
 @dataclass(frozen=True)
 class Steps:
-    """Continuous noise rounded down to a grid: P[floor(noise) = k] as cumulative 64-bit thresholds, and the shape of
-    the density inside a step."""
+    """A continuous noise law in steps of a grid: P[floor(noise) = k] as cumulative 64-bit thresholds, and the shape of
+    the density within a step."""
 
     thresholds: NDArray[np.uint64]
     lowest: int
@@ -86,12 +86,12 @@ class Steps:
 
     @cached_property
     def _uneven(self) -> float:
-        """More than the probability of a carry and the fraction differ: s/8 if -log density changes by s in a step."""
+        """Upper bound on how far the probability of a carry is from the fraction itself."""
         k = np.arange(self.lowest, self.lowest + len(self.thresholds) + 1)
         return float(np.max(np.abs(self.slope(k)) + self.bend(k))) / 4
 
     def _places(self, words: NDArray[np.uint64]) -> NDArray[Any]:
-        """The number of thresholds up to each word. Many words are looked up by their first bits."""
+        """Index of the grid step for each random word: the number of thresholds up to it."""
         if len(words) < MANY and "_by_first_bits" not in vars(self):
             return np.searchsorted(self.thresholds, words, side="right")
         places = self._by_first_bits[(words >> np.uint64(64 - FIRST_BITS)).view(np.int64)]
@@ -105,20 +105,20 @@ class Steps:
 
     @cached_property
     def _ends(self) -> NDArray[np.uint64]:
-        """The first word of the next place, by place; of the last one, the last word of all."""
+        """For each index, the first random word of the next one; for the last index, the largest word."""
         return np.append(self.thresholds, np.uint64(2**64 - 1))
 
     @cached_property
     def _by_first_bits(self) -> NDArray[np.int32]:
-        """The place of all words with the same first bits; where it differs among them, the least one, inverted."""
+        """Index of all words with the same first bits; the smallest one, inverted, if they have several."""
         least = np.arange(1 << FIRST_BITS, dtype=np.uint64) << np.uint64(64 - FIRST_BITS)
         most = least + np.uint64((1 << 64 - FIRST_BITS) - 1)
         first, last = (np.searchsorted(self.thresholds, words, side="right") for words in (least, most))
         return np.where(first == last, first, ~first).astype(np.int32)
 
     def carry(self, k: NDArray[np.int64], fraction: Floats) -> Floats:
-        """The probability that the fractional part of the noise plus `fraction` is at least 1, given that its whole
-        part is k.
+        """Probability that noise with whole part k carries over into the next step: that its fractional part plus
+        `fraction` is at least 1.
         """
         a, q = self.slope(k), self.bend(k)
         # the integral of e^(-at - qt^2) about the centre, as a polynomial: a < 0.0023 and q < 3e-8, so what is left out
@@ -164,14 +164,14 @@ class NoiseLaw(ABC):
 
     @property
     def shared(self) -> IntegerNoiseLaw | None:
-        """The law for distributed noise, a sum of independent integer shares, with a pricing of its own; None where no
-        such sum is known."""
+        """The law for distributed noise, which clients add in integer shares; it has a pricing of its own. None if the
+        sum of shares of this law is not known."""
         return None
 
 
 class IntegerNoiseLaw(NoiseLaw):
-    """Base class of noise laws that can also be drawn as integers, for secure sums: in a law of your own, once it sets
-    `narrowest`, the scale in steps from which on it costs no more than its event."""
+    """Base class of noise laws that can also be drawn as integers, for secure sums. A law of your own must set
+    `narrowest`: the smallest scale, in steps, at which integer noise costs no more than its event."""
 
     narrowest: ClassVar[float] = math.inf
 

@@ -118,7 +118,7 @@ class System:
 
 
 class Kept(System):
-    """Noise from a client's own secret, the same each time it is drawn: for what a client randomises once in a run,
+    """Noise from a client's own secret, the same whenever it is drawn: for data that a client randomises once in a run,
     such as its images, and must repeat exactly after a crash.
     """
 
@@ -149,7 +149,7 @@ def for_client(of_round: NoiseSource, client: int) -> NoiseSource:
 
 
 def for_run(name: str, key: int, secret: bytes | None, client: int) -> NoiseSource:
-    """The noise source for what a client randomises once in a run, such as its images, and must repeat exactly after a
+    """Source of the noise that a client draws once in a run, such as for its images, and must repeat exactly after a
     crash. With `system` noise it needs the clients' secret.
     """
     if not is_real(name):

@@ -60,7 +60,7 @@ def taken(examples: Examples, rows: Tensor) -> Examples:
 
 
 def piles(own: int, public: int, work: Work, key: Key) -> Iterator[tuple[Tensor, Tensor]]:
-    """The client's own rows and the public rows of every batch, from one shuffled union of both, epoch after epoch."""
+    """The client's own rows and the public rows of each batch; every epoch shuffles the two together."""
     size = work.batch(own + public)
     for order, count in epochs(own + public, work, key):
         for i in range(count):

@@ -94,7 +94,7 @@ class ConvexStable(NoisyReader):
 
 @dataclass
 class StableShard(GradientsOnly[ConvexStable]):
-    """One client's examples during one round; all steps are answered as one read."""
+    """One client's examples during one round; all its steps together are one read."""
 
     _opened: bool = False
     _read: bool = False

@@ -55,8 +55,8 @@ _CLEAN: dict[str, _Clean] = {}  # clean processes, by module
 
 @dataclass(frozen=True)
 class Handed(Reader):
-    """A reader that passes all rows of a client to a function of the user's own. `process`: `fresh` calls it in a
-    process of its own for each client and round, `shared` in this one, where it may keep what it has compiled."""
+    """A reader that hands all rows of a client to the user's own function. `process`: `fresh` calls it in a new process
+    for each client and round; `shared` in this one, where compiled code may be reused."""
 
     process: Literal["fresh", "shared"] = "fresh"
 
@@ -93,7 +93,7 @@ class Handed(Reader):
 
 @dataclass
 class HandedShard(GuardedShard[Handed]):
-    """One client's rows during one round, for one call of a function."""
+    """One client's rows during one round, to be passed to one call of a function."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
@@ -104,8 +104,8 @@ class HandedShard(GuardedShard[Handed]):
         )
 
     def handed(self, to: Callable[[Examples], Params], elsewhere: Elsewhere | None = None) -> Params:
-        """The tensors that `to` computes from the rows, which it gets as the network takes them; `elsewhere` does the
-        same in a clean process, where a fork of this one cannot compute.
+        """Tensors that the function `to` computes from the rows, in the form that the network takes. `elsewhere` does
+        the same in a clean process, where this process cannot be forked.
         """
         x, y = self._examples
         rows = Examples(self._task.inputs(x), y.clone())
@@ -150,7 +150,7 @@ def _in_fresh_process(compute: Callable[[], Params]) -> Params:
 
 
 def _understood(said: bytes, status: int) -> tuple[dict[str, Any], Params]:
-    """Answer of a process, and the tensors in it; raises the error that the process has met."""
+    """Decodes a process's answer into its tensors; raises the error that occurred in the process."""
     from safetensors.torch import load
 
     head, _, tensors = said.partition(b"\n")
@@ -164,13 +164,13 @@ def _understood(said: bytes, status: int) -> tuple[dict[str, Any], Params]:
 
 
 class _Clean:
-    """A clean process: it was started with nothing of this one, and forks for each call before it is told anything.
+    """A clean process, which holds nothing of this one, and forks for each call before it receives the call's data.
 
-    For each call it is handed one end of a pair of sockets, through which its fork reads and answers.
+    Each call sends it one end of a pair of sockets, through which its fork reads the request and answers.
     """
 
     def __init__(self, module: str) -> None:
-        """`module`: answers calls (see `forking`)."""
+        """`module`: the program that answers calls (see `forking`)."""
         mine, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", module, str(its.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -218,7 +218,7 @@ def _in_clean_process(module: str, request: bytes) -> Params:
 
 
 def forking(line: socket.socket, compute: Callable[[bytes], Params]) -> None:
-    """Main loop of a clean process: a fork for each call, which alone reads what the call says."""
+    """Main loop of a clean process: it forks for each call, and only the fork reads the call's data."""
     while True:
         said, ends, _, _ = socket.recv_fds(line, 1 << 20, 1)
         if not ends:  # whoever asks is gone
@@ -275,8 +275,8 @@ def answer(compute: Callable[[], Params], write: int, parent: int) -> NoReturn:
 
 
 def _import(modules: Iterable[str]) -> None:
-    """Imports in this process what the function has imported in its own, so that the next fork has it from the start:
-    an optimiser of torch alone takes seconds.
+    """Imports what the function had imported in an earlier fork, so that later forks have it from the start: an
+    optimiser of torch alone takes seconds.
     """
     for name in modules:
         with contextlib.suppress(Exception):  # a name that nothing can be imported by

@@ -63,7 +63,7 @@ class MedianClip(Reader):
         return Claim.to_everyone("example", "replace", NonPrivate(UNBOUNDED), "nominal", why)
 
     def stated(self, rounds: int, delta: float, records: int) -> Stated:
-        """The leading term of the published composition, and the exact epsilon of the same releases."""
+        """Epsilon as published (the leading term of its composition), and the exact epsilon of the same releases."""
         releases = math.sqrt(self.rate * rounds) / self.sigma
         return Stated(scaffold_epsilon(rounds, delta, self.sigma, self.rate), epsilon_of(releases, delta))
 

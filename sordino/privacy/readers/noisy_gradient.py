@@ -166,7 +166,7 @@ class GuardedBatch:
 
 
 class GradientsOnly(GuardedShard[R]):
-    """A shard whose guarantee covers gradients of batches, and nothing else."""
+    """A shard that answers questions for gradients of batches, and refuses all others."""
 
     def refused(self, what: str) -> PrivacyError:
         return PrivacyError(
@@ -206,8 +206,8 @@ class NoisyShard(GradientsOnly[NoisyGradient]):
             yield BesidePublic(batch, taken(public, others), None, draws)
 
     def _rows(self, work: Work) -> Iterator[Tensor]:
-        """The rows of each read. Positions are drawn among the agreed number of rows; positions that hold no row are
-        left out.
+        """Rows of each read. They are drawn among as many positions as the client has announced; positions without a
+        row are left out.
         """
         for places in self._places(work):
             yield places[places < len(self._examples.y)]

@@ -1,5 +1,4 @@
-"""Reader without protection: every question of client code about examples is answered exactly, without noise, as the
-claims state."""
+"""Reader without protection: it answers every question about examples exactly, and its claims say so."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ from sordino.types import Examples, Losses, Params, Task, Tensor, Work
 
 @dataclass
 class PaddedShard(GuardedShard[Open]):
-    """One client of a stack. It answers what a local step asks for; any other question raises an error that ends the
-    stack.
+    """Examples of one client in a stack. It answers what local SGD needs; any other question raises an error, after
+    which the clients are computed one by one.
     """
 
     rows: Tensor = field(repr=False, kw_only=True)  # of the client's own, first of all
@@ -60,9 +60,7 @@ class PaddedShard(GuardedShard[Open]):
             yield from self._asked_live(self._epochs(mine.epochs, size, key, ready, place))
 
     def _asked_live(self, batches: Iterator[PaddedBatch]) -> Iterator[PaddedBatch]:
-        """The batches; an error where the algorithm does not ask whether a batch that may be padding alone is
-        `live`.
-        """
+        """The batches; an error unless the algorithm asks of each one whether it is `live`, or padding only."""
         for batch in batches:
             yield batch
             if batch.unasked:
@@ -140,7 +138,7 @@ if TYPE_CHECKING:
 
 
 class SharedPass:
-    """A few clients of one round, in order. The first one that reads computes the pass for all of them."""
+    """One pass through the network for several clients of a round; the first client that reads computes it for all."""
 
     def __init__(self, task: Task, clients: Mapping[int, Examples], down: Tree) -> None:
         self._task, self._clients = task, clients

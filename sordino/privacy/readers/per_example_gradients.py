@@ -5,11 +5,10 @@ gradient at its output; its norm and any weighted sum of such gradients follow f
 et al., ICLR 2022). Layers that are not in `RULES`, and modules that share parameters, take the slow exact path in
 chunks.
 
-A clip bounds the influence of one example only where its gradient depends on no other example. No numerical test can
-show that of a user's program, so none is made: every example is passed through the losses as a batch of its own.
+A clip bounds the influence of one example only where its gradient depends on no other example. No test can show that
+for a user's program, so none is relied on: each example goes through the losses as a batch of its own.
 `torch.func.vmap` does this for all examples in one call; where it cannot (a branch on a value, a random draw), a loop
-does. Which path computes the gradient is a question of correctness, not of privacy; it is decided once, by comparing
-the paths on random input.
+does. The choice of path affects correctness, not privacy; it is made once, by comparing the paths on random input.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ warnings.filterwarnings("ignore", "There is a performance drop because we have n
 
 @dataclass
 class Tape:
-    """A record of one forward pass of one example. A tap is added to each layer's output, so that the gradient can be
-    taken there.
+    """Record of one example's forward pass: inputs and outputs of layers. A tap (a zero) is added to each output, and
+    the gradient at the tap is the gradient at the output.
     """
 
     taps: Params
@@ -116,7 +115,7 @@ def fast_sum(
 
 
 class Sides:
-    """Input and output gradient of every layer for a batch of examples, and the clip factors of each example.
+    """Input and output gradient of each layer for a batch of examples, and each example's clip factor.
 
     clip: the bound on the norm of an example's whole gradient. None: each parameter is clipped on its own, to the
     median norm over the batch, which is not private.

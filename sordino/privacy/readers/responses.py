@@ -84,7 +84,7 @@ class Responses(Open):
 
     @property
     def each(self) -> float:
-        """The epsilon of one value."""
+        """Epsilon of the response for one value."""
         return (
             self.epsilon if self.of == "value" else rr.split_evenly(self.epsilon, self._values, self.delta, self.levels)
         )

@@ -78,9 +78,9 @@ def _check_counts(**counts: int) -> None:
 
 @dataclass(frozen=True)
 class OwnNorm(AsPublished):
-    """Noise in proportion to each layer's own norm. mu: the published budget, or (lo, hi): `levels` evenly spaced
-    budgets, dealt to the clients. sigma: a fixed noise scale, in place of mu. clip: a fixed radius, in place of the
-    norm.
+    """Noise in proportion to each layer's own norm, as published. mu: the published budget, or (lo, hi): `levels`
+    evenly spaced budgets, dealt to the clients. sigma: a fixed noise scale, in place of mu. clip: a fixed radius, in
+    place of the norm.
     """
 
     mu: float | tuple[float, float] = 0.25
@@ -163,10 +163,10 @@ class UpdateLevel(OwnNorm):
 
 @dataclass(frozen=True)
 class UserLevel(AsPublished):
-    """A clip to the median norm, with noise that keeps epsilon "constant": it grows from round to round (`horizon`
-    None), or has from the start the size for `horizon` rounds.
+    """Clip to the median norm, with noise sized to keep epsilon "constant": for the rounds so far, so that it grows
+    (`horizon` None), or for `horizon` rounds from the start.
 
-    clip: fixed, or None: the median norm of the round before, `first` in the first one.
+    clip: a fixed norm, or None: the median norm of the round before; `first` in the first round.
     """
 
     epsilon: float = 10.0
@@ -212,7 +212,7 @@ class UserLevel(AsPublished):
 
     @property
     def _multiplier(self) -> float:
-        """Deviation of the noise over its sensitivity in this round."""
+        """Noise multiplier of this round: standard deviation over sensitivity."""
         return udp_multiplier(self.horizon or self._round + 1, self.epsilon, self.delta, self.rate)
 
     def decode(self, y: Tree, like: Tree) -> Tree:
@@ -300,7 +300,7 @@ class Discounted(UserLevel):
 
 @dataclass(frozen=True)
 class Beside(OneField, AsPublished):
-    """Published noise on one field of an upload; the other fields are exact client state. For diagnosis only."""
+    """Published noise on one field of an upload; the others are exact client state. For diagnosis only."""
 
     @property
     def reasons(self) -> tuple[str, ...]:

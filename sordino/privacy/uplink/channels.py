@@ -1,5 +1,5 @@
-"""Interfaces of secure sums, as stages and rounds use them; the implementations are in the optional subpackage
-`secagg`."""
+"""Interfaces of secure sums, for stages of the uplink and for rounds; the optional subpackage `secagg`
+implements them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ Messages = Callable[[Sequence[int]], Sequence[bytes]]  # one for all these clien
 
 
 class TakeStep(Protocol):
-    """Runs a step of a masked round with the clients that have taken every step before, in this process or at sites,
-    and passes the message of each to `receive`.
+    """Function that runs one step of a masked round: with all clients that took the steps before, here or at sites.
+    Each client's message is passed to `receive`.
     """
 
     def __call__(self, step: Step, messages: Messages, receive: Callable[[int, bytes], None]) -> None: ...
@@ -65,8 +65,8 @@ class MaskedChannel(Channel, Protocol):
     """A masked sum, whose clients may be at sites."""
 
     def open(self, t: int, among: int, size: int, model: bytes, clients: Callable[[Any], TakeStep]) -> Opened:
-        """Opens the sum of round t, which `among` clients begin. `size`: integers of an upload; `model`: digest of the
-        broadcast; `clients`: makes, for a session, the function that takes its steps with the clients.
+        """Opens the sum of round t, begun by `among` clients. `size`: integers of an upload; `model`: digest of the
+        broadcast; `clients`: from a session of the protocol to the function that runs its steps.
         """
         ...
 

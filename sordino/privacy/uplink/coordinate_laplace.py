@@ -68,7 +68,7 @@ class ClipCoordinates(Stage):
 
 @dataclass(frozen=True)
 class Flag(Stage):
-    """A flag beside the upload: one more number, which is 1 with probability `wants`."""
+    """Adds one number to the upload, a flag for wanting central noise: 1 with probability `wants`."""
 
     wants: float = 0.5
 
@@ -144,7 +144,7 @@ class CoordinateLaplace(Stage):
         return _noised(total, scale, source) if self._wanted(total, len(weights), source.child("flags")) else total
 
     def _wanted(self, x: Tree, clients: int, source: NoiseSource) -> bool:
-        """True where some flag is 1 after the server has flipped each 0 at random, or where uploads carry no flags."""
+        """True if noise is to be added: a flag is 1, after random flips of 0 flags, or uploads have no flags."""
         return not self.flagged or bool(x.flag > 0) or bool(source.coins(clients, self.flip).any())
 
 

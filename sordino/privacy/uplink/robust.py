@@ -86,8 +86,8 @@ class TrimmedMean(RobustStage):
 
 @dataclass(frozen=True)
 class Krum(RobustStage):
-    """The upload nearest to its nearest others; with `keep` above 1 the mean of the `keep` uploads for which these
-    distances are smallest (Multi-Krum).
+    """The upload closest to its nearest neighbours; with `keep` above 1 the mean of the `keep` closest ones
+    (Multi-Krum).
     """
 
     keep: int = 1
@@ -110,7 +110,7 @@ class Krum(RobustStage):
 
 @dataclass(frozen=True)
 class NearestMixing(RobustStage):
-    """Every upload becomes the mean of the n - f nearest to it, itself among them, before another rule."""
+    """Replaces each upload by the mean of the n - f uploads nearest to it, itself included, before another rule."""
 
     @property
     def ends(self) -> bool:
@@ -124,8 +124,8 @@ class NearestMixing(RobustStage):
 
 @dataclass(frozen=True)
 class NormBound(RobustStage):
-    """Every upload is scaled down to a norm of at most `radius`, before it is weighted. f false uploads then move the
-    mean by at most f times this norm times the weight share of one of them.
+    """Scales each upload down to a norm of at most `radius`, before weighting. f false uploads then move the mean by at
+    most f times this norm times the weight share of one of them.
     """
 
     radius: float | None = None  # None: the median of the lengths of the round

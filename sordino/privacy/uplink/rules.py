@@ -27,8 +27,8 @@ NOMINAL = "noise as published, whose size follows from no proved bound"
 
 @dataclass(frozen=True)
 class Links:
-    """The stages of an uplink in their order, checked by the rules for their combinations. denominator: `received`
-    divides by the weights that arrived (only without central noise), `expected` by a public constant.
+    """The stages of an uplink in order, checked against the rules for combining them. denominator: `received` divides
+    the sum by the weights that arrived (only without central noise), `expected` by a public constant.
     """
 
     client: tuple[Stage, ...] = (Weigh(),)
@@ -153,7 +153,7 @@ class Links:
         return [self._unread(claim, multiplier) for claim in made]
 
     def _seen_by(self, adversary: Adversary, claim: Claim, amplify: Callable[[Event, Adversary], Event]) -> Claim:
-        """The claim of noise on a sum, amplified where this adversary cannot see who takes part."""
+        """Claim of noise on a sum, amplified by client sampling if this adversary cannot see who takes part."""
         if not self.central:
             return claim
         event = amplify(claim.event, adversary)
@@ -162,7 +162,7 @@ class Links:
         return claim.beside(event=event)
 
     def _unread(self, claim: Claim, multiplier: float | None) -> Claim:
-        """The claim as it holds under a secure sum, where the server cannot read single uploads."""
+        """The claim as it changes under a secure sum, where the server cannot read single uploads."""
         secure, noise = self.secure, self.noise()
         if secure is None or (noise is not None and not self.central and claim.adversary == "server"):
             return claim
@@ -181,8 +181,8 @@ class Links:
         return _claim(neighbours, "server", event, "conditional", (*more, *because))
 
     def trusted(self, claim: Claim) -> Claim:
-        """The claim under the assumption that the server adds its noise and draws the cohort as promised, where the
-        claim rests on that."""
+        """The claim with the assumptions that it needs about the server: that it adds its noise, and samples the
+        cohort, as promised."""
         if claim.adversary == "server" or isinstance(claim.event, NonPrivate):
             return claim
         noised = bool(private(self.server)) or self.per_coordinate is not None
@@ -200,9 +200,7 @@ class Links:
 
 
 def arranged(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """The stages, completed by those that others need: quantisation before a secure sum, and a threshold for shares of
-    noise.
-    """
+    """The stages with those added that they need: quantisation before a secure sum, a threshold for shares of noise."""
     secure = next((stage for stage in stages if isinstance(stage, SecureStage)), None)
     shares = [i for i, stage in enumerate(stages) if isinstance(stage, NoiseShare)]
     if secure is not None and not any(isinstance(stage, Quantise) for stage in stages):
@@ -221,8 +219,8 @@ def _after(links: Links, first: type[Stage]) -> tuple[Stage, ...]:
 
 
 def _reading(links: Links) -> Stage | None:
-    """The first stage for which the server must see single uploads, not only their sum: it learns from them, or it is
-    one of the server's own stages.
+    """First stage for which the server must read single uploads: one that learns from them, or one of the
+    server's own.
     """
     stages = (*links.client, *links.server)
     return next((s for s in stages if s.reads_each and (s.learns or s in links.server)), None)
@@ -235,7 +233,7 @@ def _beyond_integers(links: Links) -> Stage | None:
 
 
 def _quiet(links: Links) -> bool:
-    """True where a secure sum may open with so few uploads that their shares of noise add up to too little."""
+    """True if a secure sum may be opened with so few uploads that their shares of noise are too little."""
     survivors = next((stage.survivors for stage in links.client if isinstance(stage, NoiseShare)), 0)
     return isinstance(links.secure, Aggregated) and (links.secure.threshold or survivors) < survivors
 

@@ -68,7 +68,7 @@ class SecureStage(Stage, ABC):
 
     @property
     def mode(self) -> str:
-        """Protection of uploads: "full" where every upload is protected, "probe" where one upload in a round is."""
+        """Which uploads are protected: "full" means all of them, "probe" one in each round."""
         return "full"
 
     @property
@@ -89,14 +89,14 @@ class SecureStage(Stage, ABC):
 
     @abstractmethod
     def seen(self, shared: Event | None, central: bool) -> tuple[Event, tuple[str, ...]]:
-        """The event of what the server sees, and the reasons. `shared`: the event of noise in shares; `central`: the
-        server itself adds noise.
+        """Event for what the server sees under this stage, with reasons. `shared`: the event of noise that clients add
+        in shares; `central`: the server adds noise itself.
         """
 
     @abstractmethod
     def assumed(self, shares: bool, hidden: bool) -> tuple[str, ...]:
-        """Assumptions of claims against adversaries other than the server. `shares`: the noise is in shares; `hidden`:
-        the claim covers who took part.
+        """Assumptions of this stage in claims against adversaries other than the server. `shares`: clients add noise in
+        shares; `hidden`: the claim relies on nobody seeing who took part.
         """
 
 

@@ -26,9 +26,7 @@ SLACK = 1 + 1e-6  # a clip to C lands at C/SLACK, so that float32 rounding canno
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the uplink. By default it passes uploads on unchanged, with weight 1, and decodes sums to
-    themselves.
-    """
+    """One stage of the uplink. By default uploads pass unchanged, with weight 1, and so do their sums."""
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
         return bound
@@ -43,8 +41,8 @@ class Stage:
         return x
 
     def decode(self, y: Tree, like: Tree) -> Tree:
-        """The sum of the inputs of `encode`, computed from the sum `y` of its outputs; `like` has the structure of the
-        result."""
+        """Undoes `encode` on a sum: from the sum `y` of encoded uploads to the sum of uploads. `like`: the structure of
+        the result."""
         return y
 
     @property
@@ -68,8 +66,8 @@ class Stage:
         return False
 
     def begin(self, x: Tree, model: Params) -> Tree:
-        """The public numbers with which the stage starts, from the structure of what it encodes and the model of the
-        first round.
+        """Public numbers with which a stage that adapts starts, from the structure of its uploads and the first
+        model.
         """
         return ()
 
@@ -78,8 +76,8 @@ class Stage:
         return self
 
     def learn(self, mean: Tree, like: Tree, std: float, each: Sequence[Tree]) -> Tree:
-        """The public numbers of the next round, from the release of this one: its mean before `decode`, and the
-        deviation of the noise in a coordinate of that mean.
+        """Public numbers for the next round, from this round's release. `mean`: the noised mean before `decode`; `std`:
+        deviation of its noise per coordinate.
         """
         return ()
 
@@ -220,8 +218,8 @@ def private(stages: Sequence[Stage]) -> list[Noise]:
 
 @dataclass(frozen=True)
 class OneField(Stage):
-    """A stage for one field of an upload. It bounds nothing about the upload as a whole, because the other fields
-    stay as they are.
+    """Applies a stage to one field of an upload. It bounds nothing for the upload as a whole, as the other fields stay
+    as they are.
     """
 
     stage: Stage

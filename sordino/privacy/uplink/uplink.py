@@ -179,14 +179,14 @@ class Uplink(Links):
         return Summed(tree.like(total, [t.sum() for t in sums]), who, kept=kept or [])
 
     def unbounded(self, coordinates: int) -> bool:
-        """True where one upload can move the sum without limit. Where it is clipped, or noised by its client, an upload
-        that is not finite counts as zero.
+        """True where one upload can move the sum without limit: it is neither clipped nor noised by its client.
+        Elsewhere an upload that is not finite counts as zero.
         """
         return not private(self.client) and math.isinf(self.bound(coordinates).l2)
 
     def _admit(self, upload: Tree, bound: Bound, reach: float) -> Tree:
-        """A client's contribution to the sum: zero where it exceeds the bound of its own stages. Honest uploads pass
-        bit for bit.
+        """The upload as it enters the sum: unchanged, bit for bit, or zero if it exceeds the bound of its own
+        stages.
         """
         if private(self.client):
             kept = tree.finite(upload)  # the bound held before the noise; only numbers can be asked for now
@@ -198,7 +198,7 @@ class Uplink(Links):
         return upload if kept else tree.zeros_like(upload)
 
     def _looks(self, zero: Tree) -> list[Tree]:
-        """The structure of an upload before every stage, and after the last one."""
+        """Structure of an upload before each client stage, and after the last one."""
         looks = [zero]
         for stage in self.client:
             looks.append(stage.shape(looks[-1]))
@@ -230,7 +230,7 @@ class Uplink(Links):
         return [self.opened(u, zero, w) for u, w in zip(uploads, weights, strict=True)]
 
     def opened(self, upload: Tree, zero: U, weight: float) -> U:
-        """One upload, decoded, without its weight: what a receiver of single uploads can read."""
+        """One upload, decoded, without its weight: what anyone who receives it by itself can read."""
         opened: U = self._decode(upload if weight == 1.0 else tree.scale(1 / weight, upload), zero)
         return opened
 
@@ -252,7 +252,7 @@ BUNCH = 1 << 10  # rows of a span that are multiplied out together
 
 
 class Total:
-    """A sum of leaves in float64. Spans (lazy products) are multiplied out for many clients at a time."""
+    """Running sum of tensors in float64; factored ones (`Span`) are multiplied out for many clients at a time."""
 
     def __init__(self, zero: Tensor) -> None:
         self._sum, self._rows = zero, 0
