@@ -10,9 +10,9 @@ A discrete Gaussian is accounted for by Renyi divergences alone: the curve of ep
 does not hold for it. Under a Poisson sample its divergences are known at whole orders, where the moments of both laws
 agree term by term.
 
-rdp and pld are computed by dp-accounting. Ours are the inputs, and the losses of a sampled Gaussian, which equal theirs
-to the bit and are computed faster. Each number is an upper bound of its own, so the smallest is valid too, and two that
-differ by more than their looseness reveal a bug.
+rdp and pld are computed by dp-accounting from inputs that this module prepares. Loss distributions of sampled Gaussians
+are computed here, faster and bit for bit the same. Each number is an upper bound of its own, so the smallest is valid
+too, and two that differ by more than their looseness reveal a bug.
 
 Neighbours. Noise in an event is already relative to the sensitivity under the neighbours named, so an unsampled
 mechanism is the pair (noise, noise + 1) under every relation, which dp-accounting calls ADD_OR_REMOVE_ONE. A Poisson

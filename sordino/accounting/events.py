@@ -310,7 +310,8 @@ def to_json(event: Event) -> Json:
 
 
 def from_json(data: Any) -> Event:
-    """The event in plain data (see `to_json`). Only kinds listed in `KINDS` are read, with exactly their fields."""
+    """Decodes an event from plain data (see `to_json`). Accepts only kinds listed in `KINDS`, with exactly their
+    fields."""
     if not isinstance(data, Mapping):
         raise UnsupportedEvent(
             f"{data!r} is not an event",

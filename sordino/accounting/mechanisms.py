@@ -1,17 +1,15 @@
 """Mechanisms as events: noise and randomised responses, each with all of its own accounting.
 
 A new mechanism is a class here, with the meaning of its fields, and a row in `events.KINDS`. Accountants compose
-events, and ask each one for:
+events, and ask each one for the following (None: nothing is proved). `rate`: of the Poisson sample that it reads.
 
-settled     its draws, with noise within what accountants can hold; None where it protects nobody
+settled     the same event with its noise in the range that accountants can compute; None where it protects nobody
 mu          of Gaussian DP, of several draws: exact for unsampled Gaussians (Dong, Roth and Su 2022)
 pure        epsilon of one draw; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle, Barthe and Gaboardi 2018)
 renyi       divergences of one draw at these orders, by dp-accounting (imported there: it takes a second)
 loss        distribution of the privacy loss of one draw, pessimistic, on a grid
 loss_size   how wide that is, and how large typically
 stretched   the event that covers several changes at once
-
-`rate` is that of the Poisson sample which the mechanism reads. None: nothing is proved.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Pricing(Protocol):
 
 
 class NoisePricing(Pricing, Protocol):
-    """Interface of a noise law's pricing, which also gives that of the law on a Poisson sample."""
+    """Pricing of a noise law, which `sampled` turns into the pricing of the same law on a Poisson sample."""
 
     def sampled(self, rate: float, epsilon: float, delta: float, releases: int, fixed: bool) -> Pricing: ...
 

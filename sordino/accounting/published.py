@@ -6,15 +6,15 @@ CUAG-PFL      Li, Xiao and Chen, Chinese Journal of Computers 2024: Gaussian-DP 
 PriFedSync    Zheng et al., AISTATS 2021, as that paper prints it: another rate, and no local steps
 DP-SCAFFOLD   Noble, Bellet and Dieuleveut, AISTATS 2022, as printed there; UDP: Wei et al., IEEE TMC 2022, theorem 1
 
-Why these prove nothing: the clip is the identity, one update is treated as a mean of clipped vectors, steps without
-noise are composed, a round's scale is the constant one that would have cost mu by then, and the server sees whom it
-sampled. Rounds are counted from 1.
+Why these prove nothing: the clip changes nothing, one update is treated as a mean of clipped vectors, steps without
+noise are composed, each round's noise has the scale that would cost mu if all rounds so far had it, and the server sees
+whom it sampled. Rounds are counted from 1.
 
 A fixed subset: the yardstick experiment (client-side noise, one step per upload) draws a fraction q of a client's
 records once, uses these in all T exposures, and sets its noise by the sampled-Gaussian accountant of Abadi et al. 2016
 with ceil(T/q) steps, sensitivity lr * clip / |subset| without the factor 2 of replacing a record, and the initial lr
-throughout. No step is freshly sampled, so nothing is amplified per step. The guarantees
-that do hold are recomputed in `tests/accounting/fixed_subsets.py`.
+throughout. No step is freshly sampled, so nothing is amplified per step. The guarantees that do hold are recomputed in
+`tests/accounting/fixed_subsets.py`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class DeclaredArrays:
             return {name: torch.from_numpy(np.asarray(new[name] - old[name])) for name in old}
 
     def moved(self, before: object, change: Params) -> Arrays:
-        """The model after a change."""
+        """The model `before`, with a change added to it."""
         return {name: np.asarray(old + change[name].numpy()) for name, old in self.checked(before).items()}
 
 

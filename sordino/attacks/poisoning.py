@@ -81,7 +81,7 @@ class Poisoning(Attack):
 
 
 def harm(figure: BesideGuess, least: float, unit: str) -> tuple[Verdict, str]:
-    """The verdict on an attack by a `figure` that grows with harm: it succeeds if the run's own grows by more than
+    """The verdict on a `figure` that grows with harm: the attack succeeds if the run's own grows by more than
     `least`."""
     control = figure.control
     assert control is not None

@@ -157,9 +157,8 @@ def _episode(params: Params, support: Examples, query: Examples, draws: Tensor) 
 
 
 def statistics(reader: ClassSums, multiplier: float | None) -> Pair:
-    """Neighbours for sums per class: one example of each class, present or absent. A second example of the class, half
-    as long, points in the opposite direction: if a reader clipped sums instead of rows, the first one would reverse
-    them.
+    """Neighbours for sums per class: one attacked example of each class, present or absent. Each class has a second
+    example in the opposite direction, half as long: it would give away a reader that clips sums instead of rows.
     """
     towards = torch.full((ROWS, WIDTH), FAR * max(1.0, reader.clip), dtype=torch.float64)
     examples = Examples(torch.cat([2 * towards, -towards]), torch.arange(ROWS).repeat(2))

@@ -271,8 +271,8 @@ class Experiment(Section):
     _start: Path | None = PrivateAttr(default=None)  # of a run: where relative paths lead from (see `experiment`)
 
     def digest(self) -> str:
-        """Hash of the settings that decide results, wherever files lie, however they are written and whoever computes
-        or watches.
+        """Hash of the settings that decide results, without `[engine]`, callbacks, and where and how files are
+        written.
         """
         what = self.model_dump(mode="json", exclude={"engine", "callbacks"})
         del what["privacy"]["ledger"]
