@@ -14,8 +14,7 @@ from sordino import config, keys
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import Subject
 from sordino.accounting.events import Repeat, Response
-from sordino.audits.canary_images import CanaryImageRounds, CanaryImages
-from sordino.audits.canary_replays import placed, scores
+from sordino.audits.canary_replays import CanaryImageRounds, CanaryImages, placed, scores
 from sordino.audits.gates import HOLDS, VIOLATED
 from sordino.audits.replay import BEGINNING
 from sordino.audits.trained import BLIND, audit_trained, epsilon_by_overlap, strongest

@@ -260,7 +260,7 @@ SECRET_ROWS = [
     ),
     one(
         "an attacker who forgets the answers of earlier rounds",
-        "audits/canary_images.py",
+        "audits/canary_replays.py",
         "for one in known[k]]).sum(0)",
         "for one in known[k][:1]]).sum(0)",
         f"{EVERY}::test_answers_that_are_drawn_again_behind_a_promise_of_once_are_found",

@@ -67,7 +67,7 @@ def test_only_readers_open_examples() -> None:
     allowed |= {"algorithms/clean_process.py"}  # what `handed` has sent there
     allowed |= {"cli/bench.py", "checks/models.py", "checks/parts.py"}  # made-up rows
     allowed |= {"engine/stack.py", "metrics/evaluation.py"}  # parts of what they were given
-    allowed |= {"audits/records.py", "audits/canary_images.py"}  # made-up rows
+    allowed |= {"audits/records.py", "audits/canary_replays.py"}  # made-up rows
     allowed |= {"results/prediction.py"}  # new rows, of whoever predicts
     assert openers <= allowed
 
