@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "sordino"
 
 # the rooms that a newcomer looks for
-MAIN = "attacks audits report sites cli runs secagg engine receipts algorithms privacy ledger accounting"
+MAIN = "attacks audits sites runs secagg engine receipts algorithms privacy ledger accounting"
 
 
 @cache

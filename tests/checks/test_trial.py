@@ -239,6 +239,6 @@ def test_the_command_says_what_is_broken_and_ends_with_2(
 
 
 def test_the_readme_counts_the_laws() -> None:
-    told = "`sordino check`\ntries twenty laws on it"
-    assert told in Path("README.md").read_text(encoding="utf-8")
+    readme = " ".join(Path("README.md").read_text(encoding="utf-8").split())
+    assert "`sordino check` tries twenty laws on it" in readme
     assert len(LAWS) == 20
