@@ -33,9 +33,9 @@ class Outcome(NamedTuple):
 
 
 def _begun_behind(run: FederatedServer, now: OpenRound, answers: Answers) -> Iterator[Any]:
-    """Uploads of clients that keep privacy accounts and answers of their own, as at sites; after the last upload the
-    ledger records that the round begins. Such clients send the same upload again, so a round that is cut short before
-    all have come, and before the server draws its own noise, can be played again.
+    """Uploads of remote clients, which keep their own privacy ledgers: the server's ledger records the start of the
+    round only after the last upload. Until then an interrupted round can be replayed, because such clients send the
+    same uploads again.
     """
     yield from answers.uploads
     run.begin(now)
@@ -45,7 +45,7 @@ Keep = Callable[[Outcome, bytes], None]
 
 
 def forget(outcome: Outcome, release: bytes) -> None:
-    """Keeps nothing, for a run that nobody will resume."""
+    """Store nothing of a round: the default for `keep`, for a run that will not be resumed."""
 
 
 def one_round(

@@ -227,7 +227,7 @@ def _seeds(point: Point, facts: ComparisonFacts) -> str:
 
 
 def _far(axis: Axis, ends: Sequence[float | None]) -> Axis:
-    """The axis, logarithmic where some methods cost more than ten times what others do."""
+    """The axis, made logarithmic where the largest value is more than ten times the smallest."""
     known = [end for end in ends if end]
     return axis._replace(log=bool(known) and max(known) > 10 * min(known))
 

@@ -63,8 +63,8 @@ Follow = Callable[[NextRun], AbstractContextManager[Watch | None]]  # what is ru
 
 
 class Pace:
-    """Stopwatch of consecutive runs. Of a run that continues from its middle only the rounds played now count, of a
-    finished one nothing.
+    """Stopwatch of consecutive runs, which estimates the time left. It counts only rounds that are played now: nothing
+    of a finished run, and of a resumed one what was still missing.
     """
 
     def __init__(self, follow: Follow, methods: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:

@@ -102,7 +102,7 @@ class Method:
 
     @property
     def measured_by(self) -> str:
-        """Description of the models that its scores are of; in order where this changes between rounds."""
+        """Models that the scores were measured on, such as global or personal ones; several where rounds differ."""
         return ", then ".join(dict.fromkeys(row.measured for run in self.runs for row in run if row.loss is not None))
 
     def values(self, of: Measure) -> list[float]:
@@ -218,7 +218,7 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def measured_by(rows: Sequence[Row]) -> str | None:
-    """Description of the models that all scores are of; None where methods differ in it."""
+    """Models that all scores were measured on; None where methods differ in this."""
     found = {row.measured_by for row in rows}
     return found.pop() if len(found) == 1 else None
 
@@ -236,7 +236,7 @@ def caption(rows: Sequence[Row]) -> str:
 
 
 def sources(rows: Sequence[Row]) -> list[str]:
-    """Remarks about the candidate images behind a row."""
+    """Remarks on the public images (candidates) that methods train on, one for each method that uses some."""
     return [f"{row.method}: {row.candidates}" for row in rows if row.candidates]
 
 

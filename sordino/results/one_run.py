@@ -65,7 +65,7 @@ class Result:
 
     @cached_property
     def candidates(self) -> str:
-        """Remark about the candidate images, to stand beside every result; empty where there are none."""
+        """Remark on public images (candidates) that the run used, to stand beside every result; else empty."""
         from sordino.results.preparation_facts import label_of
 
         return label_of(self._run.experiment)
@@ -216,7 +216,7 @@ def open_run(folder: str | Path, objects: Mapping[str, object] | None = None) ->
 
 
 def _amount(parts: tuple[float, ...]) -> float | tuple[float, ...]:
-    """Amount in the ledger's currency, which may have several components (orders of Rényi DP)."""
+    """A stored amount of privacy loss: one number, or a tuple with one number for each order of Rényi DP."""
     return parts[0] if len(parts) == 1 else parts
 
 

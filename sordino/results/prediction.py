@@ -73,7 +73,7 @@ class Predicted(ABC):
 
     @property
     def described(self) -> dict[str, Any]:
-        """Scores and columns for other programs."""
+        """Scores as JSON; empty where no score was asked for."""
         return {} if self.scored is None else self.scored.to_json()
 
     def lines(self) -> Iterator[str]:
@@ -302,7 +302,7 @@ def _read(bundle: Bundle, problem: Problem, rows: object, score: bool, encoding:
 
 
 def _ready(x: NDArray[np.generic], bundle: Bundle) -> tuple[NDArray[np.generic], tuple[str, ...]]:
-    """An array of raw values, not scaled, as the model takes them, and the number of each row; refused where type or
+    """An array of unscaled values in the type that the model takes, and the row numbers; refused where its type or
     shape does not fit.
     """
     shape, kind = bundle.inputs.shape, np.uint8 if bundle.inputs.kind == "image" else np.float32

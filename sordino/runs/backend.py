@@ -41,7 +41,7 @@ from sordino.types import Examples, Params, Task
 
 
 class Begun(NamedTuple):
-    """Clients' states at the start of a phase: in a checkpoint of this phase or of the one before."""
+    """Clients' states at the start of a phase: a checkpoint, of this phase or of the one before, and its folder."""
 
     place: Path
     loaded: Loaded

@@ -55,7 +55,7 @@ class DeclaredData:
 
     @cached_property
     def scheme(self) -> Scheme:
-        """The partition scheme. Labels can only be dealt out by classes where a class is predicted."""
+        """The partition scheme; one that divides by label is refused where the task has no classes."""
         found = build(self.experiment.partition, SCHEMES, "partition", "scheme", own=Scheme)
         if found.anonymous and not found.reads_labels:
             raise unfit("it renames the labels of its clients (anonymous) and says that it reads none")

@@ -246,8 +246,8 @@ def sites(events: Sequence[RunEvent], alive: bool) -> dict[str, SiteNow]:
 
 
 def beginning(run: RunFolder) -> WatchStart | None:
-    """Start of a run that was never resumed, else None: every start touches the lock, so here the lock is as old as the
-    run.
+    """Start time of a run that was never resumed, else None. Each start touches the lock file, so the lock of such a
+    run is as old as the run.
     """
     started = run.environment.started
     try:

@@ -64,7 +64,7 @@ class Population:
         return self.source.load()
 
     def check(self) -> None:
-        """Refuses rows that are not written as they were declared."""
+        """Refuse a table where most values of a column, at one owner, are not what its schema allows."""
         if self.loaded.misfit is not None:
             raise self.loaded.misfit
 
@@ -134,7 +134,7 @@ class Population:
 
     @cached_property
     def named(self) -> Dataset:
-        """The data as they are learned and tested: an anonymous partition numbers the labels anew for each client."""
+        """The data set for training and tests; an anonymous partition gives the labels new numbers at each client."""
         data, scheme = self.dataset, self.source.scheme
         if not scheme.anonymous:
             return data
@@ -177,7 +177,7 @@ class Population:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for the owner of the data alone."""
+        """Remarks that only the owner of the data may read, because they depend on the rows."""
         return (*self.left_out, *self.loaded.remarks)
 
     # what others learn ------------------------------------------------------------------------------------------------

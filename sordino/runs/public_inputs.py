@@ -43,12 +43,12 @@ class Disclosures:
 
     @property
     def scaled_by_rows(self) -> bool:
-        """Inputs are scaled by a mean and a deviation of examples, which no noise covers."""
+        """True where inputs are scaled by a mean and a deviation of examples, which no noise covers."""
         return self.source.scaling in ("channel", "pixel")
 
     @property
     def learned_from_rows(self) -> tuple[str, ...]:
-        """Shape and scale that loaders read off rows."""
+        """Shapes, classes and scales that were read off the data instead of being declared."""
         source, schema, own = self.source, self.source.schema, self.source.own
         if source.data.source in INVENTED:
             return ()
@@ -63,7 +63,7 @@ class Disclosures:
 
     @property
     def drawn_from_labels(self) -> tuple[str, ...]:
-        """Choices made from all examples together, by their labels or their places."""
+        """Choices that depend on the labels or the order of all examples, such as the partition."""
         source, data = self.source, self.source.data
         if data.source in INVENTED:
             return ()
@@ -80,8 +80,8 @@ class Disclosures:
 
     @property
     def void(self) -> tuple[str, ...]:
-        """Reasons why no claim about a row holds: with real noise, every choice that secret rows decide without
-        noise.
+        """Reasons why guarantees for single examples do not hold: with real noise, each choice that secret rows decide
+        without noise.
         """
         if not self.source.experiment.privacy.real:
             return ()
@@ -90,7 +90,7 @@ class Disclosures:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Assumptions behind every number, because of the way the data were read."""
+        """Assumptions of all guarantees that follow from how the data were read and which user code runs."""
         made, data, void = self.source.experiment, self.source.data, self.void
         shown = made.algorithm, made.model, made.partition, made.loss, made.evaluation.metrics, data.source
         code = dict.fromkeys(user_code.named(shown))

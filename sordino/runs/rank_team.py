@@ -52,7 +52,7 @@ class Team:
             self._adders = dist.new_group(backend="nccl", timeout=PATIENCE)
 
     def say(self, text: bytes, body: bytes = b"") -> None:
-        """Broadcast from rank 0."""
+        """Send a text and bytes from rank 0 to all ranks."""
         with on(CPU):
             dist.broadcast(torch.tensor([len(text), len(body)]), 0)
             dist.broadcast(_bytes(text + body), 0)
@@ -83,7 +83,7 @@ class Team:
             waiting -= data.nbytes
 
     def take(self, rank: int) -> bytes:
-        """The next message of that rank."""
+        """Receive the next message of a rank."""
         with on(CPU):
             length = torch.zeros(1, dtype=torch.int64)
             dist.recv(length, rank)
@@ -105,7 +105,7 @@ class Team:
         return here(there)
 
     def sum(self, part: Tree) -> Tree:
-        """The sum of one tree of every rank, taken in float64."""
+        """The sum over all ranks of their trees of tensors, computed in float64."""
         return tree.unflat(self.added(torch.cat([leaf.double().reshape(-1) for leaf in tree.leaves(part)])), part)
 
     def leave(self) -> None:
@@ -120,7 +120,7 @@ class Team:
 
 @cache
 def joined() -> Team:
-    """The team of this process, for all phases of its run."""
+    """The ranks of this run, as seen from this process; the group is joined once, for all phases."""
     if "RANK" not in os.environ:
         raise ConfigError(
             'engine.executor = "ranks" was started without torchrun',

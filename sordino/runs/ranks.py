@@ -58,7 +58,7 @@ def following() -> bool:
 
 
 def follow() -> None:
-    """Obeys rank 0 until it says that the run is over: also after a first stop signal, which rank 0 has got as well."""
+    """Execute the commands of rank 0 until it ends the run. A first stop signal is for rank 0, which gets it too."""
     team = joined()
     told, experiment, handed = _phase_head(team)
     given = config.validate(tomllib.loads(experiment.decode()))
@@ -88,8 +88,8 @@ def _unpacked(handed: bytes) -> Params | None:
 
 
 class Share:
-    """One rank's clients in one phase: every world-th id from the rank's number on. It answers commands like a site,
-    together with the other ranks.
+    """One rank's clients in one phase: every n-th client id from the rank's number on, for n ranks. It executes the
+    same commands as a site, in step with the other ranks.
     """
 
     def __init__(self, team: Team, simulation: Simulation, told: ToldPhase, handed: Params | None) -> None:
@@ -234,8 +234,8 @@ class Ranks(Executor):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Context of work that all ranks begin and end together; where it broke off, `__exit__` does not wait for the
-        others.
+        """Context for a step that all ranks must finish together; after an error in it, `__exit__` does not wait for
+        the others.
         """
         self._begun += 1
         yield

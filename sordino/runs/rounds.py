@@ -86,7 +86,7 @@ class RunInPlay:
 
 @dataclass
 class PlayedPhase:
-    """One phase of a run: its rules, its clients, its privacy accounts, and where they are kept."""
+    """One phase of a run while it is played: its rules, clients, privacy ledger and folder."""
 
     setup: Setup
     federation: FederatedServer

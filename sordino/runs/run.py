@@ -110,7 +110,7 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
 
 
 def _check_lent(experiment: Experiment) -> None:
-    """Refuses objects of this Python session in processes that do not share it."""
+    """Refuse objects of this Python session where clients run in other processes, which do not have them."""
     names = sorted({name for name in user_code.named(experiment.model_dump()) if user_code.is_lent(name)})
     if names and not experiment.engine.one_process:
         raise ConfigError(

@@ -40,7 +40,7 @@ class Whole(PlannedRun):
 
     @property
     def hides_cohorts(self) -> bool:
-        """True where the cohort of a phase is secret."""
+        """True where a phase keeps secret which clients take part in a round."""
         return any(phase.policy.hidden for phase in self.phases)
 
     @cached_property
@@ -49,7 +49,7 @@ class Whole(PlannedRun):
         return self.built_task()
 
     def built_task(self) -> Task:
-        """The task, built anew in memory of its own, for another thread."""
+        """A second copy of the task, which shares no memory with the first: for another thread."""
         from sordino.tasks.network import InputSettings
         from sordino.tasks.quadratic import Quadratic
 
@@ -162,12 +162,12 @@ class Setup(PlannedPhase):
 
     @property
     def engine(self) -> Engine:
-        """[engine] with every `auto` decided."""
+        """Settings of [engine], with a choice in place of every `auto`."""
         return decided(self.experiment.engine, self.chosen)
 
     @property
     def sharing(self) -> str:
-        """Form in which clients of one process share a pass: as a stack, pooled, or one by one."""
+        """How clients of one process are computed together: stacked, with their examples pooled, or one by one."""
         executor, plainly = self.engine.executor, reads_plainly(self.chosen)
         if executor == "ranks":
             return "stack" if plainly else "pooled"
@@ -203,7 +203,7 @@ class Setup(PlannedPhase):
 
 
 def decided(given: Engine, algorithm: AnyAlgorithm) -> Engine:
-    """[engine] with every `auto` decided."""
+    """Settings of [engine], with a choice in place of every `auto`."""
     device = device_of("auto") if given.device == "auto" else given.device
     executor, precision = decide(given.executor, given.precision, not reads_plainly(algorithm), device)
     several = cores() if device == CPU else 1

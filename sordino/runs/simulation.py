@@ -47,8 +47,8 @@ def simulated(experiment: Experiment, data_key: bytes = b"") -> Simulation:
 
 
 def settle(experiment: Experiment) -> Experiment:
-    """The experiment, without the default budget where no part of it adds noise: so `sordino run algorithm=fedavg` is
-    not asked to drop it.
+    """The experiment without the default privacy budget, where no part of it adds noise: `sordino run algorithm=fedavg`
+    then needs no setting that drops the budget.
     """
     if "privacy" in experiment.model_fields_set:
         return experiment

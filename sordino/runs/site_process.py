@@ -119,8 +119,8 @@ def _of_a_round(letter: bytes) -> bool:
 
 
 def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """Reserve standard input and output for messages. Client code, in whatever language, then reads nothing, and prints
-    to the standard error.
+    """Keep standard input and output for messages. Client code that reads its input then gets nothing, and what it
+    prints goes to standard error.
     """
     letters, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -131,7 +131,7 @@ def _private_streams() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _end_with_server(letters: int) -> None:
-    """Exit once the server has closed the pipe, which a client that is at work, perhaps for ever, would not see."""
+    """Exit when the server closes the pipe, even while a client is at work and would not notice."""
     hung_up = select.poll()
     hung_up.register(letters, 0)
     while not hung_up.poll():

@@ -27,8 +27,8 @@ class Trace(NamedTuple):
 
 
 def trace(folder: Path) -> Trace:
-    """The trace of a finished run. Positions in the ledger are left out: every stop seals it, so a run that was stopped
-    has more records."""
+    """The trace of a finished run. Positions in the ledger are left out, because each stop adds a record: a run that
+    was stopped has more of them."""
     _, federation = opened(folder)
     mine = RunFolder(folder)
     setup = simulated(mine.experiment).setup

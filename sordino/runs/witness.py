@@ -60,7 +60,7 @@ class Departure(Fact):
         return cls(op=op, state=entry.state, charges=charges, plan=entry.plan, note=entry.note, place=ledger.place())
 
     def spend(self, ledger: Ledger) -> bool:
-        """Write the operation into a ledger again; False where the ledger does not grant all of its charges."""
+        """Write the operation into an older ledger, as spent; False where the ledger refuses some of its charges."""
         charges = {name: charge for charge, names in self.charges for name in names}
         granted = ledger.reserve(self.op, charges, bytes.fromhex(self.plan), self.note)
         if self.state is not State.RESERVED:
@@ -92,8 +92,8 @@ class Witness:
         return found
 
     def __call__(self, ledger: Ledger, op: str) -> None:
-        """Notes that the release of an operation is about to leave; refuses where a copy of this run has noted
-        something meanwhile."""
+        """Record an operation just before its release leaves the run; refused where a copy of this run is releasing
+        too."""
         if op not in self.noted and not self._note([Departure.of(ledger, op)]):
             raise LedgerError(
                 f"{self.folder} is running at the same time as a copy of it",
@@ -103,8 +103,8 @@ class Witness:
             )
 
     def check(self, ledger: Ledger, moved: bool) -> set[str]:
-        """Operations whose releases have left the run and that the ledger lacks, which is then an older copy. They are
-        refused or, where the folder has taken the place of the newest one (`moved`), recorded as spent."""
+        """Operations that were released and are missing from the ledger, which is then an older copy. They are refused
+        or, where this folder replaces the newest one (`moved`), written into the ledger as spent."""
         behind = {op for op in self.noted if not self.knows(ledger, op)}
         if behind and not moved:
             raise _rolled_back(self.folder, len(behind))
@@ -114,13 +114,13 @@ class Witness:
         return behind
 
     def found(self) -> None:
-        """Creates the record of a new run, so that a run without a record has lost it or has come from elsewhere."""
+        """Create the record of a new run. A run without one has therefore lost it, or was copied from elsewhere."""
         if not os.path.exists(self.place):
             self._note([])
 
     def begin(self, ledger: Ledger) -> None:
-        """Create a missing record from the operations in the ledger. Whether these are all, nobody can tell: a folder
-        that was backed up before its first release holds none.
+        """Create a missing record from the operations in the ledger. It may be incomplete: a folder backed up before
+        its first release lists none.
         """
         if not os.path.exists(self.place):
             before = of_run(ledger, RunFolder(self.folder).environment.run)
@@ -137,7 +137,7 @@ class Witness:
         return any(place.head == head for place in self.noted.values())
 
     def _note(self, lines: Sequence[Departure]) -> bool:
-        """Appends releases to the record; False where another process records them for this run as well."""
+        """Append releases to the record; False where another process is writing to it for the same run."""
         told = [json.dumps(line.to_json()) for line in lines]
         self.noted |= {line.op: line.place for line in lines}
         try:
@@ -191,7 +191,7 @@ def place_for(run: str, site: str, shared: str = "") -> Path:
 
 
 def needed(setup: PlannedPhase) -> bool:
-    """True for a run with real noise, which cannot be drawn again: it needs a record of its releases."""
+    """True for a run with real noise: its noise must not be drawn twice, so its releases are recorded."""
     return setup.policy.real and setup.promising.offer is not None
 
 

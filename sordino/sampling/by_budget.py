@@ -27,7 +27,7 @@ from sordino.sampling.kinds import Cohort, Rates, Tossed, alike
 
 @dataclass(frozen=True)
 class Personal(Tossed):
-    """A cohort with a rate for every client, by its own budget."""
+    """Client sampling with a rate of its own for each client, by its personal budget."""
 
     personal: ClassVar[bool] = True
 
@@ -85,7 +85,7 @@ class Threshold(_ByThreshold):
 
 @dataclass(frozen=True)
 class ThresholdPublished(_ByThreshold):
-    """Threshold cohort of PDP-Prox as published; its claims about budgets are not proved."""
+    """Threshold sampling of PDP-Prox as published; it is not proved to keep the budgets."""
 
     cost: Literal["one_round", "share", "full_round"] = "one_round"
     retire_below: float = 0.01  # of the smallest budget: who has less left takes no part any more

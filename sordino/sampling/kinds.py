@@ -121,7 +121,7 @@ class RoundRobinPeer(Cohort):
         return np.pad(np.repeat(turns, size), (0, population - blocks * size)).data
 
     def overspend(self, rounds: int, population: int) -> float:
-        """The spending of the busiest client, in units of its budget, when each share is 1/(R f)."""
+        """Spending of the busiest client, as a multiple of its budget, if each round costs 1/(R f) of it."""
         return max(self.actual(rounds, population)) / (rounds * self.fraction)
 
     def expected(self, population: int) -> float:
@@ -185,8 +185,8 @@ class Random(Cohort):
 
 
 class Tossed(Cohort):
-    """A cohort by independent sampling: one coin per client and round. Whoever knows the coins sees who takes part: in
-    a run with real noise a hidden cohort draws them from the operating system, not from a seed.
+    """Cohort by independent coins, one per client and round. Whoever knows the coins knows who takes part, so in a run
+    with real noise a hidden cohort gets its coins from the operating system, not from a seed.
     """
 
     @abstractmethod

@@ -104,5 +104,5 @@ class Stragglers:
 
 
 def _fates(key: Key, clients: Sequence[int]) -> Tensor:
-    """A random number in (0, 1) for each client, independent of which others were drawn."""
+    """A random number in (0, 1) for each client, the same whichever other clients are in the round."""
     return keys.uniform(keys.at(key, clients), 1).reshape(-1)

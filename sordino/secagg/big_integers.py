@@ -42,7 +42,7 @@ class FixedBase:
             self.rows.append(row)
 
     def powers(self, exponents: NDArray[np.uint8]) -> list[int]:
-        """Powers of the base, one exponent a column, its least significant byte first."""
+        """The base raised to each exponent; an exponent is a column of bytes, the least significant first."""
         results = [gmp().mpz(1)] * exponents.shape[1]
         for row, digits in zip(self.rows, exponents.tolist(), strict=True):
             results = [result * row[digit] % self.modulus for result, digit in zip(results, digits, strict=True)]
@@ -50,7 +50,7 @@ class FixedBase:
 
 
 def short_exponents(bits: int, count: int) -> NDArray[np.uint8]:
-    """Random exponents of half as many bits as n, one a column."""
+    """Random exponents of half as many bits as the modulus, each a column of bytes."""
     width = bits // 16
     return np.frombuffer(secrets.token_bytes(width * count), np.uint8).reshape(width, count)
 

@@ -56,8 +56,8 @@ class Ciphertexts:
         return found._replace(saturated=here.beyond, bytes_up=found.bytes_up if self._stage.mode == "full" else each)
 
     def add(self, t: int, public: Public, peers: EncryptedPeers, began: int, size: int, noise: Ints | None) -> Opened:
-        """Adds the uploads of a round and has the key holder open their sum; clients and key holder may be here or at
-        sites.
+        """Add the uploads of a round and let the key holder decrypt the sum; clients and key holder may be in this
+        process or at sites.
         """
         own, watch = [] if noise is None else pieces(noise, self._layout), peers.watch
         server, expected = Adder(public), public.header(t, size, self._layout)
@@ -196,7 +196,7 @@ def secret_key(stage: Encrypted, data: bytes) -> Secret:
 
 
 def pieces(noise: Ints, layout: Layout) -> list[Ints]:
-    """Splits noise, which may be larger than an upload, into contributions that are each in the range of an upload."""
+    """Split noise that may exceed the range of an upload into contributions that are each within it."""
     most = layout.offset - 1
     count = max(1, -(-int(np.abs(noise).max(initial=0)) // most))
     if count > layout.most:

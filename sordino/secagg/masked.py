@@ -64,7 +64,7 @@ PARTS: dict[Step, str] = {"round": "advertise", "roster": "share", "inbox": "mas
 
 
 def needs(stage: Aggregated) -> None:
-    """Refuses nothing: masks need no package of an extra."""
+    """Refuse nothing: masked sums need no optional package."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class MaskedRound:
         return self.asked.stage, self._command.t
 
     def first(self, asked: Operation) -> Given:
-        """Answers the message that begins the round."""
+        """Answer to the first message of the round, from memory if it was answered before."""
         if (before := self._before("round", asked)) is not None:
             return before
         return self._gives("round", asked, _all(self._participants.messages("round", [*self._command.terms], [])))
@@ -205,8 +205,8 @@ class MaskedRound:
         return self._before(command.step, asked)
 
     def step(self, asked: Operation, command: Mask, keep: Keep) -> Given:
-        """Answers a message after the first one of a round. Before masked uploads are sent, `keep` writes to disk that
-        they are, and the clients' states after them.
+        """Answer to a later message of the round. Before masked uploads leave, `keep` records on disk that they do,
+        with the new states of the clients.
         """
         sent = list(map(bytes, asked.messages))
         found = _all(self._participants.messages(command.step, command.clients, sent, self._words(command.clients)))

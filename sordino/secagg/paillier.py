@@ -68,7 +68,7 @@ class PaillierPublic:
 
     @cached_property
     def hs(self) -> int:
-        """The number h^n for h = -x^2, where x is a hash of n, so that nobody who makes a key can choose h."""
+        """Base h^n of the blinding, for h = -x^2 and x a hash of n: whoever makes a key cannot choose h."""
         seed = b"sordino paillier " + self.n.to_bytes(self.bits // 8, "big")
         x = int.from_bytes(hashlib.shake_256(seed).digest(self.bits // 8 + 16), "big")
         return pow(-x * x % self.n, self.n, self.square)
@@ -80,9 +80,7 @@ class PaillierPublic:
         layout.check(count)
 
     def encrypt(self, values: Ints, round: int, layout: Layout, blinding: Blinding | None = None) -> Sealed:
-        """The ciphertexts of one contribution. The blinding of the secret key (`secret.djn`) is for clients that
-        share it.
-        """
+        """Encrypt the values of one contribution. Clients that share the secret key pass its faster `blinding`."""
         header = self.header(round, len(values), layout)
         return self._sealed(header, self.seal(pack(values, header.slots, layout), blinding or self.djn))
 

@@ -160,7 +160,7 @@ def _enveloped(ring: Ring, part: bytes) -> bytes:
 
 @contextmanager
 def _foreign(what: str) -> Iterator[None]:
-    """Turns any exception of TenSEAL's parsers, which document none, into the error of a malformed message."""
+    """Turn any exception of TenSEAL's parsers, which are undocumented, into the error of a malformed message."""
     try:
         yield
     except Exception as error:

@@ -31,8 +31,8 @@ class Participants:
     def messages(
         self, step: str, who: Sequence[int], sent: Sequence[bytes], words: Iterable[tuple[int, Integers]] = ()
     ) -> Iterator[tuple[int, Callable[[], bytes]]]:
-        """Functions that make the messages of these clients, from what the server has sent to each; `words` are masked
-        as they come."""
+        """Functions that compute each client's next message from what the server sent to it; masked uploads come from
+        `words`, as they arrive."""
         if step == "inbox":
             boxes = dict(zip(who, sent, strict=True))
             return ((k, partial(self._each[k].masked, boxes[k], each)) for k, each in words)

@@ -39,10 +39,10 @@ def attend(
     sign: Callable[[bytes], bytes],
     say: Says = lambda standing, why: None,
 ) -> None:
-    """Answers the messages of a server until `stop` says so. After any break it connects again; an answer is sent until
-    the server has taken it or does not want it any more. Work on a message is never interrupted: a server asks again
-    for an answer that is not sent when the site stops. All functions are called in the caller's thread. `most`: longest
-    message that is accepted, in bytes; `sign`: signs the challenge that the server sends to whoever fetches."""
+    """Answer the messages of a server until `stop()` is true, reconnecting after any break. An answer is sent again
+    until the server has taken it or no longer wants it. Work on a message is never interrupted; if the site stops
+    before it answers, the server asks again. All callbacks run in the caller's thread. `most`: longest accepted
+    message, in bytes; `sign`: signs the challenge by which the server checks who connects."""
     grpc = grpc_line.package()
     pems = _checked(address, name, tls)
     owed: Posted | None = None
@@ -118,8 +118,8 @@ class _Line:
         self._channel.close()
 
     def letter(self) -> Posted | None:
-        """Next message; None where none came for a while, or it is time to stop. The call stays open after a message,
-        until the server has the answer: so the server knows that this site works on it."""
+        """Next message; None after a while without one, or when it is time to stop. The call stays open until the
+        server has the answer, which shows the server that this site is at work."""
         heard: queue.SimpleQueue[Posted | Exception | None] = queue.SimpleQueue()
         proofs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = self._fetch(iter(proofs.get, None), metadata=self._who)
@@ -140,9 +140,7 @@ class _Line:
 
     @property
     def times(self) -> str:
-        """Bytes and seconds of the last message and of its answer in transfer, in words, for an answer that came too
-        late.
-        """
+        """Sizes and transfer times of the last message and answer, in words: for an answer that came too late."""
         came, went = (f"{many / 1e6:.3g} MB in {seconds:.3g} s" for many, seconds in (self._came, self._went))
         return f"the server waits no more for it; the letter came with {came}, the answer went with {went}"
 
@@ -163,8 +161,8 @@ class _Line:
         proofs: queue.SimpleQueue[bytes | None],
         heard: queue.SimpleQueue[Posted | Exception | None],
     ) -> None:
-        """Proves the identity of this site; puts None into `heard` once connected, and then the message, or None where
-        there is none."""
+        """Prove the identity of this site. Then put None into `heard` once connected, and after it the message, or None
+        if there is none."""
         try:
             challenge = next(call, b"")
             if len(challenge) != grpc_line.CHALLENGE:

@@ -27,8 +27,8 @@ from sordino.transport.tls import of_site
 
 @dataclass
 class Leave:
-    """Condition for leaving a server: it has the last answer, or is gone. A process that is started after the end of
-    the run stays for a moment if it can reach the server, which may not know that this side has learned of the end."""
+    """Decides when to leave a server: after the end of the run and the last answer, or when the server is gone. A
+    process begun after the end stays a moment, as the server may not know that this side has learned of the end."""
 
     over: Callable[[], bool]  # true where the server has said that the run is over
     stop: Callable[[], bool]  # true where somebody wants to stop
@@ -70,7 +70,7 @@ class InvitedOptions:
 
 @dataclass
 class Attendant(ABC):
-    """Side that answers a server: a site, or the key holder, with its state in a folder."""
+    """Party that answers the server's messages, a site or the key holder, with its state in a folder."""
 
     folder: Path
     whole: Whole
@@ -80,7 +80,7 @@ class Attendant(ABC):
     @cached_property
     @abstractmethod
     def head(self) -> SignedHead:
-        """Newest head that this side has signed."""
+        """Newest ledger head that this party has signed."""
 
     @abstractmethod
     def answer(self, data: bytes | memoryview) -> bytes:

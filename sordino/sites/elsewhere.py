@@ -141,7 +141,7 @@ class NodesCarrier(Carrier):
             time.sleep(min(LOOK, left))
 
     def _look(self) -> None:
-        """Takes in the answers that have come, and asks the nodes that have nothing to do."""
+        """Collect the answers that have come, and send the next question to each idle node."""
         for ticket, data in self._nodes.answers(self._asked).items():
             self._take(self._asked.pop(ticket), data)
         present = set(self._nodes.present())

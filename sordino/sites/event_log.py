@@ -65,8 +65,8 @@ class EventLog:
             self.hears(event)
 
     def _bounded(self, event: RunEvent) -> RunEvent | None:
-        """Limits the number of log lines that other parties can cause: `FEW` at once, then one a minute; None where the
-        limit is reached."""
+        """Limit the log lines that other parties can cause: `FEW` at once, then one a minute. Returns the event with
+        the number of those left out before it, or None at the limit."""
         now = time.monotonic()
         self._lines = min(FEW, self._lines + (now - self._since) / REFILL)
         self._since = now

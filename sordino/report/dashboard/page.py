@@ -1,6 +1,6 @@
-"""The dashboard's page: a run as it stands, complete without any script. The changing parts have names, by which the
-event stream replaces them: every event of a run is sent once and in order; after a break the browser reports the last
-event that it has, and gets the rest.
+"""Page of the dashboard: a run as it stands, complete without any script. A browser with scripts keeps it current from
+an event stream, which replaces parts of the page by name and sends each event once, in order. After a break the browser
+names the last event that it has, and gets the rest.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _client(run: Watched, one: OfClient) -> str:
 
 
 def of_event(event: RunEvent) -> dict[str, str]:
-    """The HTML of an event, and the name of the list that it belongs to."""
+    """An event as HTML, under the name of the list on the page that it is added to."""
     return {"list": "rounds" if event.event in OF_ROUNDS else "events", "line": happened(event)}
 
 
