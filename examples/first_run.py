@@ -18,7 +18,9 @@ print(result.rounds[columns].tail(3).to_string(index=False))
 
 # ... one per client: they differ in size and in classes, and so in how well the shared model serves them ...
 print("\nThe three clients that are served worst:")
-print(result.clients.nsmallest(3, "accuracy")[["client", "examples", "exposures", "accuracy"]].to_string(index=False))
+print(
+    result.clients.nsmallest(3, "accuracy")[["client", "examples", "participations", "accuracy"]].to_string(index=False)
+)
 
 # ... and one per guarantee. Nobody is told more than this about one example; about a whole client nothing is promised.
 print("\nWhat was promised:")

@@ -1,6 +1,6 @@
 """Methods, attacked: python experiments/attacked/attack.py MNIST_FOLDER. Writes table.md beside it.
 
-Four attackers try each row: an audit of what one exposure loses; somebody who draws images from one client's update in
+Four attackers try each row: an audit of what one round loses; somebody who draws images from one client's update in
 round 1, in which that client holds one image; somebody who asks of such an update, a thousand times, whether an image
 of the attacker's choice was in it; and somebody who tells members by their loss under the released model. The same
 method without its protection stands beside it, as the control. Rows that lie in results.json are not measured again.
@@ -108,7 +108,7 @@ METHODS: dict[str, list[str]] = {
 HEADS = (
     "method",
     "promise of the run",
-    "one exposure: claimed, and lost at least",
+    "one round: claimed, and lost at least",
     "PSNR",
     "without protection",
     "guess",
@@ -138,7 +138,7 @@ def measured(name: str, images: Path) -> dict[str, Any]:
     begun = time.process_time()
     experiment = settle(config.load(HERE / "mnist.toml", [*METHODS[name], f"data.path={images}"]))
     promise = promised(experiment)
-    row: dict[str, Any] = {"promise": facts(promise), "exposure": exposure(experiment, OTHERS.get(name, TRIALS))}
+    row: dict[str, Any] = {"promise": facts(promise), "one_round": one_round(experiment, OTHERS.get(name, TRIALS))}
     asked = ASKED if math.isfinite(promise.epsilon) or promise.status == "nominal" else FEWER
     for attack in (*PICTURES, "canary", "loss_threshold"):
         by = promise.adversary if attack in PICTURES else None
@@ -171,7 +171,7 @@ def facts(row: Guarantee) -> dict[str, Any]:
     }
 
 
-def exposure(experiment: config.Experiment, trials: int) -> list[Any]:
+def one_round(experiment: config.Experiment, trials: int) -> list[Any]:
     """Each claim that was pressed: its unit, what it says, what was found, the verdict; or why there is none."""
     try:
         found = audit(experiment, trials=trials)
@@ -220,7 +220,7 @@ def line(name: str, row: dict[str, Any]) -> str:
     cells = [
         name,
         said,
-        "; ".join(map(pressed, row["exposure"])),
+        "; ".join(map(pressed, row["one_round"])),
         *(shown(psnr[0][k], "{:.1f}") for k in (0, 2, 1)),
         *(shown(ssim[1][k], "{:.2f}") for k in (0, 2)),
         *(shown(found[k][0], "{:.1%}") for k in (2, 1)),
@@ -262,7 +262,7 @@ A budget is epsilon 8 at delta 1e-5. Written by `python experiments/attacked/att
 
 - **promise of the run**: epsilon of the whole run, its unit, neighbours and adversary, delta and status. What it
   *prints* is a number of its source that proves nothing.
-- **one exposure**: epsilon that is claimed for one exposure, the lower bound that an audit found with {trials:,} draws
+- **one round**: epsilon that is claimed for one round, the lower bound that an audit found with {trials:,} draws
   of either side (2,000,000 for udp, 5,000 for PrivUnit and for `local_sample`), and the verdict. *refuted*: more is
   lost than the source prints. *holds*: this audit did not beat the claim; how much missing noise it would have noticed
   stands in [twins.md](twins.md), for a larger claim. *not attacked*: no worst case is known for this reader.

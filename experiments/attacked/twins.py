@@ -1,6 +1,6 @@
 """How little missing noise an audit notices: python experiments/attacked/twins.py MNIST_FOLDER. Writes twins.md.
 
-The methods of attack.py with a proved claim that an audit can attack, in a run of one round, whose only exposure may
+The methods of attack.py with a proved claim that an audit can attack, in a run of one round, which may
 spend the whole budget. Its gates are attacked as they are, and with a tenth and with a thirty-third less noise behind
 the same claim. Rows that lie in twins.json are not measured again.
 """
@@ -29,7 +29,7 @@ DRAWS = {TENTH: 10**5, THIRD: 10**6}
 ONE_BY_ONE = ("fedavg, privunit", "cuag_pfl, local_sample")  # these make one draw a call
 HEADS = (
     "method",
-    "one exposure: claimed, and lost at least",
+    "one round: claimed, and lost at least",
     "noise / 1.1, 10^5 draws",
     "noise / 1.03, 10^6 draws",
     "s",
@@ -74,8 +74,8 @@ def measured(words: list[str]) -> dict[str, Any]:
 
 PAGE = """# How little missing noise an audit notices
 
-The methods of [table.md](table.md) with a proved claim that an audit can attack, in a run of one round, whose only
-exposure may spend the whole budget of epsilon 8 at delta 1e-5 (of Laplace noise 2; in `gaussian_simple`, whose
+The methods of [table.md](table.md) with a proved claim that an audit can attack, in a run whose only
+round may spend the whole budget of epsilon 8 at delta 1e-5 (of Laplace noise 2; in `gaussian_simple`, whose
 formula holds below 1 only, a tenth of 8). **holds**: the claim was not refuted, with 10^5 draws of either side.
 **caught**: a twin with so much less noise behind the same claim was refuted, with 10^5 draws at noise / 1.1 and 10^6 at
 noise / 1.03; **escaped**: it was not. Bounds are wrong with probability 1e-4 at most. PrivUnit and `local_sample` make

@@ -38,9 +38,9 @@ def classic_multiplier(epsilon: float, delta: float, *, checked: bool = False) -
 
 
 @lru_cache(maxsize=64, typed=True)  # asked for once per client, and often the same for all of them
-def exact_multiplier(epsilon: float, delta: float, exposures: int = 1) -> float:
-    """The smallest noise multiplier for `exposures` equal Gaussian releases: sqrt(exposures) / mu(epsilon, delta)."""
-    return math.sqrt(_times(exposures)) / mu_of(epsilon, delta)
+def exact_multiplier(epsilon: float, delta: float, releases: int = 1) -> float:
+    """The smallest noise multiplier for `releases` equal Gaussian releases: sqrt(releases) / mu(epsilon, delta)."""
+    return math.sqrt(_times(releases)) / mu_of(epsilon, delta)
 
 
 @lru_cache(maxsize=1024)
@@ -48,14 +48,14 @@ def sampled_multiplier(
     epsilon: float,
     delta: float,
     rate: float,
-    exposures: int,
+    releases: int,
     accountant: str = "rdp",
     orders: Sequence[float] = ORDERS,
 ) -> float:
-    """The smallest noise multiplier for `exposures` Gaussian releases, each on a fresh secret Poisson sample, under
+    """The smallest noise multiplier for `releases` Gaussian releases, each on a fresh secret Poisson sample, under
     zero_out.
     """
-    cost = _cost(epsilon, delta, exposures, accountant, tuple(orders))
+    cost = _cost(epsilon, delta, releases, accountant, tuple(orders))
 
     def over(multiplier: float) -> float:
         """ln(spent epsilon / allowed epsilon): at most 0 where this multiplier is large enough."""
@@ -94,11 +94,11 @@ def _crossing(over: Callable[[float], float], low: float, excess: float, high: f
 
 
 def _cost(
-    epsilon: float, delta: float, exposures: int, accountant: str, orders: tuple[float, ...]
+    epsilon: float, delta: float, releases: int, accountant: str, orders: tuple[float, ...]
 ) -> Callable[[float, float], float]:
     """Epsilon of the whole plan, as a function of (noise multiplier, rate)."""
     valid_epsilon(epsilon)
-    delta, times = valid_delta(delta), _times(exposures)
+    delta, times = valid_delta(delta), _times(releases)
 
     def spent(multiplier: float, rate: float) -> float:
         event = Repeat(Poisson(rate, Gaussian(multiplier)), times)
@@ -107,15 +107,15 @@ def _cost(
     return spent
 
 
-def _times(exposures: int) -> int:
-    check_range("exposures", exposures, COUNT, "exposures-not-positive", error=InvalidBudget)
-    return int(exposures)
+def _times(releases: int) -> int:
+    check_range("releases", releases, COUNT, "releases-not-positive", error=InvalidBudget)
+    return int(releases)
 
 
 def _out_of_reach(accountant: str, epsilon: float, delta: float, what: str) -> UnsoundGuarantee:
     return UnsoundGuarantee(
         f"no {what} gives ({epsilon:g}, {delta:g}) by the {accountant} accountant",
         why="the conversion of this accountant to epsilon alone costs more than the whole budget",
-        fix="set a larger epsilon or delta, or plan fewer exposures",
+        fix="set a larger epsilon or delta, or plan fewer releases",
         code="budget-out-of-reach",
     )

@@ -304,10 +304,10 @@ def counted_phases(phases: tuple[tuple[float, int, float], ...], epsilon: float,
 
 
 @lru_cache(maxsize=256)
-def best_order(rate: float, epsilon: float, delta: float, exposures: int) -> Renyi:
-    """Renyi pricing at the order at which `exposures` equal releases within (epsilon, delta) need the least noise."""
+def best_order(rate: float, epsilon: float, delta: float, releases: int) -> Renyi:
+    """Renyi pricing at the order at which `releases` equal releases within (epsilon, delta) need the least noise."""
     candidates = [(Renyi(rate, order), budget_at(order, epsilon, delta)) for order in ORDERS]
-    usable = [(pricing, budget / exposures) for pricing, budget in candidates if budget > 0]
+    usable = [(pricing, budget / releases) for pricing, budget in candidates if budget > 0]
     if not usable:
         raise UnsoundGuarantee(
             f"the Renyi accountant cannot reach epsilon {epsilon} at delta {delta}",

@@ -11,7 +11,7 @@ noise are composed, each round's noise has the scale that would cost mu if all r
 whom it sampled. Rounds are counted from 1.
 
 A fixed subset: the yardstick experiment (client-side noise, one step per upload) draws a fraction q of a client's
-records once, uses these in all T exposures, and sets its noise by the sampled-Gaussian accountant of Abadi et al. 2016
+records once, uses these in all T rounds, and sets its noise by the sampled-Gaussian accountant of Abadi et al. 2016
 with ceil(T/q) steps, sensitivity lr * clip / |subset| without the factor 2 of replacing a record, and the initial lr
 throughout. No step is freshly sampled, so nothing is amplified per step. The guarantees that do hold are recomputed in
 `tests/accounting/fixed_subsets.py`.
@@ -90,12 +90,12 @@ NOMINAL_ORDERS: tuple[float, ...] = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 
 
 
 @lru_cache(maxsize=256)
-def nominal_multiplier(epsilon: float, delta: float, rate: float, exposures: int) -> float:
-    """The noise multiplier that the publication uses for a nominal epsilon: ceil(exposures / rate) Poisson steps by
+def nominal_multiplier(epsilon: float, delta: float, rate: float, releases: int) -> float:
+    """The noise multiplier that the publication uses for a nominal epsilon: ceil(releases / rate) Poisson steps by
     Renyi DP.
     """
     epsilon, delta = valid_epsilon(epsilon), valid_delta(delta)
-    steps = math.ceil(exposures / rate)
+    steps = math.ceil(releases / rate)
     high = 1.0
     while _nominal_epsilon(high, delta, rate, steps) > epsilon:
         high *= 2

@@ -260,7 +260,7 @@ def _target(setup: Setup) -> tuple[int, Price | None]:
     charge) of its first round.
     """
     plan = setup.plan
-    client = int(np.argmax(np.where(np.asarray(plan.exposures) > 0, np.asarray(setup.public.sizes), -1)))
+    client = int(np.argmax(np.where(np.asarray(plan.participations) > 0, np.asarray(setup.public.sizes), -1)))
     return client, plan.price(client, 0, plan.currency.zero())
 
 

@@ -87,8 +87,8 @@ class Plan:
     pricing: Pricing | None
     budget: Budget | None
     fixed: float | None  # a multiplier typed by the user, where no budget is given
-    exposures: Sequence[int]  # planned T_k per client (rounds where everyone pays)
-    reads: Sequence[int]  # noisy reads per exposure, per client
+    participations: Sequence[int]  # planned T_k per client (rounds where everyone pays)
+    reads: Sequence[int]  # noisy reads per participation, per client
     portion: float = 1.0  # of every client's budget; the rest is for other phases of the run
     _shares: dict[tuple[Amount, int], list[Amount]] = field(default_factory=dict)
     _caps: dict[tuple[float, float], Amount] = field(default_factory=dict)
@@ -156,10 +156,10 @@ class Plan:
         return limit if self.portion == 1 else tuple(int(part * self.portion) for part in limit)
 
     def price(
-        self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
+        self, client: int, participation: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        """Price of a client's participation number `exposure` (from 0); None once its budget is used up: the client
-        must then stay away.
+        """Price of a client's participation (numbered from 0); None once its budget is used up: the client then
+        stays away.
 
         `spent` is the client's total so far, `last` its latest charge. Nothing else of the past enters a price, so a
         resumed run computes the same ones.
@@ -170,10 +170,12 @@ class Plan:
             assert self.fixed is not None
             reads = self.reads[client]
             return Price(self.fixed, cost([reads * part for part in self.pricing.cost(self.fixed)]))
-        if exposure >= self.exposures[client]:
+        if participation >= self.participations[client]:
             return None
         charge = (
-            self._adaptive(client, exposure, spent, stalled, last) if self.adapts else self._share(client, exposure)
+            self._adaptive(client, participation, spent, stalled, last)
+            if self.adapts
+            else self._share(client, participation)
         )
         if not (any if isinstance(self.pricing, Counted) else all)(charge):  # other phases of a plan are not charged
             return None
@@ -185,14 +187,14 @@ class Plan:
         if self.adapts:
             return  # known only on the way
         for times, client in self._kinds():
-            for exposure in range(times if self.budget is not None else 1):  # a typed price is the same for all
-                self.price(client, exposure, self.currency.zero())
+            for participation in range(times if self.budget is not None else 1):  # a typed price is the same for all
+                self.price(client, participation, self.currency.zero())
 
     def prices(self, client: int) -> Iterator[Price]:
         """Prices of all of a client's planned participations, if it attends each one and spends as fast as it may."""
         spent, last = self.currency.zero(), None
-        for exposure in range(self.exposures[client]):
-            if (price := self.price(client, exposure, spent, stalled=True, last=last)) is None:
+        for participation in range(self.participations[client]):
+            if (price := self.price(client, participation, spent, stalled=True, last=last)) is None:
                 return
             spent, last = tuple(map(add, spent, price.charge)), price.charge
             yield price
@@ -201,11 +203,11 @@ class Plan:
     def different(self) -> list[int]:
         """One client for each group of clients that have the same prices."""
         levels = None if self.budget is None else self.budget.personal
-        return [client for client, _ in kinds(self.exposures, self.reads, *([] if levels is None else [levels]))]
+        return [client for client, _ in kinds(self.participations, self.reads, *([] if levels is None else [levels]))]
 
     def _kinds(self) -> list[tuple[int, int]]:
         """Groups of clients with the same prices: number of participations, and first client, of each."""
-        return [(self.exposures[client], client) for client in self.different]
+        return [(self.participations[client], client) for client in self.different]
 
     @cached_property
     def quietest(self) -> float:
@@ -214,9 +216,9 @@ class Plan:
             assert self.fixed is not None
             return self.fixed
         priced = (
-            self.price(client, exposure, self.currency.zero())
+            self.price(client, participation, self.currency.zero())
             for times, client in self._kinds()
-            for exposure in range(times)
+            for participation in range(times)
         )
         return min(price.multiplier for price in priced if price is not None)
 
@@ -224,18 +226,18 @@ class Plan:
         """Precision (inverse noise variance) of this client's upload, relative to that of the most precise client."""
         if self.budget is None or self.pricing is None:
             return 1.0
-        return self._per_exposure(client) / self._most
+        return self._per_participation(client) / self._most
 
-    def _per_exposure(self, client: int) -> float:
+    def _per_participation(self, client: int) -> float:
         assert self.pricing is not None
-        limit, times = self.cap_of(client), self.exposures[client]
+        limit, times = self.cap_of(client), self.participations[client]
         if limit is None or not times:
             return 0.0
         return float(self.pricing.multiplier([part / UNIT / times / self.reads[client] for part in limit]) ** -2)
 
     @cached_property
     def _most(self) -> float:
-        return max((self._per_exposure(client) for times, client in self._kinds() if times), default=1.0)
+        return max((self._per_participation(client) for times, client in self._kinds() if times), default=1.0)
 
     def _multiplier(self, charge: Amount, reads: int) -> float:
         assert self.pricing is not None
@@ -243,24 +245,26 @@ class Plan:
             self._multipliers[charge, reads] = self.pricing.multiplier([part / UNIT / reads for part in charge])
         return self._multipliers[charge, reads]
 
-    def _share(self, client: int, exposure: int) -> Amount:
-        times, limit = self.exposures[client], self._limit(client)
+    def _share(self, client: int, participation: int) -> Amount:
+        times, limit = self.participations[client], self._limit(client)
         assert limit is not None
         if (limit, times) not in self._shares:
             assert self.budget is not None
             assert not isinstance(self.budget.schedule, Adaptive)
             shares = self.budget.schedule.shares(times, self.budget.of(client))
             self._shares[limit, times] = list(zip(*(integer_shares(shares, part) for part in limit), strict=True))
-        return self._shares[limit, times][exposure]
+        return self._shares[limit, times][participation]
 
-    def _adaptive(self, client: int, exposure: int, spent: Amount, stalled: bool, last: Amount | None) -> Amount:
+    def _adaptive(self, client: int, participation: int, spent: Amount, stalled: bool, last: Amount | None) -> Amount:
         limits = self._limit(client)
         assert limits is not None
         assert self.budget is not None
         assert isinstance(self.budget.schedule, Adaptive)
-        times = self.exposures[client]
+        times = self.participations[client]
         history = [] if last is None else [last[0] / limits[0]]
-        share = self.budget.schedule.next_share(history, 1 - spent[0] / limits[0], times - exposure, stalled, times)
+        share = self.budget.schedule.next_share(
+            history, 1 - spent[0] / limits[0], times - participation, stalled, times
+        )
         return tuple(min(int(share * limit), limit - gone) for limit, gone in zip(limits, spent, strict=True))
 
 
@@ -277,7 +281,7 @@ def kinds(*columns: Sequence[float]) -> list[tuple[int, int]]:
 def draft(
     offers: Sequence[tuple[Offer, float | None]],
     budget: Budget | None,
-    exposures: Sequence[int],
+    participations: Sequence[int],
     reads: Mapping[str, Sequence[int]],
     published: float | None = None,
     portion: float = 1.0,
@@ -291,12 +295,14 @@ def draft(
     """
     _check_one_promise(offers, budget)
     if not offers:
-        return Plan(None, None, None, None, exposures, once(exposures))
+        return Plan(None, None, None, None, participations, once(participations))
     offer, typed = next((pair for pair in offers if pair[1] is None), offers[0])
-    per_round = reads["example"] if offer.subject.unit != "client" else once(exposures)
-    longest = max((exposures[client] * per_round[client] for client, _ in kinds(exposures, per_round)), default=1)
+    per_round = reads["example"] if offer.subject.unit != "client" else once(participations)
+    longest = max(
+        (participations[client] * per_round[client] for client, _ in kinds(participations, per_round)), default=1
+    )
     pricing = currency or _pricing(offer, budget, max(longest, 1), published)
-    plan = Plan(offer, pricing, budget, typed, exposures, per_round, portion)
+    plan = Plan(offer, pricing, budget, typed, participations, per_round, portion)
     plan.rehearse()
     return plan
 
@@ -364,9 +370,9 @@ def exactly_gaussian(offer: Offer) -> bool:
     return offer.mechanism.pricing == Exact() and offer.mechanism.event(1.0) == Gaussian(1.0)
 
 
-def once(exposures: Sequence[int]) -> Sequence[int]:
+def once(participations: Sequence[int]) -> Sequence[int]:
     """The number 1 for each client: its data are read once per participation."""
-    return np.broadcast_to(np.int64(1), len(exposures)).data
+    return np.broadcast_to(np.int64(1), len(participations)).data
 
 
 def _pricing(offer: Offer, budget: Budget | None, longest: int, published: float | None) -> Pricing:

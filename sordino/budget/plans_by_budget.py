@@ -68,11 +68,11 @@ class ThresholdPlan(Plan):
         return self.rows[t][1] if t < len(self.rows) else np.zeros_like(self.rows[0][1])
 
     def price(
-        self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
+        self, client: int, participation: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        if exposure >= len(self.rows):
+        if participation >= len(self.rows):
             return None
-        tau, rates, paid = self.rows[exposure]
+        tau, rates, paid = self.rows[participation]
         limit = self.cap_of(client)
         assert limit is not None
         wanted = cost((float(paid[client]), float(rates[client]) * self._delta))
@@ -121,10 +121,10 @@ class PublishedPlan(Plan):
     @cached_property
     def _granted(self) -> Floats:
         assert self.budget is not None
-        return np.array([self.budget.of(client) for client in range(len(self.exposures))])
+        return np.array([self.budget.of(client) for client in range(len(self.participations))])
 
     def price(
-        self, client: int, exposure: int, spent: Amount, stalled: bool = False, last: Amount | None = None
+        self, client: int, participation: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
         assert self.budget is not None
         limit = self.cap_of(client)
@@ -154,12 +154,12 @@ def draft_personal(
     noise at clients).
     """
     offer, budget = _fitting(cohort, offers, budget)
-    budgets, exposures = [budget.of(client) for client in range(clients)], cohort.exposures(rounds, clients)
-    common = (offer, Exact(), budget, None, exposures, once(exposures))
+    budgets, participations = [budget.of(client) for client in range(clients)], cohort.participations(rounds, clients)
+    common = (offer, Exact(), budget, None, participations, once(participations))
     if isinstance(cohort, ByBudget):
         multiplier, each = balanced(budgets, budget.ideal, rounds, cohort.size)
         pricing = Counted(f"rates by budget z={multiplier:.9g}", multiplier, (rounds,))
-        return RatesPlan(offer, pricing, budget, None, exposures, once(exposures), each=each)
+        return RatesPlan(offer, pricing, budget, None, participations, once(participations), each=each)
     if isinstance(cohort, Threshold):
         assert not isinstance(budget.schedule, Adaptive), "refused above"
         return ThresholdPlan(*common, rows=planned(budgets, budget.schedule.shares(rounds, budget.epsilon), cohort.by))

@@ -26,7 +26,7 @@ _ROUNDING = 1e-12  # by which a sum of shares may miss 1 because they are floats
 
 
 class Schedule(Protocol):
-    def shares(self, exposures: int, total: float = 1.0) -> Shares:
+    def shares(self, participations: int, total: float = 1.0) -> Shares:
         """Share of the budget for each participation 1..T: none negative, with sum at most 1. `total`: the whole
         budget, by which absolute amounts are divided."""
         ...
@@ -36,24 +36,24 @@ class Schedule(Protocol):
 class Uniform:
     """Equal shares."""
 
-    def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        return _normalised(np.ones(_count(exposures)))
+    def shares(self, participations: int, total: float = 1.0) -> Shares:
+        return _normalised(np.ones(_count(participations)))
 
 
 @dataclass(frozen=True)
 class LinearFront:
     """Shares 2(T-j+1) / (T(T+1)), the largest at the start."""
 
-    def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        return _normalised(np.arange(_count(exposures), 0.0, -1.0))
+    def shares(self, participations: int, total: float = 1.0) -> Shares:
+        return _normalised(np.arange(_count(participations), 0.0, -1.0))
 
 
 @dataclass(frozen=True)
 class LinearBack:
     """Shares 2j / (T(T+1)), the largest at the end."""
 
-    def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        return _normalised(np.arange(1.0, _count(exposures) + 1))
+    def shares(self, participations: int, total: float = 1.0) -> Shares:
+        return _normalised(np.arange(1.0, _count(participations) + 1))
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Geometric:
     def __post_init__(self) -> None:
         check_range("ratio", self.ratio, POSITIVE, "ratio-not-positive", error=InvalidBudget)
 
-    def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        steps = np.arange(_count(exposures)) * math.log(self.ratio)
+    def shares(self, participations: int, total: float = 1.0) -> Shares:
+        steps = np.arange(_count(participations)) * math.log(self.ratio)
         return _normalised(np.exp(steps - steps.max()))
 
 
@@ -90,15 +90,15 @@ class Explicit:
                 code="shares-not-a-budget",
             )
 
-    def shares(self, exposures: int, total: float = 1.0) -> Shares:
-        if _count(exposures) > len(self.values):
+    def shares(self, participations: int, total: float = 1.0) -> Shares:
+        if _count(participations) > len(self.values):
             raise InvalidBudget(
-                f"a schedule of {len(self.values)} shares for {exposures} exposures",
+                f"a schedule of {len(self.values)} shares for {participations} participations",
                 why="each round in which a client takes part needs a share",
-                fix=f"give {exposures} shares",
+                fix=f"give {participations} shares",
                 code="shares-too-few",
             )
-        chosen = np.array(self.values[:exposures], dtype=np.float64)
+        chosen = np.array(self.values[:participations], dtype=np.float64)
         if not self.absolute:
             return _normalised(chosen)
         if math.fsum(chosen) > total * (1 + _ROUNDING):
@@ -131,12 +131,14 @@ class Adaptive:
                 code="adaptive-out-of-range",
             )
 
-    def next_share(self, history: Sequence[float], remaining: float, left: int, stalled: bool, exposures: int) -> float:
+    def next_share(
+        self, history: Sequence[float], remaining: float, left: int, stalled: bool, participations: int
+    ) -> float:
         """Share of the next participation. `history`: shares spent so far; `left`: number of participations left, this
         one included."""
         if left < 1 or remaining <= 0:
             raise _exhausted()
-        uniform = 1 / _count(exposures)
+        uniform = 1 / _count(participations)
         wanted = history[-1] * (1 + self.growth * stalled) if history else self.start * uniform
         return max(0.0, min(wanted, remaining - (left - 1) * self.floor * uniform))
 
@@ -181,9 +183,9 @@ def _normalised(weights: Shares) -> Shares:
     return weights / total
 
 
-def _count(exposures: int) -> int:
-    check_range("exposures", exposures, COUNT, "exposures-not-positive", error=InvalidBudget)
-    return int(exposures)
+def _count(participations: int) -> int:
+    check_range("participations", participations, COUNT, "releases-not-positive", error=InvalidBudget)
+    return int(participations)
 
 
 def _too_much(what: str) -> InvalidBudget:
@@ -198,7 +200,7 @@ def _too_much(what: str) -> InvalidBudget:
 def _exhausted() -> BudgetExhausted:
     return BudgetExhausted(
         "nothing is left of this client's budget",
-        why="all planned exposures of this client are over, and a spent budget never comes back",
+        why="all planned participations of this client are over, and a spent budget never comes back",
         fix="let this client take no further part",
         code="budget-exhausted",
     )

@@ -130,8 +130,10 @@ def cohort_repeats(trial: PartTrial) -> None:
 
 def planned(trial: PartTrial) -> None:
     cohort, key = trial.built(), keys.root(3)
-    turns = list(cohort.exposures(ROUNDS, PEOPLE))
-    require(len(turns) == PEOPLE, f"exposures has {len(turns)} entries for {PEOPLE} clients", "one for each client")
+    turns = list(cohort.participations(ROUNDS, PEOPLE))
+    require(
+        len(turns) == PEOPLE, f"participations has {len(turns)} entries for {PEOPLE} clients", "one for each client"
+    )
     require(all(0 <= n <= ROUNDS for n in turns), "a client is planned for more rounds than there are", "0 to rounds")
     size = cohort.expected(PEOPLE)
     require(0 < size <= PEOPLE, f"the expected size is {size} of {PEOPLE}", "give the size that is planned")

@@ -89,7 +89,7 @@ def _facts(row: Planned, timing: str, simulated: bool) -> Iterator[tuple[str, st
         )
         yield (
             "noise",
-            f"multiplier {row.noise_multiplier:.4g} for the busiest client, planned for {row.exposures:,} exposures",
+            f"multiplier {row.noise_multiplier:.4g} for the busiest client, with {row.participations:,} participations",
         )
     if made is not None and row.noise_to_signal is not None:
         signal = "gradients that add up to" if made.unit != "client" else "a mean update of"

@@ -79,7 +79,7 @@ def times(seen: Profile, metrics: Sequence[RoundRow]) -> RenderableType:
 def _spent_text(budget: ReceiptBudget) -> str:
     """Share of their budgets that clients have spent, and in how many rounds."""
     least, most = (f"{share:.1%}".replace(".0%", "%") for share in (budget.spent_share.min, budget.spent_share.max))
-    few, many = budget.exposures_used.min, budget.exposures_used.max
+    few, many = budget.participations_used.min, budget.participations_used.max
     rounds = f"{few:g} round{'s' * (few != 1)}" if few == many else f"{few:g} to {many:g} rounds"
     if least != most:
         return f"clients spent {least} to {most} of it in {rounds}"
@@ -97,10 +97,10 @@ def groups(budget: ReceiptBudget, simulated: bool) -> Table:
     assert of is not None
     who = f"epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta {budget.delta:g}"
     nominal = ["claimed (nominal)"] if claimed else []
-    table = titled(f"Personal budgets: {who}", "granted", "clients", "exposures", *nominal, "spent", left=0)
+    table = titled(f"Personal budgets: {who}", "granted", "clients", "participations", *nominal, "spent", left=0)
     table.add_column("status")
     for group in budget.groups:
-        used, endless = group.exposures, group.spent == math.inf
+        used, endless = group.participations, group.spent == math.inf
         over = not endless and group.spent > group.granted * (1 + 1e-9)
         style = "red" if over or endless else STATUS_STYLE[group.status]
         table.add_row(
@@ -240,11 +240,11 @@ def _epsilons(row: Guarantee) -> str:
 
 
 def spending(clients: Sequence[OfClient], currency: str) -> Table:
-    columns = "client", "examples", "exposures", "planned", "spent", "granted"
+    columns = "client", "examples", "participations", "planned", "spent", "granted"
     table = titled(f"Spent, client by client, in {currency}", *columns, left=0)
     for row in clients:
         granted = "unlimited" if row.granted is None else _amounts(row.granted)
-        told = ("-" if count is None else str(count) for count in (row.examples, row.exposures, row.planned))
+        told = ("-" if count is None else str(count) for count in (row.examples, row.participations, row.planned))
         table.add_row(escape(row.name) or str(row.client), *told, _amounts(row.spent), granted)
     return table
 

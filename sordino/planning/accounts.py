@@ -77,7 +77,7 @@ class Accounts:
     only: tuple[int, ...] | None = None  # the clients whose books these are; None: all
     witness: Callable[[Ledger, str], None] = lambda ledger, op: None  # records an operation before anything leaves
     # of rounds already played, by the `payer` of a client; clients that never took part are not in them
-    exposures: dict[int, int] = field(default_factory=dict)
+    participations: dict[int, int] = field(default_factory=dict)
     spent: dict[int, tuple[int, ...]] = field(default_factory=dict)
     latest: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the last charge
 
@@ -107,9 +107,10 @@ class Accounts:
         if self.plan.pricing is None:
             return dict.fromkeys(active)
         if self.plan.one_price:
-            return dict.fromkeys(active, self._shared_price(max(self.exposures.values(), default=0)))
+            return dict.fromkeys(active, self._shared_price(max(self.participations.values(), default=0)))
         priced = {
-            k: self.plan.price(k, self.exposures.get(k, 0), self._spent(k), stalled, self.latest.get(k)) for k in active
+            k: self.plan.price(k, self.participations.get(k, 0), self._spent(k), stalled, self.latest.get(k))
+            for k in active
         }
         return {k: price for k, price in priced.items() if price is not None}
 
@@ -118,8 +119,8 @@ class Accounts:
 
     def may_be_asked(self, client: int) -> bool:
         """True if the plan allows this client another round, or has no prices."""
-        asked = self.exposures.get(self.payer(client), 0)
-        return self.plan.pricing is None or asked < self.plan.exposures[client]
+        asked = self.participations.get(self.payer(client), 0)
+        return self.plan.pricing is None or asked < self.plan.participations[client]
 
     def draw(
         self,
@@ -202,7 +203,7 @@ class Accounts:
         free = EVERYONE in granted
         clients = sorted(k for k in asked.due if free or str(k) not in asked.charges or str(k) in granted)
         for k in clients:
-            self.exposures[k] = self.exposures.get(k, 0) + 1
+            self.participations[k] = self.participations.get(k, 0) + 1
             if price := asked.due[k]:
                 self._charge(k, price.charge)
         return clients
@@ -234,7 +235,7 @@ class Accounts:
 
     def replay(self, rounds: float = math.inf) -> None:
         """Rebuilds participation counts and spending of the rounds before `rounds` from the ledger, after a restart."""
-        self.exposures.clear()
+        self.participations.clear()
         self.spent.clear()
         self.latest.clear()
         for entry in self.ledger.entries():
@@ -248,7 +249,7 @@ class Accounts:
             for k in who:
                 charge = entry.charges.get(EVERYONE) or entry.charges.get(str(k))
                 if op.name == self.run and (charge is not None or self.plan.pricing is None):
-                    self.exposures[k] = self.exposures.get(k, 0) + 1
+                    self.participations[k] = self.participations.get(k, 0) + 1
                 if charge is not None:
                     self._charge(k, charge)
 
@@ -346,11 +347,11 @@ class Accounts:
         """Tries the participation counts that these clients may have: the rounds they paid for, and up to `most` more,
         since a disconnected client has paid for fewer rounds than the server asked it in. Counts are set during each
         iteration, and restored after the last."""
-        paid = {self.payer(k): self.exposures.get(self.payer(k), 0) for k in clients}
+        paid = {self.payer(k): self.participations.get(self.payer(k), 0) for k in clients}
         for missed in range(most + 1):
-            self.exposures.update({k: many + missed for k, many in paid.items()})
+            self.participations.update({k: many + missed for k, many in paid.items()})
             yield
-        self.exposures.update(paid)
+        self.participations.update(paid)
 
     def plans(self, t: int, entry: Entry, active: Sequence[int] | None = None, missed: int = 0) -> bool:
         """True if this ledger entry is what the experiment plans for round t, given the rounds before; the round then

@@ -39,7 +39,7 @@ class PlanRow(Fact):
     rounds: int
     promise: Promised | None  # None: nothing is promised
     noise_multiplier: Number | None
-    exposures: int
+    participations: int
     noise_to_signal: float | None  # norm of the noise in the mean over the largest possible signal
     bytes: int
     minutes: float | None = None  # None: nothing was measured
@@ -154,7 +154,7 @@ class Planner:
                 "rounds": phase.experiment.rounds,
                 "promise": promise,
                 "noise_multiplier": None if offer is None else self.multiplier(self.busiest),
-                "exposures": phase.plan.exposures[self.busiest],
+                "participations": phase.plan.participations[self.busiest],
                 "noise_to_signal": self.expected_noise and self.expected_noise.ratio,
                 "run": tuple(run),
                 **more,
@@ -167,13 +167,13 @@ class Planner:
     def busiest(self) -> int:
         """The client that is planned to pay for the most noisy reads."""
         plan = self.phase.plan
-        first = (client for client, _ in kinds(plan.exposures, plan.reads))
-        return max(first, key=lambda k: (plan.exposures[k] * plan.reads[k], plan.exposures[k], -k))
+        first = (client for client, _ in kinds(plan.participations, plan.reads))
+        return max(first, key=lambda k: (plan.participations[k] * plan.reads[k], plan.participations[k], -k))
 
     def multiplier(self, client: int) -> float | None:
         """The client's noise multiplier in the middle of its rounds; in its first round, if spending adapts to
         releases. None if it has no price."""
-        plan, times = self.phase.plan, self.phase.plan.exposures[client]
+        plan, times = self.phase.plan, self.phase.plan.participations[client]
         price = plan.price(client, 0 if plan.adapts else times // 2, plan.currency.zero()) if times else None
         return None if price is None else price.multiplier
 
@@ -189,7 +189,7 @@ class Planner:
         cohort, largest, of_clients = phase.cohort.expected(len(sizes)), max(sizes), plan.offer.subject.unit == "client"
         answering = 1 - slow.share if slow.policy in ("drop", "late") else 1.0
         seen: list[tuple[float, float, Loudness]] = []  # (how often, weight, loudness)
-        for k, count in kinds(plan.exposures, plan.reads, sizes, *granted):
+        for k, count in kinds(plan.participations, plan.reads, sizes, *granted):
             z, size = self.multiplier(k), sizes[k]
             if z is None:
                 continue
@@ -203,7 +203,7 @@ class Planner:
             if algorithm.uplink.personal:  # one noise for all, and a bound for each
                 loud = Loudness(loud.std * plan.quietest / z, loud.signal * plan.quietest / z)
             weight = algorithm.uplink.weight(size, largest, plan.precision(k))
-            seen.append((count * plan.exposures[k], weight, loud))
+            seen.append((count * plan.participations[k], weight, loud))
         visits = math.fsum(often for often, _, _ in seen)
         if not visits or not answering:
             return None

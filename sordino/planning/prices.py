@@ -48,11 +48,11 @@ class PriceRequest:
     rounds: int
 
     @cached_property
-    def exposures(self) -> Sequence[int]:
+    def participations(self) -> Sequence[int]:
         """Rounds that each client is planned to pay for."""
         if any(offer.everyone_pays for offer, _ in self.offers):  # in every round, whoever is drawn
             return alike(self.rounds, len(self.sizes))
-        return self.cohort.exposures(self.rounds, len(self.sizes))
+        return self.cohort.participations(self.rounds, len(self.sizes))
 
     @cached_property
     def reads(self) -> Sequence[int]:
@@ -67,7 +67,7 @@ class PriceRequest:
         several = math.ceil(self.cohort.expected(len(self.sizes))) if self.algorithm.uplink.shared else 1
         offer, _ = self.asks
         draws = several if offer.subject.unit == "client" else max(self.reads)
-        return max(self.exposures) * draws * self.coordinates * TABLE_ERROR
+        return max(self.participations) * draws * self.coordinates * TABLE_ERROR
 
     @property
     def asks(self) -> tuple[Offer, int]:
@@ -75,7 +75,7 @@ class PriceRequest:
         to pay for."""
         offer = next(offer for offer, typed in self.offers if typed is None)
         each = 1 if offer.subject.unit == "client" else max(self.reads)
-        return offer, max(1, max(self.exposures) * each)
+        return offer, max(1, max(self.participations) * each)
 
     def check(self) -> None:
         """Refuses a phase whose guarantee would not hold under any budget."""
@@ -130,11 +130,11 @@ class PriceRequest:
                 code="personal-schedule",
             )
         if isinstance(algorithm.read, NoisyGradient) and algorithm.read.sampling == "fixed_subset" and budget:
-            published = nominal_multiplier(budget.epsilon, budget.ideal, algorithm.read.rate, max(self.exposures))
+            published = nominal_multiplier(budget.epsilon, budget.ideal, algorithm.read.rate, max(self.participations))
         reads = {"example": self.reads}
         portion, currency = part or (1.0, None)
         mine = budget if portion else None
-        plan = draft(self.offers, mine, self.exposures, reads, published, portion, currency)
+        plan = draft(self.offers, mine, self.participations, reads, published, portion, currency)
         check_price(plan)
         return plan
 
@@ -340,7 +340,7 @@ def check_secure(
     secure, noise, grid = uplink.secure, uplink.noise(), uplink.grid
     if noise is None or grid is None:
         return
-    population = len(plan.exposures)
+    population = len(plan.participations)
     multipliers, bound = [p.multiplier for k in plan.different for p in plan.prices(k)], uplink.bound(coordinates)
     if multipliers and noise not in uplink.client[: uplink.client.index(grid)]:
         noise.check_width(bound, min(multipliers))

@@ -195,8 +195,8 @@ def spending(folder: Path, most: int | None = None) -> Spending:
                 client=k,
                 name=setup.public.clients[k] if setup.public.clients else "",
                 examples=federation.sizes[k] if setup.experiment.privacy.public_sizes else None,
-                exposures=federation.exposures.get(federation.payer(k), 0),
-                planned=plan.exposures[k],
+                participations=federation.participations.get(federation.payer(k), 0),
+                planned=plan.participations[k],
                 spent=spent[EVERYONE] if federation.plan.one_price else spent.get(str(k), spent[EVERYONE]),
                 granted=None if (cap := plan.cap_of(k)) is None else tuple(part / UNIT for part in cap),
                 epsilon=None if plan.budget is None else plan.budget.of(k),
@@ -234,8 +234,8 @@ def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
     people = len(members)
     # by this run, in a shared ledger too
     spent = [share_of(federation, client) for client in federation.spent]
-    exposures = np.asarray(plan.exposures)[np.asarray(members)]
-    planned = dict(zip(*(found.tolist() for found in np.unique(exposures, return_counts=True)), strict=True))
+    participations = np.asarray(plan.participations)[np.asarray(members)]
+    planned = dict(zip(*(found.tolist() for found in np.unique(participations, return_counts=True)), strict=True))
     personal = plan.budget.personal is not None
     return ReceiptBudget(
         epsilon=plan.budget.epsilon,
@@ -243,8 +243,8 @@ def _budget(setup: PlannedPhase, federation: Accounts) -> ReceiptBudget | None:
         currency=plan.currency.name,
         granted=tuple(part / UNIT for part in plan.cap),
         spent_share=_spread(_of_all(spent, 0.0, people, everyone)),
-        exposures_planned=_spread(planned),
-        exposures_used=_spread(_of_all(list(federation.exposures.values()), 0, people, everyone)),
+        participations_planned=_spread(planned),
+        participations_used=_spread(_of_all(list(federation.participations.values()), 0, people, everyone)),
         groups=_groups(federation) if personal else (),
         subject=plan.offer.subject if plan.offer and personal else None,
     )
@@ -280,7 +280,7 @@ def _groups(federation: Accounts) -> tuple[Group, ...]:
             spent=0.0 if row is None else row.epsilon,
             status="none" if row is None else row.status,
             claimed=claimed(level, members),
-            exposures=_spread(Counter(federation.exposures.get(federation.payer(k), 0) for k in members)),
+            participations=_spread(Counter(federation.participations.get(federation.payer(k), 0) for k in members)),
         )
         for (level, members), row in zip(levels.items(), rows, strict=True)
     )

@@ -56,7 +56,7 @@ class Group(Fact):
     claimed: Number | None = Field(
         description="The epsilon by the publication's own count, which proves nothing; null where the count is sound."
     )
-    exposures: Between = Field(description="Number of rounds in which they paid.")
+    participations: Between = Field(description="Number of rounds in which they paid.")
 
 
 class ReceiptBudget(Fact):
@@ -71,8 +71,8 @@ class ReceiptBudget(Fact):
         description="The most generous budget in that currency; several numbers where the currency has several orders."
     )
     spent_share: Between = Field(description="The share of its own budget that a client has spent.")
-    exposures_planned: Between = Field(description="Number of rounds in which a client was to pay.")
-    exposures_used: Between = Field(description="Number of rounds in which a client did pay.")
+    participations_planned: Between = Field(description="Number of rounds in which a client was to pay.")
+    participations_used: Between = Field(description="Number of rounds in which a client did pay.")
     groups: tuple[Group, ...] = Field(default=(), description="Personal budgets: clients that grant the same.")
     subject: Subject | None = Field(default=None, description="Unit, change and adversary of the groups' epsilons.")
 
@@ -111,7 +111,7 @@ class OfClient(Fact):
     client: int
     name: str = ""  # where clients have names
     examples: int | None
-    exposures: int | None
+    participations: int | None
     planned: int | None
     spent: tuple[float, ...]
     granted: tuple[float, ...] | None  # None: without a limit

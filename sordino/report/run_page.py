@@ -156,7 +156,7 @@ def _budgets(facts: RunFacts) -> list[Html]:
     rows = [
         (
             facts.called(one.client),
-            *("" if count is None else f"{count:,}" for count in (one.examples, one.exposures, one.planned)),
+            *("" if count is None else f"{count:,}" for count in (one.examples, one.participations, one.planned)),
             *(", ".join(map(number, amounts)) for amounts in (one.spent, one.granted or ())),
         )
         for one in facts.spent.by_client
@@ -168,14 +168,14 @@ def _budgets(facts: RunFacts) -> list[Html]:
     )
     spent = sorted(((facts.called(one.client), one.spent_share) for one in granted), key=lambda one: -one[1])
     axis = Axis(f"{len(spent)} of {facts.clients} clients, from most to least spent", percent, most=1.0)
-    columns = "client", "examples", "exposures", "planned", "spent", "granted"
+    columns = "client", "examples", "participations", "planned", "spent", "granted"
     found = [bars("Spent of what each client granted", about, spent, axis, (columns, rows), limit="granted")]
     if budget is not None and groups and (of := budget.subject) is not None:
         caption = (
             f"Personal budgets: epsilon of one {of.unit} ({of.neighbours}) against {of.adversary}, at delta "
             f"{budget.delta:g}" + ("; what the publication's count claims, and what holds" if claimed else "")
         )
-        heads = "granted", "clients", "exposures", *(("claimed (nominal)",) if claimed else ()), "spent", "status"
+        heads = "granted", "clients", "participations", *(("claimed (nominal)",) if claimed else ()), "spent", "status"
         lost = [_group(group, claimed, facts.spent.simulated) for group in groups]
         found.append(tag("div", scrolled(caption, heads, lost, whole=True), class_="row"))
     return found
@@ -185,7 +185,14 @@ def _group(group: Group, claimed: bool, simulated: bool) -> tuple[str | int, ...
     over = ", over budget" if group.spent > group.granted * (1 + 1e-9) else ""
     status = f"{group.status}{' (simulation)' if simulated else ''}{over}"
     nominal = (number(group.claimed or 0.0),) if claimed else ()
-    return number(group.granted), group.clients, _span(group.exposures), *nominal, epsilon_text(group.spent), status
+    return (
+        number(group.granted),
+        group.clients,
+        _span(group.participations),
+        *nominal,
+        epsilon_text(group.spent),
+        status,
+    )
 
 
 def _span(between: Between) -> str:

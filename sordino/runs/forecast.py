@@ -247,7 +247,7 @@ def _time(simulation: Simulation, run: FederatedServer) -> Seconds:
     down, evaluate = algorithm.broadcast(server), simulation.evaluation()
     if forks_of(setup):
         clients.threads = None
-    able = [k for k, times in enumerate(setup.plan.exposures) if times] or list(range(len(setup.public.sizes)))
+    able = [k for k, times in enumerate(setup.plan.participations) if times] or list(range(len(setup.public.sizes)))
     able.sort(key=lambda k: (setup.public.sizes[k], k))
     epochs, zero = algorithm.work.epochs, setup.plan.currency.zero()
     many, most = SAMPLE, max(SAMPLE, int(setup.cohort.expected(len(setup.public.sizes))))

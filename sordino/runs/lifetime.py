@@ -39,7 +39,7 @@ def lifetime(place: Path) -> Lifetime:
             client=client,
             name=names[client] if client < len(names) else "",
             examples=None,
-            exposures=None,
+            participations=None,
             planned=None,
             spent=tuple(part / UNIT for part in balances[str(client)][0]),
             granted=None if (cap := balances[str(client)][1]) is None else tuple(part / UNIT for part in cap),

@@ -36,7 +36,7 @@ class Personal(Tossed):
         tossed = ((coins.words(population) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         return np.flatnonzero(tossed < rates).tolist()
 
-    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+    def participations(self, rounds: int, population: int) -> Sequence[int]:
         return alike(rounds, population)
 
     def expected(self, population: int) -> float:

@@ -1,8 +1,8 @@
 """Client sampling: cohorts, the number of rounds in which each client takes part, and amplification by sampling.
 
-A draw depends on (key, round) only, so methods under comparison see the same cohorts. `exposures`, the planned number
-of participations, is known before training, since a client's budget is divided by it. Amplification belongs to the
-sampler (Balle, Barthe & Gaboardi 2018): only hidden, independent coins earn it, and never against a server that sees
+A draw depends on (key, round) only, so methods under comparison see the same cohorts. The planned number of
+participations is known before training, since a client's budget is divided by it. Amplification belongs to the sampler
+(Balle, Barthe & Gaboardi 2018): only hidden, independent coins earn it, and never against a server that sees
 who uploads. Fixed-size and shuffled cohorts earn nothing here: they are not what the sampled accountants assume (Chua
 et al. 2024).
 
@@ -40,7 +40,7 @@ class Cohort(ABC):
         """The clients of this round."""
 
     @abstractmethod
-    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+    def participations(self, rounds: int, population: int) -> Sequence[int]:
         """The planned number of rounds T_k of every client, by which its budget is divided."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Everyone(Cohort):
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         return list(range(_people(population)))
 
-    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+    def participations(self, rounds: int, population: int) -> Sequence[int]:
         return alike(rounds, population)
 
     def expected(self, population: int) -> float:
@@ -83,7 +83,7 @@ class RoundRobin(Cohort):
         _fits(self.size, population)
         return [(round_index * self.size + i) % population for i in range(self.size)]
 
-    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+    def participations(self, rounds: int, population: int) -> Sequence[int]:
         _fits(self.size, population)
         each, more = divmod(rounds * self.size, population)
         return (each + (np.arange(population) < more)).data
@@ -111,7 +111,7 @@ class RoundRobinPeer(Cohort):
         start = round_index % self._blocks(population) * size
         return list(range(start, start + size))
 
-    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+    def participations(self, rounds: int, population: int) -> Sequence[int]:
         return alike(max(1, round(rounds * self.fraction)), population)
 
     def actual(self, rounds: int, population: int) -> Sequence[int]:
@@ -174,7 +174,7 @@ class Random(Cohort):
         drawn: list[int] = subset(keys.word(_coins(key, round_index)), self.size, population).tolist()
         return drawn
 
-    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+    def participations(self, rounds: int, population: int) -> Sequence[int]:
         _fits(self.size, population)
         planned = self.t_plan or max(1, binomial_quantile(0.999, rounds, self.size / population))
         return alike(min(planned, rounds), population)
@@ -216,7 +216,7 @@ class PoissonSample(Tossed):
         drawn: list[int] = heads(coins, self.rate, _people(population)).tolist()
         return drawn
 
-    def exposures(self, rounds: int, population: int) -> Sequence[int]:
+    def participations(self, rounds: int, population: int) -> Sequence[int]:
         return alike(rounds, population)
 
     def expected(self, population: int) -> float:
@@ -226,7 +226,13 @@ class PoissonSample(Tossed):
         return event if adversary == "server" else Poisson(self.rate, event)
 
 
-BY_THE_LIBRARY = ("draw", "toss", "exposures", "expected", "amplify")  # of a hidden cohort: what its guarantee rests on
+BY_THE_LIBRARY = (
+    "draw",
+    "toss",
+    "participations",
+    "expected",
+    "amplify",
+)  # of a hidden cohort: what its guarantee rests on
 
 
 def check_promises(own: Cohort) -> None:

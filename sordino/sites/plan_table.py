@@ -70,7 +70,7 @@ def _leaves(phase: Setup, client: int) -> str:
     algorithm = phase.algorithm
     down = algorithm.broadcast(phase.state("server"))
     size = wire.payload_bytes(wire.schema(algorithm.uplink.at(0, down).shape(algorithm.zero(phase.task, down))))
-    often = phase.rounds if phase.plan.pricing is None else phase.plan.exposures[client]
+    often = phase.rounds if phase.plan.pricing is None else phase.plan.participations[client]
     when = f"in the phase {phase.phase}" if phase.phase else "in the training"
     times = "once" if often == 1 else f"up to {often} times"
     if phase.prepares and phase.plan.pricing is None:

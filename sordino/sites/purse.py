@@ -28,7 +28,7 @@ from sordino.transport.desk import Operation
 from sordino.transport.message import Letterhead, digest_of
 from sordino.types import Terms
 
-ROUNDING = 1e-6  # what is left of a budget is divided anew after every exposure, here and at the server
+ROUNDING = 1e-6  # what is left of a budget is divided anew after every participation, here and at the server
 ASKS = "the server asks for"
 ANSWERED = (State.STORED, State.PUBLISHED)
 PLAN = "this site has accepted another plan"
@@ -241,7 +241,7 @@ class Purse:
         # a preparation may need more rounds than others, and a server may ask one site in another's place: nobody is
         # asked more often than was accepted
         if not all(map(books.may_be_asked, who)):
-            raise _too_often(min(books.plan.exposures[k] for k in who))
+            raise _too_often(min(books.plan.participations[k] for k in who))
         now = books.open(t)
         prices = self._prices(books, now, who, command.terms)
         if not set(who) <= prices.keys() or not set(who) <= set(books.reserve(now, prices).granted):

@@ -1,7 +1,7 @@
-"""Guarantees of a published mechanism that draws one subset of a client's records and uses it in all T exposures
+"""Guarantees of a published mechanism that draws one subset of a client's records and uses it in all T participations
 (`published.nominal_multiplier` sets its noise). These hold (neighbours: replace; adversary: server):
 
-    every exposure, exact Gaussian DP      mu = 2 sqrt(sum_j decay^(2j)) / z, j = 0..T-1
+    every participation, exact Gaussian DP      mu = 2 sqrt(sum_j decay^(2j)) / z, j = 0..T-1
     a record known to be in the subset     epsilon(mu, delta)
     the subset secret, amplified once      ln(1 + q (e^epsilon(mu, delta/q) - 1))   (Balle, Barthe & Gaboardi 2018)
     at least, by two explicit neighbours   the curve of (1-q) N(0,1) + q N(+-mu/2, 1)
@@ -26,10 +26,10 @@ class FixedSubset(NamedTuple):
     in_subset: float  # proved for a record the adversary knows to be in it
 
 
-def fixed_subset(multiplier: float, delta: float, rate: float, exposures: int, decay: float = 1.0) -> FixedSubset:
+def fixed_subset(multiplier: float, delta: float, rate: float, participations: int, decay: float = 1.0) -> FixedSubset:
     """The guarantee that holds for `multiplier` when the step shrinks by `decay` and the noise does not."""
     delta = valid_delta(delta)
-    mu = 2 * math.sqrt(math.fsum(decay ** (2 * j) for j in range(exposures))) / multiplier
+    mu = 2 * math.sqrt(math.fsum(decay ** (2 * j) for j in range(participations))) / multiplier
     known = epsilon_of(mu, delta)
     inside = delta / rate  # the amplified delta is q times this; at 1 or more the subset alone hides the record
     secret = amplified(epsilon_of(mu, inside), rate) if inside < 1 else 0.0

@@ -128,7 +128,7 @@ def test_loss_distributions_lie_below_renyi() -> None:
     ("nominal", "true"),
     [(5, 0.749), (30, 5.604), *(pytest.param(*p, marks=slow) for p in ((1, 0.130), (10, 1.607), (20, 3.503)))],
 )
-def test_twenty_classic_exposures_cost_less_than_their_label(nominal: float, true: float) -> None:
+def test_twenty_classic_participations_cost_less_than_their_label(nominal: float, true: float) -> None:
     z = math.sqrt(2 * math.log(1.25 / 5e-7)) / (nominal / 20)
     assert best(Repeat(Gaussian(z), 20), 1e-5, "replace").epsilon == pytest.approx(true, abs=6e-4)
 

@@ -57,14 +57,16 @@ def test_one_round_decays() -> None:
     assert true[-1] == pytest.approx(0.235, abs=1e-3)
 
 
-@pytest.mark.parametrize(("exposures", "loss"), [(37.8, 0.587), (53, 0.706), (6.1, 0.218), (15, 0.355)])
-def test_visible_participation_overspends(exposures: float, loss: float) -> None:
-    """Budgets of 0.5 (37.8 exposures expected of 100, 53 at 99.9%) and 0.1 (6.1 and 15) under the noise for tau = 1."""
-    assert epsilon_of(math.sqrt(exposures) / exact_multiplier(1, DELTA, 100), DELTA) == pytest.approx(loss, abs=1e-3)
+@pytest.mark.parametrize(("participations", "loss"), [(37.8, 0.587), (53, 0.706), (6.1, 0.218), (15, 0.355)])
+def test_visible_participation_overspends(participations: float, loss: float) -> None:
+    """Budgets of 0.5 (37.8 participations expected of 100, 53 at 99.9%) and 0.1 (6.1 and 15) under the noise for tau = 1."""
+    assert epsilon_of(math.sqrt(participations) / exact_multiplier(1, DELTA, 100), DELTA) == pytest.approx(
+        loss, abs=1e-3
+    )
 
 
 def test_a_device_below_the_threshold_is_undercharged_as_published() -> None:
-    """tau/R for each of ten exposures is 0.1 of 1; what holds is 0.28."""
+    """tau/R for each of ten participations is 0.1 of 1; what holds is 0.28."""
     z = exact_multiplier(1, DELTA, 100)
     assert epsilon_of(math.sqrt(10) / z, DELTA) == pytest.approx(0.2845, abs=2e-4)
 

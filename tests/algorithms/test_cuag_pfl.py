@@ -267,10 +267,10 @@ def variant(name: str, cohort: dict[str, Any], **options: Any) -> Simulation:
 
 
 def test_a_client_against_the_server() -> None:
-    """30 participations of one client at mu = 0.25: sqrt(30)/0.25; every exposure costs mu^2/60."""
+    """30 participations of one client at mu = 0.25: sqrt(30)/0.25; every participation costs mu^2/60."""
     assert pytest.approx(0.926, abs=5e-4) == EPSILON
     parts = variant("local_client", {"name": "round_robin", "size": 10})
-    assert set(parts.setup.plan.exposures) == {30}
+    assert set(parts.setup.plan.participations) == {30}
     price = parts.setup.plan.price(3, 0, parts.setup.plan.currency.zero())
     assert price is not None
     assert price.multiplier == pytest.approx(21.909, abs=1e-3)

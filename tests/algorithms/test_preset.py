@@ -113,10 +113,10 @@ def test_what_acts_on_noised_gradients_is_free(name: str) -> None:
 
 
 def promised(**settings: Any) -> tuple[Any, ...]:
-    """Exposures, noisy reads, and every row of the guarantees as planned."""
+    """Participations, noisy reads, and every row of the guarantees as planned."""
     table: dict[str, Any] = {"rounds": 3, "partition": {"scheme": "iid", "clients": 3}, "privacy": {"epsilon": 2.0}}
     parts = simulated(config.validate({**table, "algorithm": settings}))
-    return list(parts.setup.plan.exposures), list(parts.setup.plan.reads), Forecast(parts).planner.guarantees
+    return list(parts.setup.plan.participations), list(parts.setup.plan.reads), Forecast(parts).planner.guarantees
 
 
 def test_the_promise_of_a_run_does_not_hear_of_free_settings() -> None:

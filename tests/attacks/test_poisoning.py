@@ -53,7 +53,7 @@ def test_who_shouts_ruins_the_plain_mean_and_not_the_median() -> None:
 def test_methods_that_take_a_mean_take_a_median(method: str) -> None:
     more = {"algorithm": {"name": method, "local_steps": 1}, "model": {"name": "mlp", "hidden": 4}}
     run = tried([{"name": "nnm", "f": 1}, *MEDIAN], rounds=1, **more)
-    assert run.setup.plan.exposures
+    assert run.setup.plan.participations
     assert tree.finite(run.poisoned(saying(math.nan), plain=False))
 
 

@@ -40,7 +40,7 @@ from tests.helpers.threshold_budgets import each
 @pytest.mark.parametrize(
     ("epsilon", "rounds", "z"), [(1, 100, 37.3063), (2, 100, 19.9381), (4, 100, 10.8116), (1, 10, 11.7973)]
 )
-def test_noise_of_unsampled_exposures(epsilon: float, rounds: int, z: float) -> None:
+def test_noise_of_unsampled_participations(epsilon: float, rounds: int, z: float) -> None:
     assert exact_multiplier(epsilon, DELTA, rounds) == pytest.approx(z, rel=1e-5)
 
 

@@ -83,7 +83,7 @@ def test_phases_on_a_ledger_of_their_own_fill_the_budget_together(variant: str) 
     assert [plan.pricing.place for plan in plans if isinstance(plan.pricing, Counted)] == list(range(len(plans)))
     assert len({plan.currency for plan in plans}) == 1
     assert len({plan.cap for plan in plans}) == 1
-    most = [max(p.exposures) * max(p.reads) for p in plans]
+    most = [max(p.participations) * max(p.reads) for p in plans]
     rates = [p.offer.rate for p in plans]  # type: ignore[union-attr]
 
     def spent(times: list[int], louder: float = 1.0) -> float:

@@ -1,4 +1,4 @@
-"""The plan: exposures known before training, integer shares that never exceed a cap, and who pays in which round.
+"""The plan: participations known before training, integer shares that never exceed a cap, and who pays in which round.
 
 The formulas of shares, of Gaussian DP and of the Renyi loss are written anew here; the rounds are played without
 training.
@@ -45,7 +45,7 @@ LAWS: dict[str, Offer] = {
 }
 
 
-# the share of exposure j = 1..T, as printed in the source
+# the share of participation j = 1..T, as printed in the source
 SHARES: dict[str, tuple[Schedule, Callable[[int, int], Fraction]]] = {
     "uniform": (Uniform(), lambda j, t: Fraction(1, t)),
     "linear_front": (LinearFront(), lambda j, t: Fraction(2 * (t - j + 1), t * (t + 1))),
@@ -65,8 +65,8 @@ def plan_of(
 
 
 def charges(plan: Plan, client: int) -> list[Price]:
-    priced = [plan.price(client, j, plan.currency.zero()) for j in range(plan.exposures[client])]
-    assert plan.price(client, plan.exposures[client], plan.currency.zero()) is None  # one more is refused
+    priced = [plan.price(client, j, plan.currency.zero()) for j in range(plan.participations[client])]
+    assert plan.price(client, plan.participations[client], plan.currency.zero()) is None  # one more is refused
     return [price for price in priced if price is not None]
 
 
@@ -76,7 +76,7 @@ def charges(plan: Plan, client: int) -> list[Price]:
 )
 def test_shares_are_exact_and_fill_the_cap_to_the_last_unit(law: str, schedule: str) -> None:
     made, share = SHARES[schedule]
-    # at the 30th halving a delta of 1e-5 has no whole unit left, and the exposure is refused
+    # at the 30th halving a delta of 1e-5 has no whole unit left, and the participation is refused
     times = [1, 2, 4, 7, 30] if law != "classic" else [1, 2, 4, 7]
     plan = plan_of(law, 0.8, 1e-5, made, times)
     assert plan.cap is not None
@@ -132,7 +132,7 @@ def renyi_loss(rate: float, z: float, order: int) -> float:
 def test_what_a_client_is_charged_is_what_its_noise_costs(
     epsilon: float, delta: float, times: int, reads: int, schedule: str
 ) -> None:
-    """All exposures and reads of one client, composed anew, stay within the budget and use it up."""
+    """All participations and reads of one client, composed anew, stay within the budget and use it up."""
     made, _ = SHARES[schedule]
     gauss = [p.multiplier for p in charges(plan_of("exact", epsilon, delta, made, [times], reads), 0)]
     mu = math.sqrt(reads * math.fsum(1 / z**2 for z in gauss))
@@ -144,7 +144,7 @@ def test_what_a_client_is_charged_is_what_its_noise_costs(
 
 @pytest.mark.parametrize("law", ["pure", "exact"])
 def test_a_typed_noise_pays_for_every_read(law: str, tmp_path: Path) -> None:
-    """On a ledger whose cap is for four reads, an exposure of five is not granted, and one of four is; the twin forgets
+    """On a ledger whose cap is for four reads, an participation of five is not granted, and one of four is; the twin forgets
     its reads.
     """
     typed = [(LAWS[law], 2.0)]
@@ -207,9 +207,9 @@ def test_the_step_size_does_not_change_the_price() -> None:
 
 
 def test_what_cannot_be_priced_is_refused_before_the_first_round() -> None:
-    """Clients 3 and 4 have one exposure: their share alone is above what the textbook formula is proved for."""
+    """Clients 3 and 4 have one participation: their share alone is above what the textbook formula is proved for."""
     parts = simulated(experiment({"name": "gaussian_simple"}, privacy={"epsilon": 1.5}))
-    assert sorted(set(parts.setup.cohort.exposures(4, 5))) == [1, 2]
+    assert sorted(set(parts.setup.cohort.participations(4, 5))) == [1, 2]
     with pytest.raises(UnsoundGuarantee):
         _ = parts.setup.plan
 

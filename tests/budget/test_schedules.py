@@ -40,14 +40,14 @@ def test_printed_shares() -> None:
     np.testing.assert_allclose(Uniform().shares(4), [0.25] * 4, rtol=1e-12)
     np.testing.assert_allclose(Explicit((1, 0, 3)).shares(3), [0.25, 0, 0.75], rtol=1e-12)
     np.testing.assert_allclose(Explicit((0.5, 1.0, 0.5), absolute=True).shares(3, 4.0), [0.125, 0.25, 0.125])
-    np.testing.assert_allclose(Explicit((2, 2, 9)).shares(2), [0.5, 0.5])  # a client with fewer exposures
+    np.testing.assert_allclose(Explicit((2, 2, 9)).shares(2), [0.5, 0.5])  # a client with fewer participations
 
 
-@pytest.mark.parametrize("exposures", [1, 2, 7, 100, 2000])
-def test_shares_are_a_division_of_one(exposures: int) -> None:
+@pytest.mark.parametrize("participations", [1, 2, 7, 100, 2000])
+def test_shares_are_a_division_of_one(participations: int) -> None:
     for schedule in FIXED:
-        shares = schedule.shares(exposures)
-        assert shares.shape == (exposures,)
+        shares = schedule.shares(participations)
+        assert shares.shape == (participations,)
         assert (shares >= 0).all()
         assert math.fsum(shares) == pytest.approx(1.0, abs=1e-12)
     ratios = Geometric(0.9).shares(50)[1:] / Geometric(0.9).shares(50)[:-1]
@@ -88,34 +88,34 @@ def test_absolute_shares_leave_the_rest_unspent() -> None:
     assert caught.value.code == "shares-exceed-the-budget"
 
 
-def play(adaptive: Adaptive, exposures: int, triggers: list[bool]) -> list[float]:
+def play(adaptive: Adaptive, participations: int, triggers: list[bool]) -> list[float]:
     history: list[float] = []
-    for j, stalled in enumerate(triggers[:exposures]):
+    for j, stalled in enumerate(triggers[:participations]):
         remaining = 1 - math.fsum(history)
-        history.append(adaptive.next_share(history, remaining, exposures - j, stalled, exposures))
+        history.append(adaptive.next_share(history, remaining, participations - j, stalled, participations))
     return history
 
 
-def check_adaptive(adaptive: Adaptive, exposures: int, triggers: list[bool]) -> None:
-    spent = play(adaptive, exposures, triggers)
+def check_adaptive(adaptive: Adaptive, participations: int, triggers: list[bool]) -> None:
+    spent = play(adaptive, participations, triggers)
     assert math.fsum(spent) <= 1 + 1e-12
-    assert min(spent) >= adaptive.floor / exposures * (1 - 1e-9)  # everyone to come can still take part
+    assert min(spent) >= adaptive.floor / participations * (1 - 1e-9)  # everyone to come can still take part
 
 
 @given(st.integers(1, 60), st.lists(st.booleans(), min_size=60, max_size=60), st.floats(0, 3))
 @settings(max_examples=80, deadline=None)
-def test_adaptive_never_overspends_and_never_starves(exposures: int, triggers: list[bool], growth: float) -> None:
-    check_adaptive(Adaptive(growth=growth), exposures, triggers)
+def test_adaptive_never_overspends_and_never_starves(participations: int, triggers: list[bool], growth: float) -> None:
+    check_adaptive(Adaptive(growth=growth), participations, triggers)
 
 
 def test_an_adaptive_rule_without_a_reserve_is_caught() -> None:
     class Greedy(Adaptive):
-        def next_share(self, history: object, remaining: float, left: int, stalled: bool, exposures: int) -> float:
-            return super().next_share(history, max(remaining, 1e-9), 1, stalled, exposures)  # type: ignore[arg-type]
+        def next_share(self, history: object, remaining: float, left: int, stalled: bool, participations: int) -> float:
+            return super().next_share(history, max(remaining, 1e-9), 1, stalled, participations)  # type: ignore[arg-type]
 
     class Capless(Adaptive):
-        def next_share(self, history: object, remaining: float, left: int, stalled: bool, exposures: int) -> float:
-            return super().next_share(history, 1e9, left, stalled, exposures)  # type: ignore[arg-type]
+        def next_share(self, history: object, remaining: float, left: int, stalled: bool, participations: int) -> float:
+            return super().next_share(history, 1e9, left, stalled, participations)  # type: ignore[arg-type]
 
     for twin in (Greedy(), Capless()):
         with pytest.raises(AssertionError):
@@ -147,7 +147,7 @@ def test_a_share_of_a_spent_budget_is_refused() -> None:
         (lambda: Explicit((0.0, 1.0)).shares(1), "shares-not-a-budget"),
         (lambda: Explicit((1.0, 1.0)).shares(3), "shares-too-few"),
         (lambda: Explicit((0.6, 0.5), absolute=True).shares(2, 1.0), "shares-exceed-the-budget"),
-        (lambda: Uniform().shares(0), "exposures-not-positive"),
+        (lambda: Uniform().shares(0), "releases-not-positive"),
         (lambda: Adaptive(floor=0.0), "adaptive-out-of-range"),
         (lambda: Adaptive(start=2.0), "adaptive-out-of-range"),
         (lambda: Adaptive(growth=-0.1), "adaptive-out-of-range"),

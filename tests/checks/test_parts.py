@@ -21,7 +21,7 @@ from sordino.tasks.losses import Loss
 SCHEME = "class Mine(Scheme):\n    reads_labels = False\n    def assign(self, labels, group, rng):\n        "
 COHORT = """
 class Mine(Cohort):
-    def exposures(self, rounds, population): return alike(rounds, population)
+    def participations(self, rounds, population): return alike(rounds, population)
     def expected(self, population): return 2.0
     def draw(self, round_index, population, key): return """
 SOURCE = "class Mine(RowSource):\n    classes, reach = 2, (0.0, 1.0)\n    def rows(self, seed):\n        "

@@ -168,7 +168,7 @@ def test_algorithms_are_listed_a_line_each(cli: Callable[..., Said]) -> None:
 
 def test_what_was_spent(run: Path, cli: Callable[..., Said]) -> None:
     found = json.loads(cli("privacy", "spent", run, "--json").out)
-    assert [row["exposures"] for row in found["by_client"]] == [3] * 3
+    assert [row["participations"] for row in found["by_client"]] == [3] * 3
     assert all(row["spent"] == pytest.approx(row["granted"]) for row in found["by_client"])
     assert found["guarantees"] == json.loads((run / "privacy.json").read_text())["guarantees"]
     shown = cli("privacy", "spent", run, "--by-client").out

@@ -43,7 +43,7 @@ def test_json_is_the_whole_conversation(cli: Callable[..., Said]) -> None:
 
 def test_the_numbers_of_a_plan_without_data() -> None:
     answered = asked(ask(epsilon=1, unit="example", clients=100, cohort=20, rounds=100)).to_json()
-    assert answered["exposures"] == 20
+    assert answered["participations"] == 20
     assert answered["noise_multiplier"] == pytest.approx(16.684, rel=1e-4)  # sqrt(20)/mu(1, 1e-5), mu = 0.26805
     assert answered["promise"]["status"] == "proved"
     # noise of 2 z / 600 on each of 21,840 coordinates, averaged over 20 clients; a mean clipped gradient is at most 1

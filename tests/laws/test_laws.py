@@ -3,7 +3,7 @@ order       the order in which clients are served changes nothing: nor does how 
 processes   a client in another process says the same bytes
 resume      a run killed and continued is the run that never stopped
 seed        one seed one result, another seed another
-ledger      it lists the exposures that happened, each published, none beyond a cap
+ledger      it lists the participations that happened, each published, none beyond a cap
 silence     with next to no noise and a clip that never bites, the run is its non-private twin
 receipt     every (unit, adversary) has a row, finite only where recorded events prove it; `verify` believes nothing
             else
@@ -139,7 +139,7 @@ def test_another_seed_is_another_run(case: Case, base: Base, tmp_path: Path) -> 
 # ledger ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.one_fast
 @by_name
-def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) -> None:
+def test_the_ledger_lists_the_participations_that_happened(case: Case, base: Base) -> None:
     setup, federation = opened(base.folder(case))
     with federation.ledger as ledger:
         every = list(ledger.entries())
@@ -163,7 +163,7 @@ def test_the_ledger_lists_the_exposures_that_happened(case: Case, base: Base) ->
         assert named == ["*"] or sorted(k for group in named for k in group) == who
     for k in range(CLIENTS):
         times = ROUNDS if hidden else sum(k in served[t] for t in served)
-        assert times <= setup.plan.exposures[k]
+        assert times <= setup.plan.participations[k]
         charges = [entry.charges.get(EVERYONE if alike else str(k)) for entry in entries]
         own = [charge for charge in charges if charge is not None]
         assert len(own) == (times if priced else 0)

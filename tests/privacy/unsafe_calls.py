@@ -195,7 +195,7 @@ CALLS: dict[str, Call] = {
         "epsilon-not-finite", lambda: calibrate.classic_multiplier(math.inf, 1e-5)
     ),
     "delta 0 in a calibration": Call("delta-out-of-range", lambda: calibrate.exact_multiplier(1.0, 0.0)),
-    "no exposures": Call("exposures-not-positive", lambda: calibrate.exact_multiplier(1.0, 1e-5, 0)),
+    "no participations": Call("releases-not-positive", lambda: calibrate.exact_multiplier(1.0, 1e-5, 0)),
     "a budget no noise can keep": Call(
         "budget-out-of-reach", lambda: calibrate.sampled_multiplier(1e-9, 1e-12, 0.5, 9, orders=(2, 4))
     ),

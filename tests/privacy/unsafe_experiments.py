@@ -196,7 +196,7 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
         "shares-exceed-the-budget",
         budget(schedule={"name": "list", "values": [1.0] * 4, "absolute": True}),
     ),
-    "a schedule shorter than the exposures": (
+    "a schedule shorter than the participations": (
         "shares-too-few",
         budget(schedule={"name": "list", "values": [1.0]}),
     ),

@@ -133,7 +133,7 @@ def test_a_ledger_that_is_gone_is_not_founded_anew(tmp_path: Path) -> None:
 
 
 def test_a_ledger_put_back_is_noticed(tmp_path: Path) -> None:
-    """An older copy would give the exposures since then for free."""
+    """An older copy would give the participations since then for free."""
     out = tmp_path / "run"
     with killed_at("published", 0):
         start(BY_NAME["gaussian_gdp"].experiment(), out)

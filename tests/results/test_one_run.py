@@ -78,7 +78,7 @@ def wrong(result: Result) -> list[str]:
     each = next(row["clients"]["each"] for row in reversed(rows) if "clients" in row)
     by_client = [client.to_json() for client in spending(result.folder).by_client]
     for i, (frame_row, row) in enumerate(zip(result.clients.to_dict("records"), by_client, strict=True)):
-        if any(frame_row[name] != row[name] for name in ("client", "examples", "exposures", "planned")):
+        if any(frame_row[name] != row[name] for name in ("client", "examples", "participations", "planned")):
             found.append("clients")
         if not same(frame_row.get("accuracy", frame_row.get("loss")), each[i]):
             found.append("client accuracy")

@@ -63,8 +63,8 @@ def test_bytes_and_promise_are_those_of_the_run(name: str, tmp_path: Path) -> No
     for row, promised in zip(ended.receipt.guarantees, foreseen.planner.guarantees, strict=True):
         assert row.beside(nominal_epsilon=None) == promised
     if (budget := ended.receipt.budget) is not None:
-        assert max(foreseen.planner.books.exposures.values()) == budget.exposures_used.max
-        assert foreseen.setup.plan.exposures[foreseen.planner.busiest] == budget.exposures_planned.max
+        assert max(foreseen.planner.books.participations.values()) == budget.participations_used.max
+        assert foreseen.setup.plan.participations[foreseen.planner.busiest] == budget.participations_planned.max
 
 
 def test_messages_are_not_all_of_one_length() -> None:

@@ -65,7 +65,7 @@ def parts_of(changes: Table) -> Simulation:
 
 
 def mean_norm(parts: Simulation) -> float:
-    """Of what the second round releases: almost only noise at this budget, and the halfway exposure of two."""
+    """Of what the second round releases: almost only noise at this budget, and the halfway participation of two."""
     federation, clients, server = parts.federation(":memory:", "run"), parts.site("run"), parts.setup.state("server")
     for t in range(2):
         outcome = one_round(federation, server, t, clients)

@@ -82,7 +82,7 @@ class Pairs(Cohort):
     def draw(self, round_index: int, population: int, key: keys.Key) -> list[int]:
         return [round_index % population, (round_index + 1) % population]
 
-    def exposures(self, rounds: int, population: int) -> Any:
+    def participations(self, rounds: int, population: int) -> Any:
         return alike(rounds, population)
 
     def expected(self, population: int) -> float:

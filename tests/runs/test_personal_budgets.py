@@ -85,7 +85,7 @@ def test_published_budgets_are_claimed_and_what_holds_is_said(cost: str, tmp_pat
 @pytest.mark.parametrize("rounds", [12, pytest.param(60, marks=pytest.mark.slow)])
 def test_published_dp_prox_plays_every_round_and_spends_what_it_was_granted(rounds: int, tmp_path: Path) -> None:
     """Accounted for as a Poisson sample of rate K/N, in which everybody pays for every round: nobody's own count of
-    exposures may end it.
+    participations may end it.
     """
     epsilon, size, clients = 4.0, 5, 22
     cohort = {"name": "random", "size": size}
@@ -130,7 +130,8 @@ def test_a_hidden_plan_of_thresholds_charges_everybody() -> None:
             server = one_round(federation, server, t, clients).server
         for entry in ledger.entries():
             assert len(entry.charges) == 22
-        assert receipt(parts.setup, federation, environment_of(parts.setup.experiment)).budget.exposures_used.min == 6
+        stated = receipt(parts.setup, federation, environment_of(parts.setup.experiment)).budget
+        assert stated.participations_used.min == 6
     assert sampled_multiplier(1.0, DELTA, 0.1, 100) == pytest.approx(4.278, rel=0.01)
 
 
@@ -150,15 +151,13 @@ def test_ten_thousand_rounds_take_nobody_over_its_cap() -> None:
             gone, limit = ledger.spent(str(k))[0], parts.setup.plan.cap_of(k)
             assert limit is not None
             assert gone <= limit[0]
-            exhausted += federation.exposures.get(k, 0) == 40
+            exhausted += federation.participations.get(k, 0) == 40
         assert exhausted > 900
         ledger.check()
 
 
 def test_an_exhausted_client_changes_no_bit() -> None:
-    """Three exposures are planned and six rounds played: what a client holds after its last exposure is never looked
-    at.
-    """
+    """Three participations are planned in six rounds: what a client holds after its last one is never looked at."""
 
     def model(poison: bool) -> torch.Tensor:
         parts = made({"name": "pdp_prox"}, {"name": "random", "size": 22, "t_plan": 3}, GROUPS)

@@ -151,7 +151,7 @@ def test_a_silent_device_is_not_waited_for_and_somebody_else_is_asked(tmp_path: 
         return found
 
     def watch(step: Progress) -> None:
-        who.append(sorted(step.federation.exposures))
+        who.append(sorted(step.federation.participations))
         if step.round == 1:
             stopped.append(workers()[9])
             os.kill(stopped[0], signal.SIGSTOP)

@@ -51,7 +51,7 @@ def check_caps(federation: FederatedServer) -> None:
     for k in range(federation.population):
         own = paid(federation, k)
         assert sum(charge[0] for charge in own) <= cap[0]
-        assert len(own) == federation.exposures.get(federation.payer(k), 0) <= federation.plan.exposures[k]
+        assert len(own) == federation.participations.get(federation.payer(k), 0) <= federation.plan.participations[k]
 
 
 def test_round_robin_counts_equal_the_ledger() -> None:
@@ -59,7 +59,7 @@ def test_round_robin_counts_equal_the_ledger() -> None:
         experiment(GDP, rounds=7, partition={"scheme": "iid", "clients": 10}, cohort={"name": "round_robin", "size": 3})
     )
     federation, granted = spend(parts)
-    assert counts(granted, 10) == [3] + [2] * 9 == list(parts.setup.plan.exposures)
+    assert counts(granted, 10) == [3] + [2] * 9 == list(parts.setup.plan.participations)
     assert [len(paid(federation, k)) for k in range(10)] == [3] + [2] * 9
     check_caps(federation)
     cap = federation.plan.cap
@@ -235,7 +235,7 @@ def test_a_shared_ledger_serves_two_runs_and_no_more(tmp_path: Path) -> None:
     second = start(experiment({**GDP, "lr": 0.2}, privacy=privacy), tmp_path / "second")
     assert [row.answered for row in first.metrics] == [2] * 4
     assert [row.answered for row in second.metrics] == [0] * 4
-    assert second.receipt.budget.exposures_used.max == 0
+    assert second.receipt.budget.participations_used.max == 0
     from sordino.receipts.verify import verify
 
     assert verify(tmp_path / "first") == []  # what another run spends later does not unmake a receipt

@@ -1,4 +1,4 @@
-"""Cohorts: exact exposure counts, and the law of the Poisson sampler.
+"""Cohorts: exact participation counts, and the law of the Poisson sampler.
 
 The statistical tests of the Poisson sampler reject at |z| > 6 in some 5,050 statistics for each rate: a false alarm has
 probability about 1e-5 for a fresh seed, and the seed is fixed. Their power is shown by the samplers they must reject.
@@ -45,20 +45,20 @@ def drawn(cohort: Cohort, rounds: int, population: int, key: keys.Key = KEY) -> 
     return table
 
 
-# ------------------------------------------------------------------------------------------------ exposures
+# ------------------------------------------------------------------------------------------------ participations
 
 
 @pytest.mark.parametrize(("population", "size", "rounds"), [(10, 3, 7), (100, 20, 100), (7, 7, 3), (5, 2, 1)])
 def test_round_robin_counts_are_exact(population: int, size: int, rounds: int) -> None:
     cohort = RoundRobin(size)
-    planned = list(cohort.exposures(rounds, population))
+    planned = list(cohort.participations(rounds, population))
     assert planned == drawn(cohort, rounds, population).sum(0).tolist()
     assert sum(planned) == rounds * size
 
 
 def test_round_robin_numbers() -> None:
-    assert list(RoundRobin(3).exposures(7, 10)) == [3] + [2] * 9
-    assert list(RoundRobin(20).exposures(100, 100)) == [20] * 100
+    assert list(RoundRobin(3).participations(7, 10)) == [3] + [2] * 9
+    assert list(RoundRobin(20).participations(100, 100)) == [20] * 100
     assert RoundRobin(3).draw(3, 10, KEY) == [9, 0, 1]  # the pointer runs over the end
 
 
@@ -69,7 +69,7 @@ def test_the_peer_scheme_overspends(fraction: float, overspend: float, never: in
     counts = drawn(cohort, 100, 100).sum(0)
     assert counts.tolist() == list(cohort.actual(100, 100))
     assert (counts == 0).sum() == never
-    assert counts.max() / cohort.exposures(100, 100)[0] == pytest.approx(overspend, abs=5e-4)
+    assert counts.max() / cohort.participations(100, 100)[0] == pytest.approx(overspend, abs=5e-4)
     first, second = cohort.warnings(100, 100)
     assert f"{overspend}" in first
     assert f"{never} of 100" in second
@@ -79,7 +79,7 @@ def test_the_peer_scheme_overspends(fraction: float, overspend: float, never: in
 def test_the_peer_scheme_is_round_robin_where_everything_divides(fraction: float) -> None:
     cohort, same = RoundRobinPeer(fraction), RoundRobin(round(fraction * 100))
     assert cohort.warnings(100, 100) == []
-    assert cohort.exposures(100, 100) == same.exposures(100, 100)
+    assert cohort.participations(100, 100) == same.participations(100, 100)
     assert all(cohort.draw(r, 100, KEY) == same.draw(r, 100, KEY) for r in range(100))
 
 
@@ -91,23 +91,23 @@ def test_the_peer_scheme_stays_inside_small_populations() -> None:
 def test_random_cohorts_need_a_plan() -> None:
     from scipy.stats import binom
 
-    assert list(Random(20).exposures(100, 100)) == [33] * 100
+    assert list(Random(20).participations(100, 100)) == [33] * 100
     assert 1 - binom.cdf(20, 100, 0.2) == pytest.approx(0.441, abs=5e-4)  # a plan for the mean fails that often
     for level, trials, p in ((0.999, 100, 0.2), (0.5, 7, 0.9), (0.999, 1, 0.01), (0.9, 1000, 0.5)):
         assert binomial_quantile(level, trials, p) == binom.ppf(level, trials, p)
-    assert list(Random(20, t_plan=25).exposures(100, 100)) == [25] * 100
-    assert list(Random(20, t_plan=25).exposures(10, 100)) == [10] * 100  # never more than the rounds
-    assert list(Random(5).exposures(9, 5)) == [9] * 5
-    assert set(Random(100).exposures(3, 10**6)) == {1}  # hardly anybody is drawn, but whoever is may take part
+    assert list(Random(20, t_plan=25).participations(100, 100)) == [25] * 100
+    assert list(Random(20, t_plan=25).participations(10, 100)) == [10] * 100  # never more than the rounds
+    assert list(Random(5).participations(9, 5)) == [9] * 5
+    assert set(Random(100).participations(3, 10**6)) == {1}  # hardly anybody is drawn, but whoever is may take part
 
 
 def test_everybody_is_charged_where_participation_is_hidden() -> None:
-    assert list(PoissonSample(0.1).exposures(50, 4)) == [50] * 4 == list(Everyone().exposures(50, 4))
+    assert list(PoissonSample(0.1).participations(50, 4)) == [50] * 4 == list(Everyone().participations(50, 4))
 
 
 def test_what_is_known_of_everybody_is_an_array_of_plain_numbers() -> None:
     for cohort in COHORTS_OF_FOUR:
-        planned = cohort.exposures(30, 10)
+        planned = cohort.participations(30, 10)
         assert all(
             type(times) is int for times in (planned[0], planned[-1], max(planned))
         )  # a receipt must be able to hold them
@@ -353,7 +353,7 @@ def test_expected_is_public_and_fixed() -> None:
         (lambda: Random(True), "cohort-empty"),
         (lambda: Random(3, t_plan=0), "t-plan-not-positive"),
         (lambda: RoundRobin(11).draw(0, 10, KEY), "cohort-larger-than-population"),
-        (lambda: RoundRobin(11).exposures(5, 10), "cohort-larger-than-population"),
+        (lambda: RoundRobin(11).participations(5, 10), "cohort-larger-than-population"),
         (lambda: Random(11).draw(0, 10, KEY), "cohort-larger-than-population"),
         (lambda: Random(11).expected(10), "cohort-larger-than-population"),
         (lambda: PoissonSample(0.0), "rate-out-of-range"),

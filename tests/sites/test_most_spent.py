@@ -73,7 +73,7 @@ def asked_in_every_round(between: Federated, stalled: bool = False) -> Receipt:
     server, answered = Server(between), 0
     try:
         for t in range(server.phase.rounds):
-            number = min(answered, server.member.purse.training.plan.exposures[server.own] - 1)
+            number = min(answered, server.member.purse.training.plan.participations[server.own] - 1)
             answer, _ = server.says(replace(server.planned(number, stalled), t=t))
             answered += isinstance(answer, Answered)
         assert answered
@@ -106,7 +106,7 @@ def test_the_rounds_that_a_seed_draws_are_fewer_than_can_be_paid(tmp_path: Path)
     drawn = between.simulation.setup.federation(between.simulation.home, "", ":memory:", "drawn")
     with drawn.ledger:
         seen = sum(0 in drawn.draw(drawn.open(t)) for t in range(12))
-        assert seen < drawn.plan.exposures[0]
+        assert seen < drawn.plan.participations[0]
     assert asked_in_every_round(between).rounds > seen
 
 

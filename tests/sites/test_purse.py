@@ -145,7 +145,7 @@ def test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed(tmp_path: Path) 
     """A server may ask one site in another's place."""
     typed = {"name": "gaussian_gdp", "clip": 1.0, "lr": 0.5, "multiplier": 4.0}
     with serving("gaussian_gdp", tmp_path, algorithm=typed, privacy={"epsilon": None}) as server:
-        often = server.member.purse.training.plan.exposures[server.own]
+        often = server.member.purse.training.plan.participations[server.own]
         assert 0 < often < server.phase.rounds
         plan, refused = server.planned(), []
         for t in range(server.phase.rounds):
@@ -155,15 +155,15 @@ def test_a_typed_noise_is_for_as_many_rounds_as_the_plan_showed(tmp_path: Path) 
         assert server.spent() == often
 
 
-def test_a_plan_that_counts_too_many_exposures_is_stopped_by_the_budget(tmp_path: Path) -> None:
+def test_a_plan_that_counts_too_many_participations_is_stopped_by_the_budget(tmp_path: Path) -> None:
     """The twin of the test above, with a plan that would let four rounds through."""
     with serving("gaussian_gdp", tmp_path) as server:
         plan, codes, books = server.planned(), [], server.member.purse.training
-        many = [4 * times for times in books.plan.exposures]
+        many = [4 * times for times in books.plan.participations]
         for t in range(server.phase.rounds):
             with pytest.MonkeyPatch.context() as patch:
                 if t >= 2:  # the rounds before were priced by the true plan
-                    patch.setattr(books, "plan", replace(books.plan, exposures=many))
+                    patch.setattr(books, "plan", replace(books.plan, participations=many))
                 answer, _ = server.says(replace(plan, t=t))
             codes.append(answer.code if isinstance(answer, Refused) else "")
         assert codes == ["", "", "terms-beyond-plan", "terms-beyond-plan"]

@@ -237,7 +237,7 @@ class Crowd:
         self.round()
         run, plan = self.federation, self.federation.plan
         vars(run).update(sizes=Watched(run.sizes), weights=Watched(run.weights))
-        vars(plan).update(exposures=Watched(plan.exposures), reads=Watched(plan.reads))
+        vars(plan).update(participations=Watched(plan.participations), reads=Watched(plan.reads))
         return self
 
     def round(self) -> Outcome:
@@ -352,7 +352,7 @@ def test_an_idle_client_takes_at_most_64_bytes(kind: str) -> None:
         tracemalloc.stop()
     assert 8 < taken <= 64  # the row numbers alone take 8: the counter counts
     assert len(crowd.clients.states) <= 200  # made when a client first takes part
-    assert len(crowd.federation.exposures) <= 200
+    assert len(crowd.federation.participations) <= 200
 
 
 @pytest.mark.slow
@@ -377,7 +377,7 @@ def test_a_run_of_a_million_clients_ends_with_a_receipt(kind: str, clients: int,
     assert bool(finite) == (kind != "plain")
     assert (tmp_path / "run" / "ledger.sqlite").stat().st_size < 200_000
     if kind != "plain":
-        used = ended.receipt.budget.exposures_used
+        used = ended.receipt.budget.participations_used
         assert used.to_json() == (
             {"min": 3, "median": 3, "max": 3} if kind == "hidden" else {"min": 0, "median": 0, "max": 1}
         )

@@ -178,11 +178,16 @@ def _by_client(run: Watched, spending: Spending) -> Html:
     if not clients:
         return Html("")
     listed = [
-        (_client(run, of), f"{of.spent_share:.0%}", "" if of.epsilon is None else f"{of.epsilon:g}", of.exposures or 0)
+        (
+            _client(run, of),
+            f"{of.spent_share:.0%}",
+            "" if of.epsilon is None else f"{of.epsilon:g}",
+            of.participations or 0,
+        )
         for of in clients
     ]
     some = "" if len(clients) == spending.clients else f", {len(clients)} of {spending.clients}"
-    columns = "client", "spent", "of epsilon", "exposures"
+    columns = "client", "spent", "of epsilon", "participations"
     return folded(f"Client by client{some}", scrolled("Spent of what each client granted", columns, listed))
 
 

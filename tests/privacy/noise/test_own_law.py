@@ -170,7 +170,7 @@ def test_an_own_law_is_priced_calibrated_and_stated(name: str, unit: str, tmp_pa
     made = experiment(name)
     planned = simulated(made)
     granted, plan = made.privacy.epsilon, planned.setup.plan
-    assert plan.quietest == pytest.approx(min(plan.exposures) / granted, rel=1e-6)
+    assert plan.quietest == pytest.approx(min(plan.participations) / granted, rel=1e-6)
     ended = start(made, tmp_path / "run")
     stated = [row for row in (*Planner(planned.setup).guarantees, *ended.receipt.guarantees) if row.finite]
     assert unit in {row.unit for row in stated}

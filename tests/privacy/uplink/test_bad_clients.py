@@ -150,7 +150,7 @@ def test_a_client_that_cannot_pay_is_not_asked() -> None:
 
 
 def test_central_noise_is_as_large_as_every_clients_claim_says() -> None:
-    # four of six clients in each of two rounds: some pay for two exposures, some for one, and all get one noise
+    # four of six clients in each of two rounds: some pay for two participations, some for one, and all get one noise
     parts = parts_of(UPLINKS["central"], cohort={"name": "round_robin", "size": 4}, rounds=2)
     federation, server = parts.federation(":memory:", "run"), parts.setup.state("server")
     zero = parts.setup.algorithm.zero(parts.setup.task, parts.setup.algorithm.broadcast(server))
