@@ -201,7 +201,7 @@ def descend(y: T, eta: float, direction: T, start: T) -> T:
 
 
 def formed(a: T) -> T:
-    """The same tree with every lazy leaf computed: nothing but tensors."""
+    """The same tree with every lazy leaf computed, so that all leaves are tensors."""
     return map(lambda leaf: leaf, a)
 
 
@@ -210,7 +210,7 @@ def zeros_like(a: T) -> T:
 
 
 def _parts(leaf: Tensor) -> Sequence[Tensor]:
-    """The leaf, or its parts where a copy of it in float64 would be new memory each time."""
+    """The leaf, or pieces of a large one, so that converting it to float64 needs little memory at a time."""
     return torch.split(leaf.reshape(-1), PART) if leaf.numel() > PART else (leaf,)
 
 
@@ -243,7 +243,7 @@ def unflat(vector: Tensor, template: T) -> T:
 
 
 def finite(a: Tree) -> bool:
-    """True if all numbers are finite. A finite sum has finite summands, so the sum of all leaves mostly decides it."""
+    """True if all numbers are finite: quickly where their sum is finite, else leaf by leaf."""
     total: Any = 0.0
     for leaf in leaves(a):
         if isinstance(leaf, lazy.Lazy):

@@ -208,8 +208,8 @@ class Scorer(Protocol):
 
 
 class Stated(NamedTuple):
-    """The epsilon that a paper prints for its noise, and the epsilon that its own formula gives for all rounds
-    together. Neither is proved.
+    """The epsilon that a paper prints for its noise, and the one that its own formula gives for all rounds together;
+    neither is proved.
     """
 
     epsilon: float
@@ -271,7 +271,7 @@ class Reader(ABC):
 
     @property
     def plain(self) -> bool:
-        """True where examples are given as they are, so that nothing protects them from whoever sees an upload."""
+        """True where the reader passes examples on unprotected: whoever sees an upload may learn about them."""
         return False
 
     def prepare(self, examples: Examples, source: NoiseSource) -> Examples:
@@ -286,7 +286,7 @@ class Reader(ABC):
 
 
 class Bound(NamedTuple):
-    """The proved bound on one client's contribution, in each norm."""
+    """The proved upper bound on the norm of one client's contribution: its L1 norm, and its L2 norm."""
 
     l1: float = math.inf
     l2: float = math.inf

@@ -121,9 +121,7 @@ def name_of(made: Any) -> str:
 
 
 def parts(*held: object) -> Iterator[str]:
-    """Names of a user's own classes among these objects, the fields of dataclasses and the items of tuples and
-    lists.
-    """
+    """Names of the user's own classes among these objects, also in dataclass fields, tuples and lists."""
     for one in held:
         if not _is_library(type(one)):
             yield name_of(type(one))

@@ -66,7 +66,7 @@ class SlowNetwork:
         return late
 
     def receive(self, size: int) -> None:
-        """Wait as long as the network takes for the tensors that every client is given once."""
+        """Wait as long as the network would take for the tensors that every client receives once."""
         self._wait(size, self.down_mbit)
 
     def _wait(self, size: int, mbit: float | None) -> None:

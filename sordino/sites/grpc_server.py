@@ -251,7 +251,7 @@ class Rpc(Carrier):
         return self._open and hole.fetching is call
 
     def _gone(self, hole: _Pigeonhole, call: Foreign) -> None:
-        """Note the end of a call. A call that ends before its site was answered means that the site is gone."""
+        """Record the end of a call; if the site still owes the answer, it counts as gone."""
         with self._lock:
             if hole.fetching is call:
                 hole.fetching, hole.left = None, -math.inf
@@ -343,7 +343,7 @@ class Rpc(Carrier):
         return False
 
     def _refuse(self, call: Foreign, site: str, why: str = "it is not on the list, or revoked") -> NoReturn:
-        """End a call as unauthenticated. The reason is told to the operator only, not to the caller."""
+        """End a call as unauthenticated. Only the operator learns the reason, not the caller."""
         self._note(RunEvent(event="turned away", site=site, why=f"{_whom(call)}: {why}"))
         call.abort(self._codes.UNAUTHENTICATED, "")
         raise AssertionError("abort has raised")

@@ -113,8 +113,8 @@ class Proposed:
 
     @cached_property
     def at_stake(self) -> list[Guarantee]:
-        """Guarantees, against every adversary, for the unit that the noise protects, if this client's whole budget is
-        spent: a server may choose what it asks for."""
+        """Worst case for the unit that the noise protects: its guarantees against every adversary if the server uses up
+        this client's whole budget."""
         plan = self.whole.phases[-1].promising
         if plan.offer is None:
             return []

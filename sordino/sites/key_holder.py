@@ -207,7 +207,7 @@ def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Cal
 
 
 def pinned(key: bytes, digest: str) -> bytes:
-    """Return a public key, if its digest is the one that the key holder gave the site."""
+    """The public key that the server sent; refused unless it has the digest that the key holder gave to this site."""
     if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), digest):
         raise UnsoundGuarantee(
             "the server sends another public key than that of the key holder"

@@ -206,7 +206,7 @@ class Membership(Attendant, Porter):
         return RunFolder(self._mine.private).metrics_file if hidden else self._mine.metrics_file
 
     def _keep_handed(self, given: bytes) -> None:
-        """Stores the tensors that clients receive before the first round; other ones later are refused."""
+        """Store the tensors that clients receive before the first round; refuse different ones later."""
         file = self._mine.handed_file
         if file.exists() and file.read_bytes() != given:
             raise LedgerError(

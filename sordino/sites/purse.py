@@ -48,8 +48,8 @@ class SignedHead:
         self.behind: LedgerError | None = None  # why this folder may not go on
 
     def begin(self, returned: Sequence[bytes | memoryview]) -> None:
-        """Checks the ledger heads that the server returned. A server that has none learns it from the answer, and has
-        to begin again."""
+        """Check the ledger heads that the server returned. A server that returns none gets the head with the answer,
+        and has to begin again."""
         try:
             for signed in returned:
                 self._check(self._letterhead.own(bytes(signed)).ledger)
@@ -70,8 +70,7 @@ class SignedHead:
             )
 
     def puts_right(self, error: SordinoError) -> bool:
-        """True for a refusal that ends once the server returns the head, unless the server has failed to do so
-        repeatedly."""
+        """True for a refusal that ends once the server returns the head; False once it has repeatedly not done so."""
         return error.code == BEGIN_FIRST and self._unshown < 2
 
 
@@ -153,7 +152,7 @@ class Purse:
         return self._books[-1]
 
     def reserve_all(self) -> None:
-        """Pay for every round of the plan before the first one, in phases where nobody may know who is drawn."""
+        """Reserve all rounds of the plan before the first one, in phases where a hidden cohort makes all pay."""
         for phase, books in zip(self._whole.phases, self._books, strict=True):
             if books.plan.everyone_pays:
                 books.replay()

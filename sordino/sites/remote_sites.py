@@ -79,8 +79,8 @@ class RemoteSites(Sites):
         self._gathered, self._here = True, set(here)
 
     def part(self, message: bytes | None) -> None:
-        """Tells every site that the run is over. Waits at most `PARTING` seconds for the sites of the last round, after
-        a restart longer and for all sites, and never longer than a round waits."""
+        """Tell every site that the run is over. Waits for the sites of the last round, at most `PARTING` seconds; after
+        a restart for all sites, at most the timeout of a round."""
         command, bodies, told = End(int(message is not None)), [] if message is None else [message], set[str]()
         awaited = self._here if self._gathered else self.members.keys()
         until = time.monotonic() + min(PARTING if self._gathered else FOREVER, self.patience.timeout)
@@ -277,7 +277,7 @@ class RemoteSites(Sites):
         self._refusing.pop(peer, None)
 
     def _begins(self, peer: str) -> bool:
-        """True while the site owes an answer to the first messages."""
+        """True while the site has not yet answered the messages that begin a run."""
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:

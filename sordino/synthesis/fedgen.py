@@ -184,6 +184,6 @@ def _last(state: GeneratorState, x: Tensor) -> Tensor:
 
 
 def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Random inputs of the generator, uniform noise and a label, one for each key."""
+    """Random inputs of the generator: for each key, uniform noise and a label."""
     epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
     return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]

@@ -100,7 +100,7 @@ LEAK = 2**0.5  # keeps the variance through a leaky ReLU
 
 @dataclass(frozen=True)
 class Latents:
-    """Size of a latent, scatter of class means, and scatter of the images of a class."""
+    """Size of a latent vector, and standard deviations of class means and of the images within a class."""
 
     size: int
     between: float
@@ -205,7 +205,7 @@ def _stylegan(classes: int, latents: Latents, side: int, channels: int, key: key
 
 
 def spread_rows(classes: int, layers: int, key: keys.Key) -> Tensor:
-    """Unit rows by class with nearly uncorrelated columns: 500 gradient steps on the mean of squared products."""
+    """Random unit vectors by class, optimised by 500 gradient steps for nearly uncorrelated columns."""
     rows = nets.normal(keys.generator(key), classes, layers).requires_grad_()
     others = 1 - torch.eye(layers)
     optimiser = torch.optim.SGD([rows], lr=0.5, momentum=0.9)

@@ -34,8 +34,8 @@ class Architecture:
         return user_code.is_own(self.name)
 
     def built(self, seed: int) -> nn.Module:
-        """The network, which fits its inputs. All random draws of its constructor come from the seed, so it is the same
-        in every process and after every stop.
+        """The network, built and tried on inputs of its shape. Its constructor draws from the seed alone, so that it is
+        the same in every process and after every restart.
         """
         with seeded(seed):
             net = build_net(self.name, self.inputs, self.outputs, self.options)

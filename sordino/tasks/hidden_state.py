@@ -193,8 +193,8 @@ def moved(net: nn.Module, frozen: Mapping[str, object]) -> str:
 
 
 def check_tables(net: nn.Module) -> None:
-    """Refuses tables of words that every pass rescales in place: the model then tells without any noise which words
-    were looked up, and what a client learns depends on who came before it in the same process.
+    """Refuse embeddings with `max_norm`, which every pass rescales in place: the model would reveal without noise which
+    words were looked up, and clients of one process would change it for each other.
     """
     for path, module in net.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:

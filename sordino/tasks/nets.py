@@ -104,8 +104,8 @@ def bounded(net: nn.Module) -> float | None:
 
 
 def largest_token(net: nn.Module, texts: Callable[[int], object]) -> int:
-    """The largest token that the network can look up in a text; 0 where it looks nothing up. `texts`: passes texts of
-    tokens from 1 to the one given through the network.
+    """The largest token that the network's embeddings can look up; 0 without embeddings. `texts(most)` runs the network
+    on texts with tokens from 1 to `most`.
     """
     tables = [m for m in net.modules() if isinstance(m, nn.Embedding)]
     for most in sorted({m.num_embeddings - 1 for m in tables} - {0}, reverse=True):

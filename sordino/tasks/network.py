@@ -50,8 +50,8 @@ class InputSettings(NamedTuple):
 
 
 def handed_out(net: nn.Module, state: Params) -> nn.Module:
-    """The network with this `state_dict`, for training that is not the library's: in training mode, with dropout from
-    torch's own generator.
+    """The network with this `state_dict`, for training by another program: in training mode, with dropout from torch's
+    own generator.
     """
     for one in net.modules():
         if isinstance(one, Dropout):
@@ -128,7 +128,7 @@ class NetworkOnRows:
         return {name: params[kept] if isinstance(kept, str) else kept for name, kept in self._rest.items()}
 
     def module(self, params: Params) -> nn.Module:
-        """A copy of the network at these parameters, for training that is not the library's."""
+        """A copy of the network at these parameters, for training by another program."""
         return handed_out(copy.deepcopy(self._net), self.state_dict(params))
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -270,8 +270,8 @@ class NetworkOnRows:
         return out
 
     def _passed(self, params: Params, training: bool) -> Params:
-        """Parameters for one pass. A training pass updates running statistics: those of `params` itself if a gradient
-        follows, else copies.
+        """Parameters for one pass. A training pass updates running statistics: in place if a gradient is computed, else
+        in a copy.
         """
         if not self.statistics:
             return params

@@ -64,7 +64,7 @@ class Supervised(NetworkOnRows, ABC):
         """The main metric of the best constant prediction."""
 
     def targets(self, x: Tensor, y: Tensor) -> Tensor:
-        """Targets of the loss: the labels, unless the inputs are themselves what is predicted."""
+        """Targets of the loss: the labels; for a language model the inputs, which it predicts."""
         return y
 
     def all_outputs(self, params: Params, x: Tensor) -> Tensor:

@@ -346,8 +346,8 @@ class Chain:
         return x
 
     def spans(self, n: int) -> bool:
-        """True if n rows cost less as `ClientRows` than as images: the first layer is linear and has at least as many
-        weights as the coefficients of the rows.
+        """True if n rows cost less as `ClientRows` than as images: the first layer is linear, and has at least as many
+        weights as n rows have coefficients.
         """
         if not self._linear:
             return False

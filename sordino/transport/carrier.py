@@ -35,8 +35,8 @@ class Carrier(ABC):
 
     @abstractmethod
     def came(self, seconds: float) -> Sequence[Arrived]:
-        """Answers that have come; waits for the first of them, at most `seconds`. A site that is gone for good is an
-        error where the run cannot go on without it.
+        """Answers that have arrived; waits at most `seconds` for the first one. Raises an error where a site is gone
+        for good and the run cannot go on without it.
         """
 
     @abstractmethod
@@ -64,5 +64,5 @@ class Carrier(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the carrier."""
+        """Stop carrying messages; nothing to do in this class."""
         return

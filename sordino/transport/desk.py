@@ -57,9 +57,9 @@ class Operation(NamedTuple):
 
 
 class Porter:
-    """Policy of a site: decides, before anything is computed, what the site does for a server. This one allows
-    everything, as is right between processes of one run; that of a real site (`sites.membership`) charges the site's
-    own ledger."""
+    """Policy of a site: decides, before anything is computed, which requests of a server the site carries out. This one
+    allows all, as suits processes of one run; that of a real site (`sites.membership`) charges the site's own ledger.
+    """
 
     @property
     def place(self) -> str:
@@ -67,7 +67,7 @@ class Porter:
         return ""
 
     def admit(self, asked: Operation) -> None:
-        """Refuses an operation that this site does not do for a server."""
+        """Refuse an operation that this site does not carry out for a server."""
 
     def pay(self, asked: Operation, command: Round) -> Round:
         """Charges a round to the site's budget, durably, or refuses it. Returns the round to compute: the same, or with
@@ -93,14 +93,14 @@ class Porter:
         )
 
     def declined(self, error: SordinoError) -> None:
-        """Called when the site has refused what it was asked."""
+        """Called after the site has refused a request."""
 
     def failed(self, error: SordinoError) -> SordinoError:
-        """Error that the server is sent when the computation fails with this one."""
+        """Error to send to the server when a computation here fails with `error`."""
         return error
 
     def release(self, asked: Operation, bodies: Sequence[bytes]) -> None:
-        """Called when the answer to an operation is durable, before it leaves."""
+        """Called once the answer to an operation is on disk, before it is sent."""
 
 
 class MaskedSteps(Protocol):

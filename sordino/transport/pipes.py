@@ -110,7 +110,7 @@ class Pipes(Carrier):
 
 
 def _refusal(frame: bytes) -> SordinoError:
-    """Error of a process that could not begin."""
+    """Error of a process that could not start."""
     try:
         answer = read_answer(json.loads(frame))
     except (ValueError, RecursionError):

@@ -50,7 +50,7 @@ class _Out:
 
 @dataclass
 class Sites(Executor):
-    """All sites of a phase, behind one carrier: here processes of one run, which ends when one of them fails."""
+    """All sites of a phase, reached through one carrier; here processes of one run, which ends if one of them fails."""
 
     carrier: Carrier
     letterhead: Letterhead
@@ -136,8 +136,8 @@ class Sites(Executor):
         seconds: float = FOREVER,
         others: Callable[[], Mapping[str, tuple[Command, Sequence[bytes]]]] = dict,
     ) -> Replies:
-        """Sends each of these sites its message and waits for the answers, at most `seconds` or the timeout of a round.
-        After that it waits on while the answers are not `enough`, and sends the messages of `others` too.
+        """Send each of these sites its message and wait for the answers, at most `seconds` or the timeout of a round.
+        If the answers then are not `enough`, send the messages of `others` too, and go on waiting.
         """
         tickets = {peer: self._send(peer, command, bodies) for peer, (command, bodies) in letters.items()}
         until = time.monotonic() + min(seconds, self._patience_of_all)
@@ -195,7 +195,7 @@ class Sites(Executor):
         return True
 
     def _close(self) -> None:
-        """Stops waiting for answers; messages to processes that were not answered still count as owed."""
+        """Stop waiting for answers; sites that have not answered still count as busy."""
         self._wanted.clear()
         self._came.clear()
         self._tickets = {sent: first for sent, first in self._tickets.items() if first in self._out}

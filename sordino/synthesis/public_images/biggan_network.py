@@ -36,7 +36,7 @@ class NetworkConfig(NamedTuple):
 
 
 class TruncatedNorm(nn.Module):
-    """Batch norm with the moments of the truncation in use; scale and offset may depend on the condition."""
+    """Batch norm with the stored moments of the truncation in use; scale and offset may depend on noise and class."""
 
     def __init__(self, width: int, plan: NetworkConfig, conditional: bool = True) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def load(folder: Path) -> BigGanNetwork:
 
 
 def _folded(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights divided by their largest singular value, which is kept as a pair of vectors."""
+    """Weights divided by their spectral norm, which is computed from the stored singular vectors u and v."""
     found = {name: value for name, value in weights.items() if not name.endswith(("_orig", "_u", "_v"))}
     for name, value in weights.items():
         if name.endswith("_orig"):

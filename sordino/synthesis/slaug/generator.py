@@ -204,7 +204,7 @@ class Recipe:
         return found
 
     def _merged(self, anchors: Sequence[Anchor]) -> list[Anchor]:
-        """Prototypes averaged by class, as published, each with the extractor of its best device alone."""
+        """Prototypes averaged by class, as published; each keeps only the feature extractor of its best device."""
         by: dict[int, list[Anchor]] = {}
         for anchor in anchors:
             by.setdefault(anchor.label, []).append(anchor)

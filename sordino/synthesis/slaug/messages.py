@@ -35,7 +35,7 @@ class Owner(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """State of the server after `train`."""
+    """State of the server in the phase `train`: the devices' skill by class, and the models of the best."""
 
     x: Params
     recall: Tensor  # [devices, classes]
@@ -150,16 +150,16 @@ class Sizes(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The published ratio R_e: extra traffic, without the prototypes that are sent once, as a share of FedAvg's
-        over all rounds. It falls with the number of rounds.
+        """The published ratio R_e: extra traffic as a share of FedAvg's over all rounds, without the prototypes that
+        are sent once. It falls with the number of rounds.
         """
         return self.upfront / self.rounds + self.classes * self.width / self.model
 
     @property
     def upfront(self) -> float:
-        """Traffic before round 1, models up and generators down, in rounds of FedAvg."""
+        """Traffic before round 1 (models up, generators down), as a number of rounds of FedAvg."""
         return self.devices * (self.model + self.generator) / self.round
 
     def charged(self, rounds: float) -> float:
-        """Traffic of this number of rounds including everything extra, in rounds of FedAvg."""
+        """Traffic of this many rounds, with all that SlaugFL sends beyond FedAvg, as a number of rounds of FedAvg."""
         return rounds + self._replace(rounds=rounds).parameters / self.round

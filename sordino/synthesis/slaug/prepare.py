@@ -205,7 +205,7 @@ class Ask(
 
     @property
     def rounds(self) -> int:
-        """The largest number of rounds for which a device's privacy is charged; in later rounds it does not answer."""
+        """The number of rounds that a device's privacy budget covers at most; after them it no longer answers."""
         return ROUNDS
 
     def init(self, task: Task, key: Key) -> Asking:
@@ -268,7 +268,7 @@ class Ask(
         return wishes.device[wishes.device >= 0].tolist()
 
     def broadcast(self, s: Asking) -> Wishes:
-        """The first waiting request to every device, and for every class: an answer names its class, not its device."""
+        """One waiting request, if any, per device and per class: an answer names its class, not its device."""
         device, busy, named = torch.full_like(s.slots, -1), set[int](), set[int]()
         for i, (label, place, state) in enumerate(
             zip(s.slots.tolist(), s.place.tolist(), s.state.tolist(), strict=True)

@@ -64,8 +64,8 @@ def some(count: int, most: int, key: Key) -> Tensor:
 
 
 def requests(classes: int, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Class of each of `count` prototypes, and the rank of the device that is asked first. Each class comes once; fewer
-    prototypes are of random classes, additional ones are asked of the next-best devices of random classes."""
+    """Class of each of `count` prototypes to request, and the rank of the device to ask first. With fewer than one for
+    each class, random classes are left out; additional ones go to the next-best devices of random classes."""
     mixed = keys.permutation(keys.fold(key, "slots"), classes)
     if count <= classes:
         chosen = torch.arange(classes) if count == classes else mixed[:count].sort().values

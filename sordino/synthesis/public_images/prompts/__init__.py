@@ -28,8 +28,8 @@ def chosen(table: Mapping[str, object]) -> PromptSource:
 
 
 def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
-    """Entries of the manifest: prompts by backend, calls of a language model, and hosts that learned the names of
-    classes.
+    """How prompts were written, for the manifest: their number by source, calls of a language model, and hosts that
+    learned the names of classes.
     """
     by: Counter[str] = Counter()
     calls, told = 0, set[str]()
