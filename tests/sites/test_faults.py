@@ -243,7 +243,8 @@ def test_a_round_that_was_reserved_is_played_by_whom_it_was_reserved_for(
         return carriers[-1]
 
     four = BY_NAME[PRIVATE].experiment(cohort={"name": "random", "size": 4})  # so somebody is left to take a place
-    between = Federated(four, tmp_path, carried=carried, patience=Patience(0.2, 2))
+    patience = Patience(1, 2)  # seconds that a busy machine needs
+    between = Federated(four, tmp_path, carried=carried, patience=patience)
     with killed_at_server("reserved", 0):
         between.play()
     (reserved,) = ledger_of(between.folder)
