@@ -20,7 +20,8 @@ from typing import Any
 from sordino import config
 from sordino.config import Experiment
 from sordino.receipts.folder import RunFolder
-from sordino.runs import processes
+from sordino.results.one_run import open_run
+from sordino.runs import simulation
 from sordino.runs.run import start
 from sordino.runs.site_process import SlowNetwork
 from sordino.transport.carrier import Arrived, Writes
@@ -100,6 +101,7 @@ class Measured:
     preparation: list[Metered]
     training: Metered
     handed: int  # bytes that every device is handed once, before the training
+    accuracy: float
     seconds: float
 
 
@@ -120,8 +122,10 @@ def measured(name: str, words: tuple[str, ...], images: str) -> Measured:
         if one.model_file.read_bytes() != ten.model_file.read_bytes():
             raise SystemExit(f"{name}: ten devices trained another model than one process")
         handed = ten.handed_file.stat().st_size if ten.handed_file.exists() else 0
+        accuracy = open_run(Path(place) / "ten").accuracy
     *before, last = Metered.phases
-    return Measured(name, list(before), last, handed, took)
+    assert accuracy is not None
+    return Measured(name, list(before), last, handed, accuracy, took)
 
 
 def total(phases: Sequence[Metered], what: str) -> int:
@@ -137,7 +141,7 @@ def mb(size: float) -> str:
 
 
 def summary(found: Sequence[Measured]) -> list[str]:
-    heads = ["method", "preparation, MB up / down", "handed once, MB", "training, MB up / down"]
+    heads = ["method", "accuracy", "preparation, MB up / down", "handed once, MB", "training, MB up / down"]
     heads += ["in all, beside FedAvg", "the slowest way, s", "the run, s", "the model of one process"]
     lines = [line(heads), line(["---"] * len(heads))]
 
@@ -147,7 +151,7 @@ def summary(found: Sequence[Measured]) -> list[str]:
     for one in found:
         every = [*one.preparation, one.training]
         slowest = max(sum(phase.on_the_way(d) for phase in every) for d in range(DEVICES))
-        cells = [one.name]
+        cells = [one.name, f"{one.accuracy:.1%}"]
         cells += [
             f"{mb(total(one.preparation, 'up'))} / {mb(total(one.preparation, 'down'))}",
             mb(DEVICES * one.handed),
@@ -179,12 +183,12 @@ def each(found: Sequence[Measured]) -> list[str]:
 
 def main() -> None:
     (images,) = sys.argv[1:]
-    processes.Pipes = Metered  # type: ignore[misc]
+    simulation.Pipes = Metered  # type: ignore[misc]
     found = [measured(name, words, images) for name, words in METHODS.items()]
     told = [
         f"MNIST at 16x16 as in `slaug_small`, ten devices, two a round, {ROUNDS} rounds, seed 0. What is asked here is "
         "what travels and how long it takes, so the generator is trained for ten epochs, and VHL draws 50 images of a "
-        "class by a small network; accuracies are in `slaug_fair`. Bytes are those of letters, headers included. "
+        "class by a small network; longer runs are in `slaug_fair`. Bytes are those of letters, headers included. "
         "Seconds on the way follow from bytes; all other seconds are those of two cores that had other work beside.",
         "\n".join(summary(found)),
         "Each device, over all its letters:",

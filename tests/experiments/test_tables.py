@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
 
 import pages
@@ -54,6 +56,14 @@ def test_every_folder_of_results_is_listed() -> None:
     assert {file.parent.name for file in ROOT.glob("*/*.py")} | {file.parent.name for file in ROOT.glob("*/*.md")} <= {
         *NAMES
     }
+
+
+@pytest.mark.parametrize("program", sorted(ROOT.glob("*/*.py")), ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_program_finds_what_it_imports(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of them are run by tests."""
+    monkeypatch.syspath_prepend(str(program.parent))
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    assert "__name__" in runpy.run_path(str(program), run_name="loaded")
 
 
 def test_a_number_that_was_changed_by_hand_is_noticed() -> None:
