@@ -205,16 +205,23 @@ ADAPTED = [
     ),
     one(
         "products of positions that cancel, in single precision",
-        "privacy/readers/per_example_gradients.py",
+        "privacy/readers/layer_gradients.py",
         "torch.bmm(a.mT, a), torch.bmm(g.mT, g)",
         "torch.bmm(self.a.mT, self.a).double(), torch.bmm(self.g.mT, self.g).double()",
         f"{SENSITIVITY}::test_positions_that_cancel_are_measured",
     ),
     one(
         "positions that cancel add nothing to a norm",
-        "privacy/readers/per_example_gradients.py",
+        "privacy/readers/layer_gradients.py",
         "(square + part * lengths.sum(1) ** 2)",
         "square",
         f"{SENSITIVITY}::test_large_gradients_that_cancel_move_nothing_else[positions, L1]",
+    ),
+    one(
+        "the sum of clipped gradients in single precision",
+        "privacy/noise/sources.py",
+        "x = wide(values).cpu()",
+        "x = (values + 0).cpu()",
+        "tests/fast/test_row_sums.py::test_a_row_moves_what_is_noised_by_what_it_adds[a linear layer]",
     ),
 ]

@@ -135,7 +135,7 @@ PRIVACY = [
     ),
     one(
         "the clip of layer norms in single precision",
-        "privacy/readers/per_example_gradients.py",
+        "privacy/readers/layer_gradients.py",
         "vector_norm(part.double(), order, dim=1)",
         "vector_norm(part, order, dim=1).double()",
         f"{SENSITIVITY}::test_tiny_factors_of_huge_factors_are_measured",

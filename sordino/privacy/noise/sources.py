@@ -28,7 +28,8 @@ from sordino import keys
 from sordino.accounting.claims import is_real
 from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
-from sordino.fast.factored import Product, dense
+from sordino.fast.factored import Product
+from sordino.fast.row_sums import wide
 from sordino.types import Drawable, NoiseSource, Tensor
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
@@ -97,7 +98,7 @@ class System:
         )
         step = grid_step(scale)
         noise = law.in_steps(round(scale / step, 9))
-        x = dense(values).cpu().reshape(-1)
+        x = wide(values).cpu().reshape(-1)
         noisy = torch.empty(len(x), dtype=x.dtype if x.is_floating_point() else torch.float64)
         for start in range(0, len(x), BLOCK):  # exact: each number is computed from its own two words
             block = slice(start, start + BLOCK)
