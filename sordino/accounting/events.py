@@ -102,8 +102,8 @@ class Poisson(Event):
     def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
         return self.event.renyi(orders, rate * self.rate)
 
-    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
-        return self.event.loss(pld, grid, rate * self.rate)
+    def loss(self, pld: Any, grid: float, rate: float = 1.0, added: bool = False) -> Any:
+        return self.event.loss(pld, grid, rate * self.rate, added)
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float] | None:
         return self.event.loss_size(rate * self.rate)

@@ -7,7 +7,8 @@ settled     the same event with its noise in the range that accountants can comp
 mu          of Gaussian DP, of several draws: exact for unsampled Gaussians (Dong, Roth and Su 2022)
 pure        epsilon of one draw; a Poisson sample leaves ln(1 + q (e^eps - 1)) (Balle, Barthe and Gaboardi 2018)
 renyi       divergences of one draw at these orders, by dp-accounting (imported there: it takes a second)
-loss        distribution of the privacy loss of one draw, pessimistic, on a grid
+loss        distribution of the privacy loss of one draw, pessimistic, on a grid, where a unit is removed; with `added`
+            where one is added, which differs under a Poisson sample alone
 loss_size   how wide that is, and how large typically
 stretched   the event that covers several changes at once
 """
@@ -78,7 +79,7 @@ class Event:
     def renyi(self, orders: Orders, rate: float = 1.0) -> Any:
         return None
 
-    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+    def loss(self, pld: Any, grid: float, rate: float = 1.0, added: bool = False) -> Any:
         return None
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float] | None:
@@ -121,11 +122,11 @@ class Gaussian(_Normal):
     def mu(self, times: int) -> float:
         return math.sqrt(times) / self.noise_multiplier
 
-    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+    def loss(self, pld: Any, grid: float, rate: float = 1.0, added: bool = False) -> Any:
         from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
         law = partial(GaussianPrivacyLoss, self.noise_multiplier)
-        return _losses(pld, law, lambda loss: -0.5 - loss * self.noise_multiplier**2, grid, rate)
+        return _losses(pld, law, lambda loss: -0.5 - loss * self.noise_multiplier**2, grid, rate, added)
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
         mu = 1 / self.noise_multiplier
@@ -186,7 +187,7 @@ class Laplace(Event):
 
         return _divergences(dp_event.LaplaceDpEvent(self.scale), orders) if rate == 1 else None
 
-    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+    def loss(self, pld: Any, grid: float, rate: float = 1.0, added: bool = False) -> Any:
         import numpy as np
         from dp_accounting.pld.privacy_loss_mechanism import LaplacePrivacyLoss
 
@@ -194,7 +195,7 @@ class Laplace(Event):
             inside = np.where(loss <= 1 / self.scale, 0.5 * (-1.0 - loss * self.scale), -math.inf)
             return np.where(loss <= -1 / self.scale, math.inf, inside)
 
-        return _losses(pld, partial(LaplacePrivacyLoss, self.scale), outcome, grid, rate)
+        return _losses(pld, partial(LaplacePrivacyLoss, self.scale), outcome, grid, rate, added)
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
         return self.pure(), _thinned(self.pure(), rate)
@@ -246,7 +247,7 @@ class Response(Event):
         rare = math.log(self.levels - 2) if self.levels > 2 else -math.inf
         return (other + np.logaddexp(np.logaddexp(alpha * e, (1 - alpha) * e), rare)) / (alpha - 1)
 
-    def loss(self, pld: Any, grid: float, rate: float = 1.0) -> Any:
+    def loss(self, pld: Any, grid: float, rate: float = 1.0, added: bool = False) -> Any:
         return pld.from_randomized_response(self.replaced, self.levels, value_discretization_interval=grid)
 
     def loss_size(self, rate: float = 1.0) -> tuple[float, float]:
@@ -262,7 +263,9 @@ def amplified(epsilon: float, rate: float) -> float:
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
 
 
-def _losses(pld: Any, law: Callable[..., Any], outcome: Callable[[Any], Any], grid: float, rate: float) -> Any:
+def _losses(
+    pld: Any, law: Callable[..., Any], outcome: Callable[[Any], Any], grid: float, rate: float, added: bool
+) -> Any:
     """Privacy loss distribution of a noise law, bit for bit that of dp-accounting, but vectorised and so faster.
     `outcome`: the noise value at which removing a unit, without sampling, has a given privacy loss.
     """
@@ -270,26 +273,24 @@ def _losses(pld: Any, law: Callable[..., Any], outcome: Callable[[Any], Any], gr
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
-    found = []
-    least = math.log1p(-rate) if rate < 1 else -math.inf
-    for sign, kind in ((1, AdjacencyType.REMOVE), (-1, AdjacencyType.ADD))[: 2 if rate < 1 else 1]:
-        made = law(sampling_prob=rate, adjacency_type=kind)
-        bounds = made.connect_dots_bounds()
-        low, high = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
-        epsilons = np.arange(low, high + 1) * grid
-        inside = sign * epsilons > least  # beyond, one of the two laws is above the other everywhere
-        deltas = -np.expm1(epsilons) if sign > 0 else np.zeros(len(epsilons))
-        signed = sign * epsilons[inside]
-        with np.errstate(divide="ignore", invalid="ignore"):  # what is not a number here is set below
-            whole = signed + np.log(1 / rate)
-            losses = whole + np.log1p(-np.exp(np.log(1 / rate - 1) - whole))  # without the sample
-        losses[signed == 0] = np.log(1 / rate + (1 - 1 / rate))
-        if rate < 1:
-            losses[np.abs(signed - least) <= 1e-9 * np.maximum(np.abs(signed), abs(least))] = -math.inf
-        x = (0 if sign > 0 else 1) + outcome(sign * losses)
-        deltas[inside] = made.mu_upper_cdf(x) - np.exp(epsilons[inside] + made.mu_lower_log_cdf(x))
-        found.append(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, low, high, np.clip(deltas, 0, 1)))
-    return pld.PrivacyLossDistribution(*found)
+    sign, least = -1 if added else 1, math.log1p(-rate) if rate < 1 else -math.inf
+    made = law(sampling_prob=rate, adjacency_type=AdjacencyType.ADD if added else AdjacencyType.REMOVE)
+    bounds = made.connect_dots_bounds()
+    low, high = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
+    epsilons = np.arange(low, high + 1) * grid
+    inside = sign * epsilons > least  # beyond, one of the two laws is above the other everywhere
+    deltas = np.zeros(len(epsilons)) if added else -np.expm1(epsilons)
+    signed = sign * epsilons[inside]
+    with np.errstate(divide="ignore", invalid="ignore"):  # what is not a number here is set below
+        whole = signed + np.log(1 / rate)
+        losses = whole + np.log1p(-np.exp(np.log(1 / rate - 1) - whole))  # without the sample
+    losses[signed == 0] = np.log(1 / rate + (1 - 1 / rate))
+    if rate < 1:
+        losses[np.abs(signed - least) <= 1e-9 * np.maximum(np.abs(signed), abs(least))] = -math.inf
+    x = (1 if added else 0) + outcome(sign * losses)
+    deltas[inside] = made.mu_upper_cdf(x) - np.exp(epsilons[inside] + made.mu_lower_log_cdf(x))
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, low, high, np.clip(deltas, 0, 1))
+    return pld.PrivacyLossDistribution(pmf)
 
 
 def _thinned(typical: float, rate: float) -> float:

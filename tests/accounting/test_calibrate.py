@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
+from sordino.accounting import accountants, calibrate
 from sordino.accounting.accountants import epsilon_by
 from sordino.accounting.calibrate import (
     classic_multiplier,
@@ -93,10 +94,27 @@ def test_loss_distributions_need_less_noise_than_renyi() -> None:
     assert by_pld < sampled_multiplier(2.0, 1e-5, 0.05, 50, orders=FEW_ORDERS)
 
 
-def check_calibration(calibrate: Callable[..., float], case: tuple[float, float, float, int]) -> None:
+def test_a_guess_that_is_too_small_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess looks at one direction of neighbours; where the other one costs more, the search is made in full."""
+    right = sampled_multiplier.__wrapped__(2.0, 1e-5, 0.1, 20, "pld")
+    assert epsilon_by("pld", Repeat(Poisson(0.1, Gaussian(right)), 20), 1e-5, "zero_out") <= 2.0
+    small = {**accountants._GUESSES, "pld": lambda *asked: 0.8 * accountants._pld(*asked)}
+    monkeypatch.setattr(accountants, "_GUESSES", small)
+    assert sampled_multiplier.__wrapped__(2.0, 1e-5, 0.1, 20, "pld") == right
+    trusting = {**accountants._ACCOUNTANTS, "pld": small["pld"]}  # the twin takes the guess
+    monkeypatch.setattr(accountants, "_ACCOUNTANTS", trusting)
+    assert sampled_multiplier.__wrapped__(2.0, 1e-5, 0.1, 20, "pld") < 0.95 * right
+
+
+@pytest.mark.parametrize("case", [(0.1, 1e-6, 0.01, 1), (3.0, 1e-8, 0.1, 100), (40.0, 1e-5, 0.9, 3)])
+def test_the_central_limit_is_near_the_noise(case: tuple[float, float, float, int]) -> None:
+    assert calibrate._near(*case) / 4 <= sampled_multiplier(*case, "pld") <= 4 * calibrate._near(*case)
+
+
+def check_calibration(calibrated: Callable[..., float], case: tuple[float, float, float, int]) -> None:
     """(epsilon, delta, rate, times): within budget; 1% less noise is not."""
     epsilon, delta, rate, times = case
-    z = calibrate(epsilon, delta, rate, times, orders=FEW_ORDERS)
+    z = calibrated(epsilon, delta, rate, times, orders=FEW_ORDERS)
     assert spent(z, delta, rate, times, orders=FEW_ORDERS) <= epsilon
     assert spent(0.99 * z, delta, rate, times, orders=FEW_ORDERS) > epsilon
 

@@ -133,8 +133,8 @@ COUNTED_OR_NOT = [
     one(
         "a unit that is added loses like one that is removed",
         "accounting/mechanisms.py",
-        "(-1, AdjacencyType.ADD)",
-        "(1, AdjacencyType.REMOVE)",
+        "AdjacencyType.ADD if added else AdjacencyType.REMOVE",
+        "AdjacencyType.REMOVE",
         "tests/accounting/test_accountants.py::test_losses_are_those_of_dp_accounting_to_the_bit[gaussian-1.0-0.1]",
     ),
     one(
