@@ -273,6 +273,7 @@ def _losses(
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
+    added = added and rate < 1  # without a sample both directions are one pair
     sign, least = -1 if added else 1, math.log1p(-rate) if rate < 1 else -math.inf
     made = law(sampling_prob=rate, adjacency_type=AdjacencyType.ADD if added else AdjacencyType.REMOVE)
     bounds = made.connect_dots_bounds()
