@@ -30,13 +30,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from sordino.accounting.claims import check_neighbours
 from sordino.accounting.events import Event, Orders, Poisson, Reduced, reduce, valid_delta
 from sordino.accounting.gaussian_dp import epsilon_of, integrated
 from sordino.errors import UnsupportedEvent
 
+Accountant: TypeAlias = Callable[[Reduced, float, Orders], float | None]
 EXACT = "gdp"  # the accountant that is exact wherever it can be asked
 LIMITS = "integrated, losses rounded down", "integrated, losses rounded up"
 
@@ -207,13 +208,13 @@ def _losses(reduced: Reduced, step: float, added: bool = False) -> Any:
     return total
 
 
-_ACCOUNTANTS: dict[str, Callable[[Reduced, float, Orders], float | None]] = {
+_ACCOUNTANTS: dict[str, Accountant] = {
     EXACT: _gdp,
     "pure": _pure,
     "rdp": _rdp,
     "pld": _pld,
 }
-_GUESSES = {**_ACCOUNTANTS, "pld": _one_way}
+_GUESSES: dict[str, Accountant] = {**_ACCOUNTANTS, "pld": _one_way}
 
 
 def _interval(widest: float, typical: float, events: int) -> float:
