@@ -65,7 +65,7 @@ def _content(path: Path) -> bytes:
     if path.name != _ANY.agreement_file.name:
         return path.read_bytes()
     try:
-        told = json.loads(path.read_bytes())
+        told = read_json(path.read_text(encoding="utf-8"))
         return json.dumps({name: told[name] for name in sorted(told) if name != "dataset"}).encode()
     except (ValueError, TypeError, RecursionError):
         return path.read_bytes()

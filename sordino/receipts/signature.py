@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sordino.accounting.events import Json
+from sordino.accounting.facts import read_json
 from sordino.errors import ConfigError
 from sordino.ledger.files import atomic_write
 from sordino.receipts.folder import RunFolder, no_receipt
@@ -65,7 +66,7 @@ def wrong(folder: Path, path: Path | None) -> list[str]:
     if not place.is_file():
         return [] if path is None else ["there is no signature"]
     try:
-        told = json.loads(place.read_text(encoding="utf-8"))
+        told = read_json(place.read_text(encoding="utf-8"))
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(told["public_key"]))
         if path is not None and key.public_bytes_raw() != public_key(path).public_bytes_raw():
             return ["the signature is by another key"]
@@ -123,7 +124,7 @@ SIGNED = "envelope"  # the name in privacy.sig of the signature over the envelop
 
 def payload(receipt: bytes) -> bytes:
     """The statement about a receipt, given the bytes of privacy.json."""
-    told, run = json.loads(receipt), RunFolder(Path())
+    told, run = read_json(receipt.decode()), RunFolder(Path())
     digests = {run.receipt_file.name: hashlib.sha256(receipt).hexdigest()}
     if model := told.get("files", {}).get(run.model_file.name):
         digests[run.model_file.name] = model
@@ -147,7 +148,7 @@ def envelope(folder: Path) -> str:
     mine = RunFolder(folder)
     signatures: list[Json] = []
     if mine.signature_file.is_file():
-        told = json.loads(mine.signature_file.read_text(encoding="utf-8"))
+        told = read_json(mine.signature_file.read_text(encoding="utf-8"))
         if SIGNED in told:  # a signature of before there were envelopes has none
             sig = base64.b64encode(bytes.fromhex(told[SIGNED])).decode()
             signatures = [{"keyid": told["public_key"], "sig": sig}]

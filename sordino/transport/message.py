@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import Field, TypeAdapter, ValidationError
 
+from sordino.accounting.facts import read_json
 from sordino.errors import WireError
 
 LENGTH = struct.Struct("<I")
@@ -163,7 +164,7 @@ def _opened(view: memoryview) -> tuple[Heading, bytes, bytes]:
         raise _no_letter(f"it claims a head of {length} bytes, and {len(view)} came in all")
     text = bytes(view[LENGTH.size : end])
     try:
-        head = _HEAD.validate_python(json.loads(text), strict=False)
+        head = _HEAD.validate_python(read_json(text.decode()), strict=False)
     except (ValueError, RecursionError, ValidationError) as error:
         raise _no_letter(f"its head cannot be read: {error}"[:300]) from None
     return head, text, bytes(view[end : end + SIGNATURE])

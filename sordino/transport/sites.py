@@ -5,7 +5,6 @@ that came in time.
 from __future__ import annotations
 
 import collections
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Self, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from sordino.accounting.facts import read_json
 from sordino.engine import wire
 from sordino.engine.commands import Answered, Command, Keep, Refused, Restore, Round, Score, read_answer
 from sordino.engine.executor import Answers, Executor, Scores
@@ -337,7 +337,7 @@ def _parts(clients: Sequence[int], most: int | None) -> Iterator[Sequence[int]]:
 
 def _scores(peer: str, bodies: Sequence[memoryview], clients: Sequence[int]) -> Scores:
     try:
-        told = _SCORES.validate_python(json.loads(b"".join(map(bytes, bodies))))
+        told = _SCORES.validate_python(read_json(b"".join(map(bytes, bodies)).decode()))
         if not told.keys() <= set(clients):
             raise ValueError("it scores clients of other sites")
     except (ValueError, RecursionError, ValidationError) as error:

@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 import sordino
 from sordino.receipts.documents import gather
 from sordino.receipts.signature import generate, public_key, sign
+from sordino.receipts.verify import examine
 from sordino.report import annex
 from sordino.report.annex import page
 from tests.helpers.browser import browser
@@ -186,6 +187,8 @@ def test_the_envelope_is_a_statement_that_its_signature_covers(
             },
         },
     ]
+    (run / "privacy.sig").write_text('{"public_key": "", ' + (run / "privacy.sig").read_text().lstrip("{"))
+    assert examine(run).wrong == ["the signature cannot be read: a name occurs twice"]
 
 
 def test_an_envelope_of_what_does_not_hold_is_not_made(runs: Path, tmp_path: Path, cli: Callable[..., Said]) -> None:

@@ -22,7 +22,7 @@ from sordino.errors import WireError
 from sordino.sites.grpc_line import HEAD, PIECE, pieces
 from sordino.sites.grpc_server import Rpc
 from sordino.transport.desk import Desk
-from sordino.transport.message import LENGTH, SIGNATURE, Letter, Letterhead, peek
+from sordino.transport.message import DOMAIN, LENGTH, SIGNATURE, Letter, Letterhead, peek
 from sordino.transport.run_events import RunEvent
 from tests.helpers.lines import (
     DAY,
@@ -305,8 +305,15 @@ def changed(letter: bytes, at: int) -> bytes:
     return letter[:at] + bytes([letter[at] ^ 1]) + letter[at + 1 :]
 
 
+def twice(letter: bytes) -> bytes:
+    """With a name twice in its head, signed by its sender: two readers could take it for two letters."""
+    end, text = head_end(letter), letter[LENGTH.size : head_end(letter)].replace(b'"to": "a"', b'"to": "b", "to": "a"')
+    return LENGTH.pack(len(text)) + text + SERVERS.sign(DOMAIN + text) + letter[end + SIGNATURE :]
+
+
 GOOD = written()
 REFUSED = {
+    "a name that stands twice": (twice(GOOD), "no-letter"),
     "signed with another key": (written(replace(SERVER, key=OTHERS)), "wrong-signature"),
     "signed by nobody": (written(replace(SERVER, key=None)), "wrong-signature"),
     "the signature of another letter": (with_signature_of(GOOD, written(stage=1)), "wrong-signature"),
@@ -324,8 +331,7 @@ REFUSED = {
 }
 
 
-class Reached(AssertionError):
-    pass
+class Reached(AssertionError): ...
 
 
 def nobody(stage: int) -> Site:
@@ -368,9 +374,8 @@ def damaged(draw: random.Random) -> bytes:
             case 3:
                 letter[: LENGTH.size] = draw.choice([draw.randbytes(4), b"\xff" * 4, bytes(4)])
             case _:
-                letter[at : at + 4] = draw.choice(
-                    [b"\xff" * 4, b"[[[[", b"1e99", b"null", b'"":0', b"\x00\xd8\xff\xfe"]
-                )
+                words = [b"\xff" * 4, b"[[[[", b"1e99", b"null", b'"":0', b"\x00\xd8\xff\xfe"]
+                letter[at : at + 4] = draw.choice(words)
         if not letter:
             break
     return bytes(letter)
