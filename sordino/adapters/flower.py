@@ -153,7 +153,7 @@ class PrivateStrategy:
         if self._neighbours != "replace" and len(nodes) < registered:
             raise UnsoundGuarantee(
                 f"a cohort of {len(nodes)} of {registered} clients, with {self._neighbours} neighbours",
-                why="a cohort of a fixed size takes another client in the place of one that is gone",
+                why='a cohort of fixed size puts another client in place of a missing one, as only "replace" allows',
                 fix='leave neighbours = "replace", or ask every client in every round',
                 code="fixed-cohort-replaces",
             )

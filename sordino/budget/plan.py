@@ -46,8 +46,8 @@ class Budget:
         if self.lacking and not self.lacking < self.delta:
             raise UnsoundGuarantee(
                 f"privacy.delta is {self.delta:g}, with real noise",
-                why=f"its sampling tables differ from the ideal distribution by {self.lacking:.2g}, for so many "
-                "numbers in so many rounds at this epsilon, and delta must cover that",
+                why="the tables from which real noise is drawn differ from the ideal distribution, by "
+                f"{self.lacking:.2g} over the whole run at this epsilon, and delta must cover that",
                 fix=f"set privacy.delta above {delta_text(1.1 * self.lacking)}, or a smaller epsilon, fewer rounds or "
                 "a smaller model",
                 code="noise-lacks-delta",

@@ -75,9 +75,8 @@ def _check_device(engine: Engine) -> None:
         if ":" in engine.device:
             raise ConfigError(
                 f"engine.device = {engine.device!r} with engine.executor = {engine.executor!r}",
-                why="each of several processes takes the accelerator of its own number: the first of a machine takes "
-                "cuda:0, the second one cuda:1",
-                fix='set engine.device = "cuda"; which ones it may take, the variable CUDA_VISIBLE_DEVICES says',
+                why="each process takes an accelerator of its own: the first on a machine cuda:0, the second cuda:1",
+                fix='set engine.device = "cuda", and choose the accelerators with the variable CUDA_VISIBLE_DEVICES',
                 code="device-of-many",
             )
         return

@@ -356,7 +356,7 @@ def check_secure(
                 "clients can be lost or late, in a secure sum over a hidden cohort",
                 why="all parties see whether enough clients stay to the end of a round, and that depends on who was "
                 "drawn",
-                fix="use no [stragglers], no [chaos] and no timeout, or a visible cohort",
+                fix="leave out [stragglers], [chaos] and the timeout, or use a visible cohort",
                 code="broken-rounds-tell",
             )
         if cohort.personal or chance > RARELY * delta:

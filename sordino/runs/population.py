@@ -104,10 +104,9 @@ class Population:
         rng = np.random.default_rng(self.source.seed("partition"))
         if self.experiment.privacy.real and not self.source.known_to_all and scheme.reads_labels:
             raise UnsoundGuarantee(
-                f"partition.scheme = {self.experiment.partition['scheme']!r} with real noise, for rows that are a "
-                "secret",
+                f"partition.scheme = {self.experiment.partition['scheme']!r} with real noise, for secret rows",
                 why="one changed label would move other rows to other clients, and no noise hides that",
-                fix='set partition = {scheme = "iid", clients = 8}, or of a table {scheme = "natural"} with data.group',
+                fix='set partition = {scheme = "iid", clients = 8}, or, with data.group, {scheme = "natural"}',
                 code="partition-from-labels",
             )
         own = type(scheme) not in SCHEMES.values()

@@ -131,7 +131,7 @@ def check_source(setup: Setup, source: Path) -> None:
     if not setup.preparation or not other.preparation:
         raise RunError(
             f"there is no preparation to take from {source}",
-            why="its algorithm has no preparation" if setup.preparation else "this experiment has no preparation",
+            why="that run has no preparation" if setup.preparation else "this experiment has none",
             fix="leave --prepared out",
             code="nothing-prepared",
         )

@@ -269,7 +269,7 @@ def _check_same(asked: Proposed) -> None:
     ):
         if there != here:
             raise RunError(
-                f"{asked.folder} belongs to another {what} than this invitation",
+                f"the {what} differs from the one in {asked.folder}, with which this site joined",
                 why="what a site has accepted does not change during a run",
                 fix="use the invitation that this site joined with, or another --out for another run",
                 code="other-invitation",

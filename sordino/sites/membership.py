@@ -212,7 +212,7 @@ class Membership(Attendant, Porter):
             raise LedgerError(
                 "the server sends other tensors than before",
                 why="the rounds until now used those that it sent first",
-                fix="the server must continue from the checkpoint of these rounds",
+                fix="ask the operator of the server to continue from the checkpoint of these rounds",
                 code="other-content",
             )
         try:

@@ -199,10 +199,10 @@ def check_tables(net: nn.Module) -> None:
     for path, module in net.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise ConfigError(
-                f"{path or 'the model'} is a table with max_norm, which writes to its weights in every pass",
-                why="the words that were looked up then stand in the model, past every clip and noise, and the clients "
-                "of one process change it for each other",
-                fix="leave max_norm out, and scale what was looked up: v / v.norm(dim=-1, keepdim=True).clamp_min(1)",
+                f"{path or 'the model'} is an embedding with max_norm, which rescales its weights in every pass",
+                why="the model would show which words were looked up, without any clip or noise, and clients of one "
+                "process would change it for each other",
+                fix="leave max_norm out, and scale the found vectors: v / v.norm(dim=-1, keepdim=True).clamp_min(1)",
                 code="model-rescales-itself",
             )
 

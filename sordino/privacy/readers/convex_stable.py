@@ -70,7 +70,7 @@ class ConvexStable(NoisyReader):
             raise UnsoundGuarantee(
                 f"convex_stable with batches of {work.batch_size}",
                 why="the proof behind it holds for full batches only",
-                fix='set batch_size = "full"',
+                fix='set algorithm.batch_size = "full"',
                 code="minibatch-under-full-batch-bound",
             )
         if task.feature_radius != self.radius:

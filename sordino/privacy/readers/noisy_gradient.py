@@ -117,8 +117,8 @@ class NoisyGradient(ClippedReader):
         if self.sampling == "full" and work.batch_size is not None:
             raise UnsoundGuarantee(
                 f"batches of {work.batch_size}, with noise for the full batch",
-                why="after the first batch, the runs with and without a record have different weights, so nothing "
-                "cancels any more",
+                why="after the first batch, the runs with and without a record have different weights, so all later "
+                "gradients differ, and not that of one record alone",
                 fix='set algorithm.batch_size = "full", or read.sampling = "fixed_batches", or "poisson" with a '
                 "read.rate, or bound the whole update (whole_update)",
                 code="minibatch-under-full-batch-bound",

@@ -64,7 +64,7 @@ def generator_shape(kind: Kind, scenario: int, shape: tuple[int, ...], classes: 
     """
     if len(shape) != 3:
         raise ConfigError(
-            "a generator of images, for clients that have no images",
+            "this algorithm generates images, and its clients have none",
             why="the examples of these clients are rows of a table",
             fix='use image data, such as data.source = "digits", or another algorithm',
             code="nothing-to-draw",
