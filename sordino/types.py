@@ -383,8 +383,8 @@ Message: TypeAlias = tuple[str, Way]  # the name of a phase, and a direction
 
 
 class Formula(Protocol):
-    """Interface of a publication's formula for traffic, counted in parameters: of a preparation, and of what it adds to
-    every round.
+    """Interface of a paper's formula for traffic, counted in parameters: those of the preparation, and those added to
+    each round.
     """
 
     @property

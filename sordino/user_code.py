@@ -1,7 +1,7 @@
-"""Code of a user's own, named as `module:Class` or `session:Name`.
+"""Code of the user's own, named as `module:Class` or `session:Name`.
 
-Modules are looked up from the current directory. Objects of a Python session are known inside `lent` only, and only in
-its own process.
+Modules are looked up from the current directory. Objects of a Python session can be looked up only inside `lent`, in
+the process of that session.
 """
 
 from __future__ import annotations

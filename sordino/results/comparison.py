@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def choosing(self) -> list[str]:
-        """Sentences that must accompany the table: tuning is not accounted for, and what it would cost."""
+        """Sentences to print with the table: the privacy cost of choosing, and a target that is too low to compare."""
         said = choosing(self.search, len(self.methods), len(self.methods[0].runs), self.sweep)
         target, constant = self.table[0].target, max(_constant(run) for m in self.methods for run in m.runs)
         if target > constant:

@@ -260,7 +260,7 @@ class Curve(Subject):
 
 
 def curve(notes: Sequence[str], population: int, delta: float) -> list[Curve]:
-    """Epsilon over rounds: for each row of the statement with a finite epsilon, its value after some of the rounds."""
+    """Epsilon over rounds: for each guarantee with a finite epsilon, its value after some of the rounds."""
     points: dict[Subject, list[tuple[int, float]]] = {}
     status: dict[Subject, Status] = {}
     for stop in stops(len(notes)):

@@ -137,7 +137,7 @@ def gather(
 
 
 def _says(phases: Sequence[Phase[Any, Any, Any, Any]]) -> dict[str, tuple[str, str]]:
-    """Description of the messages of each phase, down and up."""
+    """Description of each phase's messages: those to the clients and those to the server."""
     last = phases[-1].says if phases else Said()
     return {phase.name: (phase.says.down, phase.says.up) for phase in phases} | {HANDED: (last.hands, "")}
 

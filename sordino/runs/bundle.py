@@ -64,8 +64,8 @@ class InputColumn(Fact):
 
 
 class BundledInputs(Fact):
-    """Shape, columns and scaling of the network's inputs: (value - mean) / deviation, of an image after a division by
-    255.
+    """Shape, columns and scaling of the network's inputs: (value - mean) / deviation; image values are divided by 255
+    first.
     """
 
     kind: Literal["image", "table"]
@@ -175,13 +175,13 @@ def write(folder: Path, setup: Setup, model: Params, columns: Mapping[str, Colum
     if (told := described(setup, columns)) is None:
         return
     text = json.dumps(told.to_json(), indent=2).encode()
-    if told_to_nobody(setup):
+    if kept_private(setup):
         private.write(RunFolder(mine.private).description_file, text)
     else:
         atomic_write(mine.description_file, text)
 
 
-def told_to_nobody(setup: Setup) -> bool:
+def kept_private(setup: Setup) -> bool:
     """True where protected rows decided the content of model.json, so that it is written to the private folder only."""
     return bool(setup.public.void)
 

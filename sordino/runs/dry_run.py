@@ -10,7 +10,7 @@ from sordino.config import Engine, Experiment
 from sordino.device import CPU
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.private import DATA
-from sordino.runs.bundle import told_to_nobody
+from sordino.runs.bundle import kept_private
 from sordino.runs.setup import Setup
 
 ORDERED = "it stands in [engine]"
@@ -72,7 +72,7 @@ def would_write(folder: Path, setup: Setup) -> list[Path]:
         mine.metrics_file,
         mine.checkpoints,
         mine.model_file,
-        *([mine.description_file] if setup.experiment.data.source != "quadratic" and not told_to_nobody(setup) else []),
+        *([mine.description_file] if setup.experiment.data.source != "quadratic" and not kept_private(setup) else []),
         mine.log_file,
         mine.receipt_file,
     ]

@@ -127,7 +127,7 @@ class Population:
 
     @property
     def counted(self) -> Array:
-        """The class of each training example; 0 for all where no class is predicted."""
+        """The class of each training example, for counting them by class; 0 for all where no class is predicted."""
         y = np.asarray(self.dataset.train.y)
         return y if self.dataset.classes else np.zeros(len(y), np.int64)
 

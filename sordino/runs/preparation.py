@@ -182,7 +182,7 @@ def _depends(setup: Setup, version: str) -> Json:
 
 
 def _priced(setup: Setup) -> bool:
-    """True where the preparation spends a budget."""
+    """True where the preparation costs privacy budget."""
     return any(mine.plan.offer is not None for mine in setup.preparation)
 
 

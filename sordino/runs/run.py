@@ -122,7 +122,7 @@ def _check_lent(experiment: Experiment) -> None:
 
 
 def fresh_folder(name: str) -> Path:
-    """runs/DATE-NAME, numbered where that is taken."""
+    """Path of a new run folder: runs/DATE-NAME, numbered where that is taken."""
     stem = f"{datetime.date.today().isoformat()}-{name}"
     folder, again = Path("runs") / stem, 2
     while folder.exists():

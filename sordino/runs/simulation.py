@@ -130,7 +130,7 @@ class Simulation(Backend):
 
 
 def adds(setup: Setup) -> bool:
-    """True where a run in one process adds up the uploads of clients that it computes together."""
+    """True where clients are computed together in one process and the server needs only the sum of their uploads."""
     engine = setup.experiment.engine
     return engine.executor != "loop" and engine.one_process and not reads_single_uploads(setup)
 

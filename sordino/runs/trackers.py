@@ -116,7 +116,7 @@ class Board:
 
 
 def _wandb() -> Board:
-    """Weights & Biases, sent the run's numbers alone: not the machine, its load, the repository or what is printed."""
+    """Weights & Biases, which gets only the run's numbers: not the machine, its load, code or printed text."""
     nothing_else = {"x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True}
     nothing_else |= {"disable_git": True, "disable_code": True, "x_save_requirements": False}
 

@@ -23,7 +23,7 @@ from sordino.types import Tensor
 
 
 class Crew(NamedTuple):
-    """The clients of a round that compute, those that are late or lost, and how much of their work slow ones do."""
+    """Clients of a round: those that compute, those that are late or lost, and how much of their work slow ones do."""
 
     active: list[int]
     late: frozenset[int]

@@ -25,7 +25,7 @@ from sordino.secagg.sealed import unpack as unpack
 
 
 def needs(stage: Encrypted) -> None:
-    """Refuses the scheme where its package is missing."""
+    """Refuse the scheme if the package that it needs is missing."""
     (extras.gmpy2 if stage.scheme == "paillier" else extras.tenseal)()
 
 

@@ -111,7 +111,7 @@ class LatticePublic:
 
 
 class LatticeSecret:
-    """A secret lattice key, which opens sums."""
+    """A secret lattice key, which decrypts sums."""
 
     def __init__(self, public: LatticePublic, context: object) -> None:
         self.public = public

@@ -163,7 +163,7 @@ class PaillierPublic:
 
 @dataclass(frozen=True, repr=False)
 class PaillierSecret:
-    """A secret Paillier key, p and q, which opens sums."""
+    """A secret Paillier key, p and q, which decrypts sums."""
 
     p: int
     q: int

@@ -60,7 +60,7 @@ def fresh(ring: Ring) -> Foreign:
 
 
 def read(data: bytes) -> tuple[Ring, Foreign]:
-    """Reads a context, with or without a secret key, of one of the two rings."""
+    """Parse parameters and keys, with or without the secret key; refused unless they belong to one of the two rings."""
     if len(data) > _LONGEST_KEY:
         raise malformed(f"a key of {len(data)} bytes")
     seal = extras.tenseal()

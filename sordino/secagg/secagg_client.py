@@ -20,7 +20,7 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 class Participants:
-    """Clients of one process or site in one round, as a `Participant` each."""
+    """The clients of one process or site in one round, a `Participant` for each."""
 
     def __init__(self, session: Session, clients: Iterable[int]) -> None:
         self._each = {k: Participant(session, k) for k in sorted(clients)}

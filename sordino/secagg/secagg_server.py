@@ -39,7 +39,7 @@ class Aggregator:
         self.sent: dict[int, int] = defaultdict(int)  # bytes of each client
 
     def play(self, take: TakeStep) -> None:
-        """Runs all steps of the protocol up to the opening of the sum."""
+        """Run all steps of the protocol, until the sum is unmasked."""
         take("round", lambda who: [], self.receive_from)
         roster = self.roster()
         take("roster", lambda who: [roster], self.receive_from)

@@ -73,7 +73,7 @@ class SitesAgreement(Fact, extra="forbid"):
 
     @property
     def sites(self) -> dict[str, list[int]]:
-        """Clients of each site, by their numbers."""
+        """Client numbers of each site."""
         found: dict[str, list[int]] = {}
         for k, client in enumerate(self.clients):
             found.setdefault(client.site, []).append(k)

@@ -39,7 +39,7 @@ from sordino.transport.message import Letter, Letterhead, digest_of
 
 @dataclass
 class KeyHolder(Attendant):
-    """Key holder of a run, with its state in a folder."""
+    """Key holder of a run; its folder has the key and a record of the sums it decrypted."""
 
     letterhead: Letterhead
     note: Callable[[str], None] = lambda text: None
@@ -183,7 +183,7 @@ class KeyHolder(Attendant):
 
     @cached_property
     def _opened(self) -> dict[str, str]:
-        """Digests of the sums that were opened with this key, by round."""
+        """Digests of the sums decrypted so far, by round."""
         return {name: was for log in self._logs if log.exists() for name, was in json.loads(log.read_bytes()).items()}
 
     @property
@@ -192,7 +192,7 @@ class KeyHolder(Attendant):
 
 
 def hold(options: InvitedOptions, stop: Callable[[], bool], say: Says, note: Callable[[str], None]) -> bool:
-    """`sordino hold-key`: open the sums of a run until it is stopped (False) or the run is over (True)."""
+    """`sordino hold-key`: decrypt the sums of a run until it is stopped (False) or the run is over (True)."""
     invitation = invitations.read(options.invitation, options.with_code)
     agreed = invitation.agreement
     experiment = settled(invitation.experiment, options.rehearsal)

@@ -324,8 +324,8 @@ def _as_paid(asked: Terms, price: Price | None) -> Terms:
 
 
 def _same(planned: Terms, asked: Terms) -> bool:
-    """True where the server asks for the planned terms, or for less work or more noise. Where one noise serves all
-    clients, it may not be smaller than the noise that this client pays for.
+    """True where the server asks for the planned terms, for less work or for more noise. Noise that all clients share
+    may not be smaller than the noise that this client pays for.
     """
     if (asked.epochs is not None and asked.epochs < 1) or (asked.part is not None and not 0 < asked.part <= 1):
         return False

@@ -332,8 +332,8 @@ class WordMean(nn.Module):
 
 
 class WordsBeside(nn.Module):
-    """The mean word embedding of each text in a row, followed by all its other inputs. `texts`: the first input of each
-    text, and its length.
+    """The mean word embedding of each text in a row, followed by all its other inputs. `texts`: where each text begins
+    among the inputs, and its length.
     """
 
     def __init__(self, tokens: int, width: int, texts: Sequence[tuple[int, int]], inputs: int) -> None:

@@ -207,7 +207,7 @@ class NetworkOnRows:
             return head.input(self._net, own, self._inputs(x, params, keys, plain))
 
     def look(self, params: Params, x: Tensor) -> Tensor:
-        """Features of images [n, c, h, w] between 0 and 1, differentiable with respect to the images."""
+        """Features of images [n, c, h, w] with values from 0 to 1, differentiable with respect to the images."""
         head, scale, shift = self._head, 255 * self._across(self._scale), self._across(self._shift)
         self._net.eval()
         return head.input(self._net, params, (x * scale + shift).to(next(iter(params.values())).dtype))

@@ -19,8 +19,8 @@ class Arrived(NamedTuple):
 
 
 class Carrier(ABC):
-    """Delivers messages to sites and brings back answers, which may be late, in any order, or doubled. An unanswered
-    message is delivered again as soon as its site can be reached; users of a carrier ignore doubled answers.
+    """Delivers messages to sites and brings back answers, which may come late, out of order or twice. An unanswered
+    message is delivered again as soon as its site can be reached; users of a carrier ignore duplicates.
     """
 
     starts_anew = False  # true: every message meets a process that remembers no other, so each begins with `Begin`

@@ -76,7 +76,7 @@ class Porter:
         return command
 
     def does(self, asked: Operation) -> Answer | None:
-        """Answer to a command that needs no clients of the site; None for commands that need them."""
+        """Answer to a command for the site itself; None for commands to its clients."""
         return None
 
     def secure(self, stage: int) -> SecureStage | None:

@@ -63,7 +63,7 @@ def _no_code(folder: Path) -> None:
 
 
 def identity(model: str, folder: Path) -> str:
-    """Identity of a model on disk: its name, and a digest of small files and of large files' sizes and times."""
+    """Identity of a model on disk: its name, and a digest of small files and of large ones' sizes and times."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in PICKLED):
         inside = file.relative_to(folder)
