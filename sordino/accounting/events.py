@@ -211,8 +211,9 @@ _FIELDS = {cls: {field.name for field in fields(cls)} for cls in _NAMES}
 
 
 def leaves(event: Event, whole: bool = False) -> Counter[Event]:
-    """Elementary events inside an event, with their counts; nested counts are multiplied. An event drawn once in a run
-    counts once; with `whole` it stays a single event under its name."""
+    """Elementary events inside an event, with their counts; nested counts are multiplied. An event whose noise is drawn
+    once, and released again in every round, counts once; `whole` keeps it as one event and does not open it.
+    """
     found: Counter[Event] = Counter()
     for leaf, times in event.unfold(1, set(), whole):
         found[leaf] += times

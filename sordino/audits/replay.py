@@ -80,7 +80,7 @@ BEGINNING = PhaseStart()
 
 
 class Changed(Mapping[int, Examples]):
-    """Rows of clients, changed by an attack."""
+    """Rows of each client in a replay: the run's own, after a `change` such as a canary put in or a row taken out."""
 
     def __init__(self, shards: Mapping[int, Examples], change: Change) -> None:
         self._shards, self._change = shards, change

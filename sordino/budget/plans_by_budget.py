@@ -45,8 +45,9 @@ class RatesPlan(Plan):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """Plan with a threshold, rates and payments fixed in advance for each round. Every client pays an (epsilon, delta)
-    of its own in every round, sampled or not.
+    """Plan of personal budgets by a threshold epsilon (Jorgensen, Yu and Cormode, ICDE 2015), above which clients are
+    always sampled. Threshold, sampling rates and payments of each round are fixed in advance; every client pays an
+    (epsilon, delta) of its own in every round, sampled or not.
     """
 
     rows: list[tuple[float, Floats, Floats]] = field(default_factory=list)  # tau, rates, payments

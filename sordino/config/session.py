@@ -29,7 +29,9 @@ class NamedSettings(NamedTuple):
 
 
 def named(settings: Settings) -> NamedSettings:
-    """Settings with every object replaced by a name."""
+    """Settings of a Python session in which each object, such as an algorithm or a model, is replaced by a name under
+    which it is found again, so that they can be written to a file.
+    """
     lent: dict[str, object] = {}
     found: dict[str, object] = {}
     for place, value in settings.items():

@@ -59,8 +59,9 @@ class Differences(NamedTuple):
 
 
 def alike(a: Member, b: Member, counts: bool = False) -> bool:
-    """True where both may be in one stack (computed in one call). `counts`: also if they differ in a single number of
-    their states."""
+    """True where both may be in one stack (computed in one call). `counts`: even where scalars of their states, such as
+    a count of steps, differ.
+    """
     ours, theirs = list(tree.named(a.state)), list(tree.named(b.state))
     return (
         a.examples.x.shape == b.examples.x.shape

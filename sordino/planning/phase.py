@@ -245,8 +245,8 @@ class PlannedPhase:
 
     @cached_property
     def promising(self) -> Plan:
-        """Plan that decides the subject and caps of a ledger shared by all phases: of a phase with a budget; if there
-        is none, of one with a guarantee, or else of this phase.
+        """The plan from which the ledger of all phases takes whom it protects and each client's cap: that of a phase
+        with a budget, else of one with a guarantee, else of this one.
         """
         plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)

@@ -34,7 +34,9 @@ _SCHEMAS: dict[str, Any] = {}  # of each type that was asked for
 
 @cache
 def catalogue() -> Json:
-    """The stored catalogue: table -> choice -> description and parameters."""
+    """Everything that an experiment file can choose, as it is stored: for each of its tables, such as [algorithm], each
+    choice with its description and parameters.
+    """
     found: Json = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 

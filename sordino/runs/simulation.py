@@ -136,7 +136,9 @@ def adds(setup: Setup) -> bool:
 
 
 def reads_single_uploads(setup: Setup) -> bool:
-    """True where the server looks at single uploads: to leave late ones out, to compare them, or for a secure sum."""
+    """True where each upload is handed on by itself, and no running sum: to leave late ones out, to compare them, or to
+    mask or encrypt them.
+    """
     algorithm, uplink = setup.algorithm, setup.algorithm.uplink
     return setup.stragglers.leaves_out or algorithm.reads_each or uplink.reads_each or setup.policy.secure
 

@@ -184,6 +184,6 @@ def _last(state: GeneratorState, x: Tensor) -> Tensor:
 
 
 def wanted(draws: Tensor, noise: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Random inputs of the generator: for each key, uniform noise and a label."""
+    """Random inputs of the generator: uniform noise and a label for each of `draws`, the keys of random numbers."""
     epsilon = keys.uniform(keys.fold(draws, "epsilon"), noise).float()
     return epsilon, keys.integers(keys.fold(draws, "label"), 1, classes)[:, 0]

@@ -58,7 +58,9 @@ class Head:
     """The linear layer that gives a network's logits."""
 
     def __init__(self, net: nn.Module, name: str, x: Tensor) -> None:
-        """Finds the layer by a forward pass over a few rows."""
+        """Finds the last linear layer of the network by a forward pass over a few rows `x`. `name`: of the model, for
+        errors.
+        """
         seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
         layers = [(path, m) for path, m in net.named_modules() if type(m) is nn.Linear]
         watching = [

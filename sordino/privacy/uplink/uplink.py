@@ -123,8 +123,9 @@ class Uplink(Links):
         Uploads may come one by one, in the order of their clients, and are deleted once added, unless the algorithm
         reads `each`; or already added up (`Summed`). `zero` is an upload of zeros: it gives the structure, so that an
         empty round is allowed. `weights` are the public weights of the whole population and `weight` their sum, where
-        it is known; `expected` is the public denominator of the `expected` rule, `reach` the share of a personal clip
-        that a client may use, `std` the deviation of the noise in the mean of those who answered.
+        it is known; `expected` is the public number to divide by where the mean is over the expected cohort, `reach`
+        the part of its clip that a client uses under a personal budget, `std` the deviation of the noise in the mean of
+        those who answered.
         """
         bound = self.bound(tree.size(zero))
         kept: list[U] = []
