@@ -59,6 +59,7 @@ def _no_number(text: str) -> None:
 
 
 # two readers of a text could take one name for two values, or read on behind its end: neither is a value then
+_read_names_once = json.JSONDecoder(object_pairs_hook=_once).decode
 read_json = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number).decode
 
 
@@ -77,8 +78,8 @@ class Fact(BaseModel):
     def _refuse_nulls(self, info: ValidationInfo) -> Self:
         """Refuses a null in a file for an optional value: files leave such values out, so a null is an edit."""
         if info.mode == "json":
-            for name in [name for name, value in self.__dict__.items() if value is None]:
-                if name in self.model_fields_set and not type(self).model_fields[name].is_required():
+            for name in self.model_fields_set:
+                if self.__dict__[name] is None and not type(self).model_fields[name].is_required():
                     raise ValueError(f"{name} is null")
         return self
 
@@ -97,7 +98,7 @@ def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
     """
     try:
         found = kind.model_validate_json(text)
-        json.loads(text, object_pairs_hook=_once)
+        _read_names_once(text)
         return found
     except ValidationError as error:
         first = error.errors()[0]

@@ -120,7 +120,8 @@ class RunFolder:
                 cpu: Mapping[str, float] = {}
                 cpu = next((cost.cpu_seconds for cost in reversed(costs) if cost.cpu_seconds is not None), cpu)
                 row = row.beside(secure=row.secure.beside(cpu_seconds=cpu))
-            rows.append(row.beside(seconds=next((c.seconds for c in reversed(costs) if c.seconds is not None), None)))
+            seconds = next((c.seconds for c in reversed(costs) if c.seconds is not None), None)
+            rows.append(row if row.seconds is seconds else row.beside(seconds=seconds))
         return rows
 
     def public_metrics(self) -> list[RoundRow]:
