@@ -224,4 +224,18 @@ ADAPTED = [
         "x = (values + 0).cpu()",
         "tests/fast/test_row_sums.py::test_a_row_moves_what_is_noised_by_what_it_adds[a linear layer]",
     ),
+    one(
+        "half precision is clipped with the slack of float32",
+        "privacy/uplink/stages.py",
+        "slack = max(SLACK, 1 + 4 * torch.finfo(dtype).eps)",
+        "slack = SLACK",
+        "tests/privacy/uplink/test_sensitivity.py::test_the_bound_holds_for_uploads_in_half_precision[dtype1-whole]",
+    ),
+    one(
+        "the range of integers bounds what is not finite",
+        "privacy/uplink/fixed_point.py",
+        "if math.isinf(bound.l2):",
+        "if False:",
+        "tests/privacy/test_unsafe_experiments.py::test_an_unsafe_experiment_does_not_start[local noise on integers of uploads that no clip has made finite]",
+    ),
 ]

@@ -86,6 +86,14 @@ EXPERIMENTS: dict[str, tuple[str, Table]] = {
     "clip, noise and another clip": ("noise-before-clip", up([CLIP, NOISE, CLIP])),
     "local noise without a clip": ("unbounded-sensitivity", up([NOISE])),
     "central noise without a clip": ("unbounded-sensitivity", up([{"name": "weigh"}], [CENTRAL])),
+    "central noise on integers of uploads that no clip has made finite": (
+        "unbounded-sensitivity",
+        up([{"name": "quantise"}], [CENTRAL]),
+    ),
+    "local noise on integers of uploads that no clip has made finite": (
+        "unbounded-sensitivity",
+        up([{"name": "quantise"}, NOISE]),
+    ),
     "central noise and the clip after the sum": ("server-stage-not-noise", up([], [CLIP, CENTRAL])),
     "add_remove at the client": ("unknown-neighbours", up([CLIP, {"name": "noise", "neighbours": "add_remove"}])),
     "add_remove at the server": ("unknown-neighbours", up([CLIP], [{**CENTRAL, "neighbours": "add_remove"}])),

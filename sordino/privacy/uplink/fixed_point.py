@@ -133,6 +133,8 @@ class Quantise(Stage):
         return self.layout.scale
 
     def bound(self, bound: Bound, coordinates: int) -> Bound:
+        if math.isinf(bound.l2):  # what is not finite ends a run, which everybody sees: the range alone bounds nothing
+            return Bound()
         l1 = min(bound.l1 * self.scale + coordinates / 2, float(coordinates * self.layout.offset))
         l2 = min(bound.l2 * self.scale + math.sqrt(coordinates) / 2, math.sqrt(coordinates) * self.layout.offset)
         return Bound(l1=l1, l2=min(l1, l2))

@@ -130,7 +130,8 @@ class Clip(Stage):
 
 def clip_factor(norm: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
     """The factor min(1, radius/norm) in `dtype`, 0 where the norm is not finite; a norm of 0 is allowed."""
-    factor = torch.clamp(radius / (norm * SLACK).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
+    slack = max(SLACK, 1 + 4 * torch.finfo(dtype).eps)  # half precision rounds more coarsely
+    factor = torch.clamp(radius / (norm * slack).clamp_min(torch.finfo(norm.dtype).tiny), max=1.0)
     factor = torch.where(torch.isfinite(norm), factor, 0.0).to(dtype)
     # a subnormal factor has lost the digits that keep the bound
     return torch.where(factor < torch.finfo(dtype).tiny, 0.0, factor)

@@ -16,10 +16,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sordino import tree
+from sordino import keys, tree
 from sordino.privacy.noise.distributions import GaussianNoise, LaplaceNoise, NoiseLaw
 from sordino.privacy.uplink import Uplink
-from sordino.privacy.uplink.stages import Clip, Noise, Stage, Weigh
+from sordino.privacy.uplink.stages import SLACK, Clip, ClipLayers, Noise, Stage, Weigh
 from sordino.types import Bound, Grant, NoiseSource, Params
 from tests.privacy.doubles import Still
 from tests.privacy.neighbours import DIM, DOUBLE, Pair, Z, largest_move, row, slow, sound, tiers, tight
@@ -138,6 +138,17 @@ def test_an_upload_moves_by_its_sensitivity_and_never_further(name: str, count: 
 def test_the_bound_holds_for_float32_uploads(name: str, count: int) -> None:
     # the clip stops short of its radius by 1e-6, which is more than float32 can lose on the way
     assert local_ratio(LOCAL[name], count, dtype=torch.float32) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("clip", [Clip(1.0), ClipLayers(1.0)], ids=["whole", "by layers"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_bound_holds_for_uploads_in_half_precision(clip: Clip | ClipLayers, dtype: torch.dtype) -> None:
+    """The broken twin, which leaves these dtypes the slack of float32, is beyond the bound in more than one of ten."""
+    uploads = [{"w": (3 * keys.normal(keys.root(seed), 300)).to(dtype)} for seed in range(100)]
+    norms = [float(tree.norm(clip.encode(one, Bound(), Grant(0, 1, 1, Still())))) for one in uploads]
+    assert 0.9 < max(norms) <= 1
+    coarse = [one["w"] * (1 / (tree.norm(one) * SLACK)).to(dtype) for one in uploads]
+    assert sum(float(tree.norm(one)) > 1 for one in coarse) > 10
 
 
 def test_a_subnormal_clip_factor_is_no_way_around_the_bound() -> None:
