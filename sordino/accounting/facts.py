@@ -59,7 +59,7 @@ def _no_number(text: str) -> None:
 
 
 # two readers of a text could take one name for two values, or read on behind its end: neither is a value then
-_read_names_once = json.JSONDecoder(object_pairs_hook=_once).decode
+read_names_once = json.JSONDecoder(object_pairs_hook=_once).decode
 read_json = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number).decode
 
 
@@ -98,7 +98,7 @@ def parsed(path: Path, text: str, kind: type[F], fix: str) -> F:
     """
     try:
         found = kind.model_validate_json(text)
-        _read_names_once(text)
+        read_names_once(text)
         return found
     except ValidationError as error:
         first = error.errors()[0]

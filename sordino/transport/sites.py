@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from sordino.accounting.facts import read_json
+from sordino.accounting.facts import read_names_once
 from sordino.engine import wire
 from sordino.engine.commands import Answered, Command, Keep, Refused, Restore, Round, Score, read_answer
 from sordino.engine.executor import Answers, Executor, Scores
@@ -337,7 +337,7 @@ def _parts(clients: Sequence[int], most: int | None) -> Iterator[Sequence[int]]:
 
 def _scores(peer: str, bodies: Sequence[memoryview], clients: Sequence[int]) -> Scores:
     try:
-        told = _SCORES.validate_python(read_json(b"".join(map(bytes, bodies)).decode()))
+        told = _SCORES.validate_python(read_names_once(b"".join(map(bytes, bodies)).decode()))
         if not told.keys() <= set(clients):
             raise ValueError("it scores clients of other sites")
     except (ValueError, RecursionError, ValidationError) as error:

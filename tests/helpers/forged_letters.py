@@ -77,7 +77,7 @@ class Server:
         stage = self.phase.stage if stage is None else stage
         letter = letterhead.write(self.site, stage, asdict(command), messages, ledger=ledger)
         said = self.member.desk.answer(letter)
-        if heading:
+        if heading or not peek(said).to:  # it could not even read from whom the message came
             return read_answer(peek(said).said), []
         head, bodies, self.signed = letterhead.read(said)
         return read_answer(head.said), [bytes(body) for body in bodies]

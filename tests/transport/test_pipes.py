@@ -23,7 +23,7 @@ from sordino.engine.commands import Keep
 from sordino.engine.executor import Answers
 from sordino.engine.site import Site
 from sordino.engine.wire import Header
-from sordino.errors import OwnCodeError, RunError
+from sordino.errors import OwnCodeError, RunError, WireError
 from sordino.ledger.ledger import State
 from sordino.receipts.receipt import opened
 from sordino.runs.run import resume, start
@@ -31,7 +31,7 @@ from sordino.runs.simulation import Simulation, in_processes, simulated
 from sordino.transport.carrier import Arrived
 from sordino.transport.message import Letterhead
 from sordino.transport.pipes import FRAME, LARGEST, Pipes, read, write
-from sordino.transport.sites import Patience, Sites
+from sordino.transport.sites import Patience, Sites, _scores
 from sordino.types import Terms
 from tests.helpers.in_process import InProcess
 from tests.laws import warm
@@ -346,3 +346,10 @@ class Slow(InProcess):
         time.sleep(min(seconds, 0.02))
         found, self.arrived = [Arrived(1, letter) for letter in self.arrived], []
         return found
+
+
+def test_scores_may_be_infinite_but_no_client_has_two() -> None:
+    """A model may diverge at one client: its loss is then reported, and ends no run."""
+    assert _scores("a", [memoryview(b'{"0": [0.5], "1": [Infinity]}')], [0, 1]) == {0: [0.5], 1: [float("inf")]}
+    with pytest.raises(WireError, match="cannot be read"):
+        _scores("a", [memoryview(b'{"0": [0.5], "0": [0.7]}')], [0])
