@@ -76,7 +76,9 @@ def prifedsync_mu(round_number: int, scale: float = 0.45, setting: PublishedSett
 
 
 def scaffold_epsilon(round_number: int, delta: float, scale: float = 1.0, rate: float = 0.1) -> float:
-    """The epsilon of rate * T releases without amplification, by the leading term of their composition."""
+    """The epsilon that is published for DP-SCAFFOLD after T = `round_number` rounds, of which a client takes part in
+    rate * T: the leading term of their composition, without amplification. It proves nothing.
+    """
     return math.sqrt(2 * rate * round_number * math.log(1 / delta)) / scale
 
 

@@ -83,8 +83,8 @@ class Preset(Generic[M]):
 
 
 def preset(base: B, fixed: tuple[str, ...] = (), **others: B) -> Callable[[Callable[Concatenate[B, P], M]], Preset[M]]:
-    """Decorator that turns a function of a base method into a method: the base gives the defaults, `fixed` names the
-    fields that cannot be set.
+    """Decorator that makes a named method of a function which takes another method, its base, and adapts it. The base
+    gives the defaults, and `fixed` names the fields that cannot be set.
 
     `others`: further bases with other defaults, by name, one of which the setting `preset` chooses. A user's setting
     overrides every default.

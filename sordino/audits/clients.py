@@ -77,8 +77,8 @@ class Stand:
         typed, spent = self.uplink.noise(), self.grant.multiplier
 
         def call(source: NoiseSource) -> torch.Tensor:
-            """One release. `OneDirection` adds no noise that could be made smaller, so its broken twin spends a larger
-            epsilon instead."""
+            """One release. A twin has too little noise; a random direction (`OneDirection`) has none that could be
+            made smaller, so its twin spends a larger epsilon than is claimed."""
             grant = replace(self.grant, source=source)
             if isinstance(source, Weak) and isinstance(typed, OneDirection) and spent is not None:
                 grant = replace(self.grant, source=source.inner, multiplier=spent / source.factor)

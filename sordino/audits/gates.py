@@ -51,8 +51,8 @@ TRAINING = "training"  # the phase that every run has
 
 
 class AttackedPromise(Subject):
-    """Result of attacking one guarantee: epsilon of one participation as claimed, and at least as large as `at_least`.
-    They are compared at delta `at_delta`, where the claim is `claimed_there`."""
+    """Result of attacking one guarantee: the epsilon that is claimed for one participation, and a lower bound on the
+    true one, `at_least`. Both are compared at delta `at_delta`, where the claim is `claimed_there`."""
 
     phase: str
     attack: str
@@ -256,8 +256,8 @@ def _distinct(claims: list[Claim]) -> list[Claim]:
 
 
 def _target(setup: Setup) -> tuple[int, Price | None]:
-    """The largest client that takes part, whose public weight in the sum is 1, and the price (noise multiplier and
-    charge) of its first round.
+    """The client to attack, the largest that takes part (its weight is 1: weights are relative to the largest), and the
+    price (noise multiplier and charge) of its first round.
     """
     plan = setup.plan
     client = int(np.argmax(np.where(np.asarray(plan.participations) > 0, np.asarray(setup.public.sizes), -1)))

@@ -142,7 +142,9 @@ def _has_name(value: object) -> bool:
 
 
 def _called(value: object, lent: dict[str, object]) -> object:
-    """Name for a function, or for another callable object, which is then stored in `lent`."""
+    """Name that stands for a training function in the settings, which hold plain values only; the function itself is
+    kept in `lent`. A name is returned unchanged.
+    """
     if isinstance(value, str):
         return value
     if inspect.isfunction(value):

@@ -215,7 +215,9 @@ class Part:
 
 
 class Span(Lazy):
-    """The combination c^T x of a client's rows x, either all rows or those of `index`."""
+    """A matrix kept as the coefficients c of the rows x of a client, such as a gradient c^T x, which is computed where
+    it is needed. `index`: the rows that it uses.
+    """
 
     __slots__ = ("c", "index", "rows")
 

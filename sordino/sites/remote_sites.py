@@ -281,8 +281,8 @@ class RemoteSites(Sites):
         return any(out.peer == peer and ticket in self._first for ticket, out in self._out.items())
 
     def _first_letters(self, peer: str) -> Sequence[tuple[Command, Sequence[bytes]]]:
-        """Messages to a site that must come first. They return the newest ledger head that the site has signed, which
-        it may have lost."""
+        """Messages that a site is sent before any other. They show it the newest ledger head that it has signed, in
+        case it has lost it."""
         if peer not in self.signed:
             return self.prelude
         return [(Begin(answered=True), [self.signed[peer][1]]), *self.prelude[1:]]
