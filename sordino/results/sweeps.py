@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from sordino.accounting.claims import ADVERSARIES, Status, Subject
 from sordino.accounting.facts import Epsilon, delta_text
-from sordino.accounting.notes import read_notes
+from sordino.accounting.notes import of_a_run, read_notes
 from sordino.accounting.statement import Guarantee, statement
-from sordino.accounting.words import epsilon_text, merged, subject
+from sordino.accounting.words import epsilon_text, merged, rounded_up, subject
 from sordino.config import CHOOSERS
 from sordino.errors import ConfigError
 
@@ -118,7 +118,8 @@ def _united(configurations: Sequence[Notes], delta: float) -> dict[Subject, Guar
     about the same units and neighbours; other claims would first have to be converted by group privacy."""
     spoken = [keys for notes in configurations if (keys := _claimed_subjects(notes))]
     population = max(notes.population for notes in configurations)
-    texts = itertools.chain.from_iterable(notes.texts for notes in configurations)
+    # what one run draws once another draws anew
+    texts = (of_a_run(text, str(i)) for i, notes in enumerate(configurations) for text in notes.texts)
     rows = statement(texts, population, delta, rows_per_key=max(notes.rows_per_key for notes in configurations))
     alike = {
         adversary
@@ -149,7 +150,7 @@ def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) 
         return [*told, "No finite epsilon covers all of them together: at least one of them promises nothing."]
     for row, by in merged(finite):
         text = (
-            f"Charged as a whole, all {methods} together cost at most epsilon {row.epsilon:.3g} at delta "
+            f"Charged as a whole, all {methods} together cost at most epsilon {rounded_up(row.epsilon):g} at delta "
             f"{delta_text(row.delta)} about one {row.unit}, against {subject(by)} ({row.neighbours}; one seed "
             "each, composed by the ledger's accountants)"
         )

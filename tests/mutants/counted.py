@@ -96,6 +96,13 @@ COUNTED_OR_NOT = [
         "tests/results/test_comparison.py::test_a_search_over_declared_persons_says_what_all_rows_of_one_lose",
     ),
     one(
+        "what two runs of a search draw once counts as one draw",
+        "results/sweeps.py",
+        "of_a_run(text, str(i))",
+        "text",
+        "tests/results/test_comparison.py::test_what_each_run_draws_once_is_drawn_by_each",
+    ),
+    one(
         "an audit attacks the looser promise about a person",
         "audits/trained.py",
         "any(offer.unit == row.unit for offer in offers)",

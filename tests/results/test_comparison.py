@@ -20,9 +20,10 @@ import sordino
 from sordino import config
 from sordino.accounting.accountants import best
 from sordino.accounting.claims import ADVERSARIES, Claim, Neighbours
-from sordino.accounting.events import Event, Gaussian, NonPrivate, Poisson, Repeat
+from sordino.accounting.events import Event, Gaussian, NonPrivate, Once, Poisson, Repeat, Response
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
 from sordino.accounting.notes import note
+from sordino.accounting.statement import statement
 from sordino.cli.program import app
 from sordino.errors import SordinoError
 from sordino.metrics.measures import (
@@ -240,6 +241,22 @@ def test_the_worst_seed_counts() -> None:
     quiet, loud = [ledger(Gaussian(9.0), 1)] * 2, [ledger(Gaussian(1.0), 1)] * 2
     for order in ([quiet, loud], [loud, quiet]):
         assert composed(order, 1e-5)[0].epsilon == pytest.approx(epsilon_of(2**0.5, 1e-5))
+
+
+def test_what_each_run_draws_once_is_drawn_by_each() -> None:
+    """Within a run the same answers are looked at again; another run draws others, though its settings are equal. The
+    broken twin composes the notes as they are."""
+    tried = [ledger(Once("responses of image", Response(2.0, 2)), rounds) for rounds in (1, 5, 3)]
+    assert [row.epsilon for row in composed([tried], 0.0)] == pytest.approx([6.0] * 3)
+    twin = statement([text for notes in tried for text in notes.texts], 3, 0.0)
+    assert [row.epsilon for row in twin] == pytest.approx([2.0] * 3)
+
+
+def test_at_most_is_never_rounded_down() -> None:
+    (row, *_) = composed([[ledger(Gaussian(2.0), 1)] * 2], 1e-5)
+    (said,) = [line for line in choosing([row], 2, 1, sweep=True) if "at most epsilon" in line]
+    printed = float(said.split("at most epsilon ")[1].split()[0])
+    assert row.epsilon <= printed <= row.epsilon * (1 + 1e-5)
 
 
 def test_one_open_release_opens_the_whole_search() -> None:
