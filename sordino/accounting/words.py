@@ -156,10 +156,11 @@ def _grade(epsilon: float) -> str:
 
 
 def _times(epsilon: float) -> str:
-    factor = math.exp(min(epsilon, 700))
-    if factor < 10:
-        return f"{factor:.2g}"
-    return f"{float(f'{factor:.3g}'):,.0f}" if factor < 1e6 else f"10^{epsilon / math.log(10):.0f}"
+    """The largest quotient of probabilities, rounded up."""
+    if epsilon > math.log(1e6):
+        return f"10^{math.ceil(epsilon / math.log(10))}"
+    factor = math.exp(epsilon)
+    return f"{_cut(factor, 2 if factor < 10 else 3, math.ceil):,.10g}"
 
 
 PRIOR = 0.01

@@ -88,3 +88,18 @@ def test_the_sentence_says_who_what_and_how_rarely_not() -> None:
     assert simulated.startswith("This simulation protects nobody. With real noise, against anyone: take an attacker ")
     weak = believed(ROW.beside(status="conditional", because=("the key holder is honest",)), ["server"], False)
     assert "conditional: the key holder is honest" in weak
+
+
+def most(said: str) -> float:
+    """The factor in "makes nothing they see more than FACTOR times as likely", as a logarithm."""
+    factor = said.split("more than ")[1].split(" times")[0].replace(",", "")
+    return int(factor[3:]) * math.log(10) if factor.startswith("10^") else math.log(float(factor))
+
+
+def test_the_factor_that_is_never_exceeded_is_rounded_up() -> None:
+    """The broken twin, rounded to the nearest three digits, is too small about every second time."""
+    each = [k / 7 for k in range(1, 300)]
+    said = [words.sentence(ROW.beside(epsilon=epsilon), ["server"]) for epsilon in each]
+    assert all(most(text) >= epsilon - 1e-6 for text, epsilon in zip(said, each, strict=True))
+    assert max(most(text) - epsilon for text, epsilon in zip(said, each, strict=True)) <= math.log(10)
+    assert sum(math.log(float(f"{math.exp(epsilon):.3g}")) < epsilon - 1e-6 for epsilon in each) > 100

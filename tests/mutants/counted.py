@@ -96,6 +96,13 @@ COUNTED_OR_NOT = [
         "tests/results/test_comparison.py::test_a_search_over_declared_persons_says_what_all_rows_of_one_lose",
     ),
     one(
+        "the factor of a promise rounded to the nearest",
+        "accounting/words.py",
+        "_cut(factor, 2 if factor < 10 else 3, math.ceil)",
+        "_cut(factor, 2 if factor < 10 else 3, round)",
+        "tests/accounting/test_words.py::test_the_factor_that_is_never_exceeded_is_rounded_up",
+    ),
+    one(
         "what two runs of a search draw once counts as one draw",
         "results/sweeps.py",
         "of_a_run(text, str(i))",
