@@ -93,7 +93,7 @@ COUNTED_OR_NOT = [
         "results/sweeps.py",
         "rows_per_key=max(",
         "rows_per_key=min(",
-        "tests/results/test_comparison.py::test_a_search_over_declared_persons_says_what_all_rows_of_one_lose",
+        "tests/results/test_cost_of_a_search.py::test_a_search_over_declared_persons_says_what_all_rows_of_one_lose",
     ),
     one(
         "the factor of a promise rounded to the nearest",
@@ -107,7 +107,7 @@ COUNTED_OR_NOT = [
         "results/sweeps.py",
         "of_a_run(text, str(i))",
         "text",
-        "tests/results/test_comparison.py::test_what_each_run_draws_once_is_drawn_by_each",
+        "tests/results/test_cost_of_a_search.py::test_what_each_run_draws_once_is_drawn_by_each",
     ),
     one(
         "an audit attacks the looser promise about a person",
