@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -126,7 +127,7 @@ def watch(
     if seen.state in ("stopped", "killed"):
         between = folder.environment.site
         program = "join" if folder.environment.clients is not None else "serve"
-        again = f"sordino {program}, as before" if between else f"sordino resume {run}"
+        again = f"sordino {program}, as before" if between else f"sordino resume {quote(str(run))}"
         console.print(f"Continue with: {again}")
     if not once:
         raise typer.Exit(EXIT[seen.state])

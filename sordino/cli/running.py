@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -202,7 +203,8 @@ def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str =
     if result.interrupted:
         with contextlib.suppress(OSError):  # a terminal that hung up reads no more
             Console(stderr=True, soft_wrap=True, highlight=False).print(
-                f"Stopped at a safe point. Continue with: {again or f'sordino resume {escape(str(result.folder))}'}"
+                "Stopped at a safe point. Continue with: "
+                + (again or f"sordino resume {escape(quote(str(result.folder)))}")
             )
         raise typer.Exit(130)
 

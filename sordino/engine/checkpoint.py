@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
@@ -166,7 +167,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     try:
         found: dict[str, Tensor] = load(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
-        raise damaged(path, error, f"`sordino resume {path.parent}` writes it anew") from None
+        raise damaged(path, error, f"`sordino resume {quote(str(path.parent))}` writes it anew") from None
     return found
 
 

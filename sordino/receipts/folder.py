@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 from sordino import config
@@ -160,8 +161,8 @@ class RunFolder:
     def receipt(self, sealed: bool = True) -> Receipt:
         """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one."""
         fix = (
-            f"`sordino privacy spent {self.path}` says what it spent; `sordino resume {self.path}` finishes it and "
-            "writes the receipt again"
+            f"`sordino privacy spent {quote(str(self.path))}` says what it spent; "
+            f"`sordino resume {quote(str(self.path))}` finishes it and writes the receipt again"
         )
         if not self.receipt_file.exists():
             why = "it is written when a run ends"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from shlex import quote
 
 from sordino.errors import RunError, damaged
 
@@ -72,8 +73,9 @@ def check_no_copy(run: Path) -> None:
             f"{run} is a copy of a run folder",
             why="if the run and its copy both continued, rounds would be released twice with fresh noise, and paid "
             "for once",
-            fix=f"continue in the original run folder; if that folder no longer exists, use `sordino resume {run} "
-            "--moved`, or --moved with the command of a run between sites, `sordino serve` or `sordino join`",
+            fix="continue in the original run folder; if that folder no longer exists, use "
+            f"`sordino resume {quote(str(run))} --moved`, or --moved with the command of a run between sites, "
+            "`sordino serve` or `sordino join`",
             code="copied-run",
         )
 

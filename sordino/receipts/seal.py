@@ -11,6 +11,7 @@ import json
 import os
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 
 from sordino.accounting.events import Json
 from sordino.accounting.facts import read_json
@@ -100,8 +101,9 @@ def check_sealed(run: RunFolder) -> None:
     raise LedgerError(
         f"the receipt of {folder} does not hold",
         why="privacy.json is not what the run has written: its ledger has sealed another one",
-        fix=f"put the file back from a copy; `sordino privacy verify {folder}` says what else does not agree, and "
-        f"`sordino privacy spent {folder}` what the ledger itself tells",
+        fix="put the file back from a copy; "
+        f"`sordino privacy verify {quote(str(folder))}` says what else does not agree, and "
+        f"`sordino privacy spent {quote(str(folder))}` what the ledger itself tells",
         code="receipt-does-not-hold",
     )
 

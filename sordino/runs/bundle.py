@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
@@ -218,7 +219,7 @@ def no_model(folder: Path) -> RunError:
     return RunError(
         f"{folder} has no model yet",
         why="it is written when a run ends or is stopped",
-        fix=f"`sordino resume {folder}` finishes the run and writes it",
+        fix=f"`sordino resume {quote(str(folder))}` finishes the run and writes it",
         code="no-model",
     )
 
@@ -231,7 +232,8 @@ def _check_sealed(folder: Path) -> None:
         raise RunError(
             f"the model in {folder} is not the one that the run has written",
             why="; ".join(changed),
-            fix=f"put the file back from a copy; `sordino privacy verify {folder}` says what else was changed",
+            fix="put the file back from a copy; "
+            f"`sordino privacy verify {quote(str(folder))}` says what else was changed",
             code="edited-bundle",
         )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from sordino import tree
@@ -157,7 +158,7 @@ def check_source(setup: Setup, source: Path) -> None:
             raise RunError(
                 f"the preparation of {source} is not finished",
                 why=f"its phase {phase} is not over",
-                fix=f"`sordino resume {source}` finishes it",
+                fix=f"`sordino resume {quote(str(source))}` finishes it",
                 code="still-preparing",
             )
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from sordino import user_code
 from sordino.accounting.notes import parsed
@@ -92,12 +93,12 @@ def checked(experiment: Experiment, folder: Path, prepared: Path | None = None, 
         _ = phase.plan
     methods.needs()
     if folder.exists():
-        known = RunFolder(folder).exists
+        known, typed = RunFolder(folder).exists, quote(str(folder))
         raise RunError(
             f"{folder} already exists",
             why="a run folder belongs to one run",
-            fix=(f'`sordino resume {folder}` continues it, in Python sordino.resume("{folder}"); ' if known else "")
-            + f'for a new run choose another folder, for example --out {folder}-2, in Python out="{folder}-2"',
+            fix=(f'`sordino resume {typed}` continues it, in Python sordino.resume("{folder}"); ' if known else "")
+            + f'for a new run choose another folder, for example --out {typed}-2, in Python out="{folder}-2"',
             code="run-exists",
         )
     if prepared is not None:

@@ -53,7 +53,7 @@ def begun(folder: Path, *more: str, rounds: int = 100_000, **options: Any) -> wa
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=slow), pytest.param(signal.SIGHUP, marks=slow)]
 )
 def test_a_signal_ends_the_round_keeps_it_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
-    out, said = tmp_path / "run", tmp_path / "stderr"
+    out, said = tmp_path / "my run", tmp_path / "stderr"
     with open(said, "wb") as stderr:
         process = begun(out, "-q", stderr=stderr)
         process.send_signal(number)
@@ -61,7 +61,7 @@ def test_a_signal_ends_the_round_keeps_it_and_says_how_to_go_on(number: signal.S
     again = "Ctrl-C" if number == signal.SIGINT else number.name
     assert said.read_text().splitlines() == [
         f"stopping after this round; {again} again stops at once",
-        f"Stopped at a safe point. Continue with: sordino resume {out}",
+        f"Stopped at a safe point. Continue with: sordino resume '{out}'",
     ]
     rows = RunFolder(out).metrics()
     assert len(rows) > 2
