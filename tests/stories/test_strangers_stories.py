@@ -1,0 +1,131 @@
+"""A stranger's training loop made private: a Transformers `Trainer`, killed, continued, and verified without sordino."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from sordino.ledger.ledger import State
+from tests.adapters.environments import made
+from tests.adapters.test_private_uplink import row, states
+from tests.repository.following import ROOT
+
+pytestmark = pytest.mark.slow
+ROUNDS, MULTIPLIER, DELTA = 4, 2.0, 1e-3
+PLAIN = """rounds = 4
+model = { name = "task:Tokens" }
+algorithm = { name = "trainer", of = "task:train" }
+partition = { scheme = "iid", clients = 3 }
+cohort = { name = "everyone" }
+"""
+PRIVATE = f"""
+[uplink]
+client = [{{ name = "clip", radius = 3.0 }}, "weigh"]
+server = [{{ name = "noise", neighbours = "zero_out", multiplier = {MULTIPLIER} }}]
+[privacy]
+delta = {DELTA}
+"""
+TASK = """import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        self.bert = BertForSequenceClassification(
+            BertConfig(vocab_size=17, max_position_embeddings=8, num_labels=10, **size)
+        )
+
+    def words(self, x):
+        return (8 * x.mean(-1).flatten(1) + 8).round().clamp(0, 16).long()
+
+    def forward(self, x):
+        return self.bert(input_ids=self.words(x)).logits
+
+
+def train(model, rows, round):
+    found = [{"input_ids": words, "labels": y} for words, y in zip(model.words(rows.x), rows.y, strict=True)]
+    asked = TrainingArguments(
+        output_dir="hf", num_train_epochs=1, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+        logging_strategy="no",
+    )
+    Trainer(model=model.bert, args=asked, train_dataset=found).train()
+    return model
+"""
+WITHOUT = "import runpy, sys; sys.modules['sordino'] = None; sys.path.insert(0, '.'); sys.argv[:] = sys.argv[1:]; "
+
+
+def begun(python: Path, place: Path, *arguments: str) -> subprocess.Popen[str]:
+    there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    log = (place / "log").open("a")
+    command = [str(python), "-m", "sordino", *arguments]
+    return subprocess.Popen(command, cwd=place, env=there, stdout=log, stderr=log, text=True, start_new_session=True)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    metrics = run / "metrics.jsonl"
+    return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+
+def elsewhere(run: Path, place: Path) -> subprocess.CompletedProcess[str]:
+    """The stand-alone verifier on a copy of the receipt and its ledger, where sordino cannot be imported."""
+    place.mkdir()
+    for one in (ROOT / "verifier").glob("*.py"):
+        shutil.copy(one, place)
+    (place / "run").mkdir()
+    for one in run.iterdir():
+        if one.is_file():
+            shutil.copy(one, place / "run")
+    command = [sys.executable, "-I", "-c", f"{WITHOUT}runpy.run_path('verify.py', run_name='__main__')"]
+    return subprocess.run([*command, "verify.py", "run"], cwd=place, capture_output=True, text=True, timeout=300)
+
+
+def test_a_transformers_loop_is_killed_continued_and_verified_elsewhere(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    python = made("accelerate", "accelerate", tmp_path_factory) / "python"
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    (tmp_path / "private.toml").write_text(PLAIN + PRIVATE)
+    log, run = tmp_path / "log", tmp_path / "private"
+    assert begun(python, tmp_path, "run", "plain.toml", "--out", "plain").wait(300) == 0, log.read_text()[-2000:]
+    process, until = begun(python, tmp_path, "run", "private.toml", "--out", "private"), time.monotonic() + 200
+    while not rows(run):
+        assert process.poll() is None, log.read_text()[-2000:]
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(rows(run)) < ROUNDS
+    assert begun(python, tmp_path, "resume", "private").wait(300) == 0, log.read_text()[-2000:]
+    assert [one["round"] for one in rows(run)] == [*range(1, ROUNDS + 1)]
+    paid = states(run)
+    assert paid.count(State.PUBLISHED) == ROUNDS
+    assert begun(python, tmp_path, "resume", "private").wait(300) == 0, log.read_text()[-2000:]
+    assert states(run) == paid  # all rounds are played: nothing more is spent
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(MULTIPLIER), ROUNDS)
+    theirs = float(PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(DELTA))
+    ours = float(row(run, "public")["epsilon"])
+    assert ours == pytest.approx(theirs, rel=0.01)
+    said = elsewhere(run, tmp_path / "elsewhere")
+    assert said.returncode == 0, said.stdout + said.stderr
+    receipt = tmp_path / "elsewhere" / "run" / "privacy.json"  # the broken twin: half the epsilon
+    receipt.write_text(receipt.read_text().replace(str(row(run, "public")["epsilon"]), str(ours / 2)))
+    again = subprocess.run(said.args, cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=300)
+    assert again.returncode == 1, again.stdout
+    lines = sum(bool(line) for line in PRIVATE.splitlines())
+    print(f"Transformers: {lines} lines, epsilon {ours:.4f}, of dp-accounting {theirs:.4f}")
