@@ -20,6 +20,7 @@ from tests.adapters.test_private_uplink import row, states
 from tests.helpers.between_sites import ledger_of, model_of
 from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME
+from tests.stories.test_strangers_stories import elsewhere
 
 APP = Path(__file__).parent / "nvflare_app"
 pytestmark = pytest.mark.slow
@@ -62,6 +63,8 @@ def test_noise_at_the_sites_which_are_killed(python: Path, tmp_path: Path) -> No
     for site in ("site-1", "site-2"):
         assert len(states(tmp_path / site)) <= 3
         assert examine(tmp_path / site).wrong == []
+        checked = elsewhere(tmp_path / site, tmp_path / f"elsewhere-{site}")
+        assert checked.returncode == 0, checked.stdout + checked.stderr
         assert row(tmp_path / site, "server")["epsilon"] <= 12.0
         assert "loss" not in (tmp_path / site / "privacy.json").read_text()
 
