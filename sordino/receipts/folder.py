@@ -160,10 +160,8 @@ class RunFolder:
 
     def receipt(self, sealed: bool = True) -> Receipt:
         """Receipt of the run. `sealed`: refuse it where the run's ledger exists and has sealed another one."""
-        fix = (
-            f"`sordino privacy spent {quote(str(self.path))}` says what it spent; "
-            f"`sordino resume {quote(str(self.path))}` finishes it and writes the receipt again"
-        )
+        run = quote(str(self.path))
+        fix = f"`sordino privacy spent {run}` says what it spent; `sordino resume {run}` ends it and writes it again"
         if not self.receipt_file.exists():
             why = "it is written when a run ends"
             raise RunError(f"{self.path} has no receipt yet", why=why, fix=fix, code="no-receipt")

@@ -73,9 +73,8 @@ def check_no_copy(run: Path) -> None:
             f"{run} is a copy of a run folder",
             why="if the run and its copy both continued, rounds would be released twice with fresh noise, and paid "
             "for once",
-            fix="continue in the original run folder; if that folder no longer exists, use "
-            f"`sordino resume {quote(str(run))} --moved`, or --moved with the command of a run between sites, "
-            "`sordino serve` or `sordino join`",
+            fix="continue in the original run folder; if that no longer exists, add --moved to the command: "
+            f"`sordino resume {quote(str(run))} --moved`; between sites `sordino serve` or `sordino join`",
             code="copied-run",
         )
 

@@ -101,8 +101,7 @@ def check_sealed(run: RunFolder) -> None:
     raise LedgerError(
         f"the receipt of {folder} does not hold",
         why="privacy.json is not what the run has written: its ledger has sealed another one",
-        fix="put the file back from a copy; "
-        f"`sordino privacy verify {quote(str(folder))}` says what else does not agree, and "
+        fix=f"put the file back from a copy; `sordino privacy verify {quote(str(folder))}` says what else differs, and "
         f"`sordino privacy spent {quote(str(folder))}` what the ledger itself tells",
         code="receipt-does-not-hold",
     )
