@@ -65,7 +65,16 @@ read_json = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 def delta_text(delta: float) -> str:
     """A delta to three digits, rounded up."""
-    return f"{float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(delta)))):.3g}"
+    return f"{_up(repr(float(delta))):.3g}"
+
+
+def epsilon_text(epsilon: float) -> str:
+    """An epsilon to three digits, rounded up from nine: what is below these is the noise of arithmetic."""
+    return "∞" if epsilon == math.inf else f"{_up(f'{epsilon:.9g}'):.3g}"
+
+
+def _up(number: str) -> float:
+    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(number))
 
 
 class Fact(BaseModel):

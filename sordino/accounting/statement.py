@@ -17,7 +17,7 @@ from pydantic import Field
 from sordino.accounting.claims import ADVERSARIES, STATUSES, UNITS, Neighbours, Status, Subject, Written
 from sordino.accounting.covering import TotalCost, bounded, cost, covered, least, of_one_change, subjects
 from sordino.accounting.events import NonPrivate
-from sordino.accounting.facts import Epsilon, Fact, delta_text
+from sordino.accounting.facts import Epsilon, Fact, delta_text, epsilon_text
 from sordino.accounting.notes import Release, histories, read_notes
 
 SCORES = "the server gets this site's exact test scores, as often as it asks"
@@ -67,7 +67,7 @@ class Guarantee(Subject):
     def in_short(self) -> str:
         """The epsilon in one line, with unit, neighbours, adversary, delta and status."""
         return (
-            f"epsilon {self.epsilon:.4g} per {self.unit} ({self.neighbours}) against the {self.adversary} "
+            f"epsilon {epsilon_text(self.epsilon)} per {self.unit} ({self.neighbours}) against the {self.adversary} "
             f"at delta {delta_text(self.delta)}, {self.status}"
         )
 
@@ -283,9 +283,8 @@ def _void(found: Sequence[Guarantee], clients: Sequence[Sequence[Release]], delt
         noised = [[release for release in releases if covered(release, asked)] for releases in clients]
         alone = _row(asked, [releases for releases in noised if releases], delta) if any(noised) else other
         if alone.finite:
-            beside.append(
-                f"noised releases beside it: {alone.epsilon:.4g} at delta {delta_text(delta)} ({asked.neighbours})"
-            )
+            held = f"{epsilon_text(alone.epsilon)} at delta {delta_text(delta)} ({asked.neighbours})"
+            beside.append(f"noised releases beside it: {held}")
     return row.beside(because=(*row.because, *beside))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from sordino.accounting.claims import Adversary, Neighbours, Subject, Unit, standing
-from sordino.accounting.facts import delta_text
+from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, OfPhase, Promised, strongest
 
 MODERATE = 4.0  # an epsilon above it is said to be weak
@@ -105,7 +105,7 @@ def sentence(row: Guarantee, adversaries: Sequence[Adversary]) -> str:
     if row.status == "nominal" and printed is not None:
         return (
             f"About {what}, against {who}: the published formula gives epsilon {printed:.3g}. That number proves "
-            f"nothing ({reasons}). What does hold: {holds} (epsilon {row.epsilon:.3g})."
+            f"nothing ({reasons}). What does hold: {holds} (epsilon {epsilon_text(row.epsilon)})."
         )
     because = f" This rests on: {reasons}." if reasons else ""
     return f"About {what}, against {who}: {holds}.{because}"
@@ -118,8 +118,8 @@ def by_phase(whole: Sequence[Guarantee], phases: Sequence[OfPhase], simulated: b
     found: dict[str, list[str]] = {}  # what is said of which phases
     for phase in phases:
         promised = [
-            f"epsilon {row.epsilon:.3g} at delta {delta_text(row.delta)} of one {row.unit} ({row.neighbours}) "
-            f"against {subject(by)}, {standing(row.status, simulated)}"
+            f"epsilon {epsilon_text(row.epsilon)} at delta {delta_text(row.delta)} of one {row.unit} "
+            f"({row.neighbours}) against {subject(by)}, {standing(row.status, simulated)}"
             for row, by in merged([row for row in phase.guarantees if row.finite])
         ]
         reasons = dict.fromkeys(why for row in phase.guarantees if row.adversary == "server" for why in row.because)
@@ -244,11 +244,6 @@ def percent(share: float) -> str:
         left = _cut(100 * (1 - share), 1, math.floor)
         return f"{100 - left:.10g}%" if left > 1e-6 else "100%"
     return f"{_cut(100 * share, 2, math.ceil):g}%"
-
-
-def epsilon_text(value: float) -> str:
-    """An epsilon as tables show it."""
-    return "∞" if value == math.inf else f"{value:.3g}"
 
 
 def rounded_up(epsilon: float) -> float:

@@ -13,6 +13,7 @@ import torch
 
 from sordino import config, tree
 from sordino.accounting.events import Json
+from sordino.accounting.facts import epsilon_text
 from sordino.checks.trial import QUADRATIC, ROUNDS, STOP, Broken, SealedShard, Trial, require
 from sordino.engine import checkpoint
 from sordino.engine.executor import Answers, Clients
@@ -139,7 +140,7 @@ def receipt(trial: Trial) -> None:
 
 def _finite(folder: Path) -> list[str]:
     return [
-        f"epsilon {row.epsilon:.3g} for one {row.unit}, against {row.adversary}"
+        f"epsilon {epsilon_text(row.epsilon)} for one {row.unit}, against {row.adversary}"
         for row in RunFolder(folder).receipt().guarantees
         if row.finite
     ]

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sordino.accounting.claims import standing
-from sordino.accounting.words import epsilon_text
+from sordino.accounting.facts import epsilon_text
 from sordino.cli.tables import STATUS_STYLE, guarantees
 from sordino.metrics.rows import bytes_text
 from sordino.planning.calculator import Answer

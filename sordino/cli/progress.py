@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from sordino.accounting.facts import epsilon_text
+
 if TYPE_CHECKING:
     from sordino.accounting.statement import Guarantee
     from sordino.metrics.rows import Scores
@@ -189,11 +191,10 @@ class LiveSpending:
         row = self._row
         # a nominal budget is counted in the source's formula: what holds is another number, and not a part of it
         of = f" of {plan.budget.epsilon:g}" if plan.budget and row.status != "nominal" else ""
-        value = f"{row.epsilon:.3g}" if math.isfinite(row.epsilon) else "∞"
         status = "" if row.status == "proved" else f", {row.status}"
         late = f" (after round {self._round}" + (f"; {spent_share(step):.0%} spent by now)" if plan.budget else ")")
         age = "" if self._round == step.round else late
-        return f"ε {value}{of} {whom}{status}{age}"
+        return f"ε {epsilon_text(row.epsilon)}{of} {whom}{status}{age}"
 
     def _compose(self, step: Step) -> None:
         from sordino.accounting.statement import statement

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.accounting.claims import Status, standing
-from sordino.accounting.facts import delta_text
+from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, OfPhase
-from sordino.accounting.words import by_phase, epsilon_text, headline
+from sordino.accounting.words import by_phase, headline
 from sordino.cli.screen import note, titled
 from sordino.metrics.measures import last_scored, scores, warnings
 from sordino.metrics.preparation_cost import Reached

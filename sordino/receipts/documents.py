@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sordino.accounting.claims import standing
 from sordino.accounting.events import Json, said
-from sordino.accounting.facts import delta_text
+from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.accounting.words import (
     CHANGE,
@@ -27,7 +27,6 @@ from sordino.accounting.words import (
     Described,
     belief,
     described,
-    epsilon_text,
     headline,
     merged,
     percent,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from sordino.accounting.words import Described, epsilon_text
+from sordino.accounting.facts import epsilon_text
+from sordino.accounting.words import Described
 from sordino.results.markup import Html, joined, tag
 
 SELF_CONTAINED = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from sordino.accounting.words import epsilon_text
+from sordino.accounting.facts import epsilon_text
 from sordino.errors import LedgerError
 from sordino.ledger.files import atomic_write
 from sordino.metrics.measures import last_scored, last_ten, scores

@@ -12,9 +12,8 @@ from typing import Literal
 import numpy as np
 
 from sordino.accounting.claims import Adversary, standing
-from sordino.accounting.facts import FORMAT, Fact, Format, Number, delta_text
+from sordino.accounting.facts import FORMAT, Fact, Format, Number, delta_text, epsilon_text
 from sordino.accounting.statement import Promised
-from sordino.accounting.words import epsilon_text
 from sordino.ledger.files import atomic_write
 from sordino.receipts.folder import RunFolder
 from sordino.receipts.run_files import LeftInRun

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from sordino.accounting.claims import standing
 from sordino.accounting.events import Json
-from sordino.accounting.facts import delta_text
+from sordino.accounting.facts import delta_text, epsilon_text
 from sordino.accounting.statement import Guarantee, strongest
 from sordino.errors import RunError, SordinoError
 from sordino.metrics.measures import last_scored
@@ -127,7 +127,7 @@ def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
     if row is None:
         printed = next((row.nominal_epsilon for row in rows if row.nominal_epsilon is not None), None)
         return "nothing promised" + ("" if printed is None else f"; nominal {printed:.3g} proves nothing")
-    text = f"ε {row.epsilon:.3g} per {row.unit}, against {row.adversary}, δ {delta_text(row.delta)}, "
+    text = f"ε {epsilon_text(row.epsilon)} per {row.unit}, against {row.adversary}, δ {delta_text(row.delta)}, "
     if row.nominal_epsilon is not None:
         return text + f"{standing('holds', simulated)}; nominal {row.nominal_epsilon:.3g} proves nothing"
     return text + standing(row.status, simulated)

@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from sordino.accounting import words
+from sordino.accounting.facts import epsilon_text
 from sordino.accounting.gaussian_dp import epsilon_of
 from sordino.accounting.statement import Guarantee
 from sordino.accounting.words import belief, believed, percent
@@ -103,3 +104,13 @@ def test_the_factor_that_is_never_exceeded_is_rounded_up() -> None:
     assert all(most(text) >= epsilon - 1e-6 for text, epsilon in zip(said, each, strict=True))
     assert max(most(text) - epsilon for text, epsilon in zip(said, each, strict=True)) <= math.log(10)
     assert sum(math.log(float(f"{math.exp(epsilon):.3g}")) < epsilon - 1e-6 for epsilon in each) > 100
+
+
+def test_an_epsilon_is_never_shown_as_less_than_it_is() -> None:
+    """The broken twin rounds to the nearest: it shows 1.00499 as 1."""
+    each = [k / 700 for k in range(1, 30_000, 7)]
+    assert all(0 <= float(epsilon_text(epsilon)) - epsilon <= 0.01001 * epsilon for epsilon in each if epsilon > 0)
+    assert any(float(f"{epsilon:.3g}") < epsilon for epsilon in each)
+    assert [epsilon_text(epsilon) for epsilon in (8.0, 8 + 1e-9, 0.3, 400 - 1e-9, 0.0, math.inf)] == [
+        *("8", "8", "0.3", "400", "0", "∞"),
+    ]

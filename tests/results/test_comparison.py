@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 
 import sordino
 from sordino import config
+from sordino.accounting.facts import epsilon_text
 from sordino.accounting.gaussian_dp import epsilon_of, mu_of
+from sordino.accounting.words import rounded_up
 from sordino.cli.program import app
 from sordino.errors import SordinoError
 from sordino.metrics.measures import (
@@ -236,8 +238,8 @@ def test_a_sweep_is_one_method_per_value_and_says_what_it_cost(sweep: Comparison
     told = " ".join(sweep.choosing)
     assert "3 configurations of one sweep" in told
     assert "Tuning is not accounted for" in told
-    assert f"epsilon {examples[0].epsilon:.3g}" in told
-    assert f"epsilon {examples[0].every_seed:.3g}" in told
+    assert f"epsilon {rounded_up(examples[0].epsilon):g}" in told
+    assert f"epsilon {epsilon_text(examples[0].every_seed)}" in told
     assert "lr=0.5,1.0,2.0" in sweep.command
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sordino import keys, tree
+from sordino.accounting.facts import epsilon_text
 from sordino.attacks.attack import Attack
 from sordino.attacks.attacked_run import AttackedRun, pictures
 from sordino.attacks.gradient_matching import gradient
@@ -50,7 +51,9 @@ class Canary(Attack, name="canary"):
             return found
         least = max(0.0, tuned(Outputs(seen.others, seen.members), {bound.delta: bound.epsilon}, WRONG).epsilon)
         lost = BesideGuess(
-            name=f"epsilon of this one round, at least (claimed {bound.epsilon:.3g})", value=least, baseline=0.0
+            name=f"epsilon of this one round, at least (claimed {epsilon_text(bound.epsilon)})",
+            value=least,
+            baseline=0.0,
         )
         found = found.beside(measured=(*found.measured, lost))
         if least > bound.epsilon:
