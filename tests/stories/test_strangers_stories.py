@@ -81,13 +81,13 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def elsewhere(run: Path, place: Path) -> subprocess.CompletedProcess[str]:
-    """The stand-alone verifier on a copy of the receipt and its ledger, where sordino cannot be imported."""
+    """The stand-alone verifier on a copy of what a run may show, where sordino cannot be imported."""
     place.mkdir()
     for one in (ROOT / "verifier").glob("*.py"):
         shutil.copy(one, place)
     (place / "run").mkdir()
     for one in run.iterdir():
-        if one.is_file():
+        if one.is_file() and one.name != "data.key":
             shutil.copy(one, place / "run")
     command = [sys.executable, "-I", "-c", f"{WITHOUT}runpy.run_path('verify.py', run_name='__main__')"]
     return subprocess.run([*command, "verify.py", "run"], cwd=place, capture_output=True, text=True, timeout=300)
