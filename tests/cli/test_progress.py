@@ -15,6 +15,7 @@ from rich.console import Console
 
 from sordino import config
 from sordino.accounting.claims import Subject
+from sordino.accounting.facts import epsilon_text
 from sordino.accounting.statement import statement
 from sordino.cli import progress as module
 from sordino.cli.progress import LiveSpending, ProgressSoFar, left, progress
@@ -61,9 +62,9 @@ def test_the_live_epsilon_is_the_statement_of_what_the_ledger_holds(tmp_path: Pa
     for t, text in enumerate(said, 1):
         row = statement(notes[:t], 3, setup.experiment.privacy.delta)[0]
         assert (row.unit, row.adversary) == ("example", "server")
-        assert text == f"ε {row.epsilon:.3g} of 8 per example, against the server"
+        assert text == f"ε {epsilon_text(row.epsilon)} of 8 per example, against the server"
     receipt = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert said[-1].startswith(f"ε {receipt['guarantees'][0]['epsilon']:.3g} of")
+    assert said[-1].startswith(f"ε {epsilon_text(receipt['guarantees'][0]['epsilon'])} of")
 
 
 def test_before_the_first_epsilon_the_spent_share_is_said(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ import house  # noqa: E402
 import house_size  # noqa: E402
 
 ROOMS = {"accounting", "algorithms", "budget", "config", "ledger", "planning", "privacy", "receipts", "sampling"}
-# of other rooms: lazy matrices that types name, sums of rows to which noise is added, what a reader of episodes records
-# for a GPU, what a task and a label declare, rows of metrics.jsonl
+# of other rooms: lazy matrices that types name, what a reader of episodes records for a GPU, what a task and a label
+# declare, rows of metrics.jsonl
 FILES = {
     "data/label_kinds.py",
-    *(f"fast/{name}.py" for name in ("factored", "for_all", "graphs", "processor", "products", "row_sums")),
+    *(f"fast/{name}.py" for name in ("factored", "for_all", "graphs", "processor", "products")),
     *(f"metrics/{name}.py" for name in ("rows",)),
     *(f"tasks/{name}.py" for name in ("personalise", "problems")),
 }

@@ -29,7 +29,6 @@ from sordino.accounting.claims import is_real
 from sordino.device import here
 from sordino.errors import Range, RunError, UnsoundGuarantee, check_range
 from sordino.fast.factored import Product
-from sordino.fast.row_sums import wide
 from sordino.types import Drawable, NoiseSource, Tensor
 
 GRID = 4096  # noise scale in grid steps: at least this, less than twice
@@ -96,6 +95,8 @@ class System:
             why="below this number a step of the noise's grid is too small for a float",
             fix="bound the input with a clip",
         )
+        from sordino.fast.row_sums import wide  # not before: who only prices noise adds nothing up
+
         step = grid_step(scale)
         noise = law.in_steps(round(scale / step, 9))
         x = wide(values).cpu().reshape(-1)
