@@ -118,7 +118,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return False
 
     def rests_on(self, name: str) -> str:
-        """What must be true of a user's own code that processes rows of several clients, for the guarantee to hold."""
+        """Condition on a user's own code that processes rows of several clients, on which the guarantee rests."""
         return KEEPS.format(name)
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:

@@ -25,7 +25,7 @@ from sordino.types import Params, Terms
 
 
 class LiarsView(NamedTuple):
-    """What a malicious client knows when it makes its upload."""
+    """Knowledge of a malicious client when it makes its upload."""
 
     model: Params  # that went down
     change: Callable[[Tree], Params | None]  # the part of an upload that is the change of the model

@@ -1,4 +1,4 @@
-"""What names of table files tell: no file is read, and no large package is imported."""
+"""Names of table files, and what they alone tell: no file is read, and no large package is imported."""
 
 from __future__ import annotations
 

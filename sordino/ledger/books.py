@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Charter:
-    """What a ledger is for: data, subject and currency. If one of them changes, budgets need a new ledger."""
+    """Purpose of a ledger: its data, subject and currency. If one of them changes, budgets need a new ledger."""
 
     dataset: str
     subject: Subject | None  # of the guarantee that is paid for; None: there is none

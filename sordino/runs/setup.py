@@ -167,7 +167,7 @@ class Setup(PlannedPhase):
 
     @property
     def sharing(self) -> str:
-        """How clients of one process are computed together: stacked, with their examples pooled, or one by one."""
+        """Way of computing the clients of one process: stacked, with their examples pooled, or one by one."""
         executor, plainly = self.engine.executor, reads_plainly(self.chosen)
         if executor == "ranks":
             return "stack" if plainly else "pooled"

@@ -37,7 +37,7 @@ from sordino.sites.identity import Name
 
 
 class Announced(AboutData):
-    """What a site announces of any of its examples; no field can hold a number computed from rows."""
+    """Announcement of a site about its examples; no field can hold a number computed from rows."""
 
     declared: str = ""  # digest of a table's schema
     reach: tuple[float, float] | None = None  # of values of a user's own source, as its class declares it

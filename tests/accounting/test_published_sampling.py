@@ -59,7 +59,7 @@ def test_one_round_decays() -> None:
 
 @pytest.mark.parametrize(("participations", "loss"), [(37.8, 0.587), (53, 0.706), (6.1, 0.218), (15, 0.355)])
 def test_visible_participation_overspends(participations: float, loss: float) -> None:
-    """Budgets of 0.5 (37.8 participations expected of 100, 53 at 99.9%) and 0.1 (6.1 and 15) under the noise for tau = 1."""
+    """Budgets of 0.5 (37.8 rounds expected of 100, 53 at 99.9%) and 0.1 (6.1 and 15) under the noise for tau = 1."""
     assert epsilon_of(math.sqrt(participations) / exact_multiplier(1, DELTA, 100), DELTA) == pytest.approx(
         loss, abs=1e-3
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from tests.repository.following import ROOT
+
+WITHOUT = "import runpy, sys; sys.modules['sordino'] = None; sys.path.insert(0, '.'); sys.argv[:] = sys.argv[1:]; "
 
 
 def made(name: str, package: str, places: pytest.TempPathFactory) -> Path:
@@ -38,3 +43,16 @@ def stop(started: Iterable[subprocess.Popen[bytes]], at_once: bool = False) -> N
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, way)
                 process.wait(15)
+
+
+def elsewhere(run: Path, place: Path) -> subprocess.CompletedProcess[str]:
+    """The stand-alone verifier on a copy of what a run may show, where sordino cannot be imported."""
+    place.mkdir()
+    for one in (ROOT / "verifier").glob("*.py"):
+        shutil.copy(one, place)
+    (place / "run").mkdir()
+    for one in run.iterdir():
+        if one.is_file() and one.name != "data.key":
+            shutil.copy(one, place / "run")
+    command = [sys.executable, "-I", "-c", f"{WITHOUT}runpy.run_path('verify.py', run_name='__main__')"]
+    return subprocess.run([*command, "verify.py", "run"], cwd=place, capture_output=True, text=True, timeout=300)

@@ -15,12 +15,11 @@ import pytest
 
 from sordino.ledger.ledger import State
 from sordino.receipts.verify import examine, verify
-from tests.adapters.environments import made, stop
+from tests.adapters.environments import elsewhere, made, stop
 from tests.adapters.test_private_uplink import row, states
 from tests.helpers.between_sites import ledger_of, model_of
 from tests.helpers.real_sites import Trial
 from tests.laws.cases import BY_NAME
-from tests.stories.test_strangers_stories import elsewhere
 
 APP = Path(__file__).parent / "nvflare_app"
 pytestmark = pytest.mark.slow

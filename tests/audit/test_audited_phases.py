@@ -83,7 +83,7 @@ def test_claims_are_those_of_each_phase_s_own_plan_and_share_one_budget(variant:
     for other in parts.setup.whole.phases:
         price = other.plan.price(0, 0, other.plan.currency.zero())
         assert price is not None
-        # at a rate of 1, and with one read in an participation, each is one Gaussian release
+        # at a rate of 1, and with one read in a participation, each is one Gaussian release
         assert claimed[other.phase or "training"] == pytest.approx(epsilon_of(1 / price.multiplier, DELTA), rel=1e-3)
         spent += other.priced.participations[0] * mu_of(claimed[other.phase or "training"], DELTA) ** 2
     total = epsilon_of(math.sqrt(spent), DELTA)

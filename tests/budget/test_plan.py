@@ -144,7 +144,7 @@ def test_what_a_client_is_charged_is_what_its_noise_costs(
 
 @pytest.mark.parametrize("law", ["pure", "exact"])
 def test_a_typed_noise_pays_for_every_read(law: str, tmp_path: Path) -> None:
-    """On a ledger whose cap is for four reads, an participation of five is not granted, and one of four is; the twin forgets
+    """On a ledger whose cap is for four reads, a participation of five is refused, and one of four granted; the twin forgets
     its reads.
     """
     typed = [(LAWS[law], 2.0)]

@@ -40,11 +40,11 @@ def questions(draw: st.DrawFn) -> Question:
 @quick
 @given(questions())
 def test_budget_to_noise_to_budget_comes_home(q: Question) -> None:
-    """A budget is cut into integers as a run cuts it: an participation has at most one unit more or less than another."""
+    """A budget is cut into integers as a run cuts it: one participation has at most one unit more than another."""
     made = asked(q)
     unit = (
         2 * made.noise_multiplier**2 / UNIT
-    )  # as a part of mu^2/2 of an participation; epsilon changes by no larger part
+    )  # as a part of mu^2/2 of a participation; epsilon changes by no larger part
     again = bought(made.noise_multiplier, replace(q, epsilon=1.0))
     assert again == pytest.approx(q.epsilon, rel=1e-6 + unit)
 

@@ -190,7 +190,7 @@ def test_a_receipt_of_a_run_that_went_on_is_called_that_in_one_line(tmp_path: Pa
 def test_a_ledger_that_leaves_clients_out_is_not_what_the_experiment_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who takes part in a visible cohort follows from the experiment. A chain made anew without half of the participations
+    """Who takes part in a visible cohort follows from the experiment. A chain made anew without half of these rounds
     is found; believed, it would halve epsilon.
     """
     said = Accounts._said

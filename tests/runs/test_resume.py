@@ -184,7 +184,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 
 # what was spent -------------------------------------------------------------------------------------------------------
 def test_an_interrupted_upload_stays_spent(tmp_path: Path) -> None:
-    """Killed after the reservation and never resumed: the ledger knows of the participation, `verify` and `spent` count it."""
+    """Killed after the reservation and never resumed: the ledger knows of the round, `verify` and `spent` count it."""
     case = BY_NAME["gaussian_gdp"]
     with killed_at("reserved", 2):
         start(case.experiment(), tmp_path / "run")

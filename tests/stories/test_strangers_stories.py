@@ -1,13 +1,11 @@
-"""A stranger's training loop made private: a Transformers `Trainer`, killed, continued, and verified without sordino."""
+"""A training loop of a stranger made private: a Transformers `Trainer`, killed, continued, verified without sordino."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from sordino.ledger.ledger import State
-from tests.adapters.environments import made
+from tests.adapters.environments import elsewhere, made
 from tests.adapters.test_private_uplink import row, states
 from tests.repository.following import ROOT
 
@@ -65,7 +63,6 @@ def train(model, rows, round):
     Trainer(model=model.bert, args=asked, train_dataset=found).train()
     return model
 """
-WITHOUT = "import runpy, sys; sys.modules['sordino'] = None; sys.path.insert(0, '.'); sys.argv[:] = sys.argv[1:]; "
 
 
 def begun(python: Path, place: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -78,19 +75,6 @@ def begun(python: Path, place: Path, *arguments: str) -> subprocess.Popen[str]:
 def rows(run: Path) -> list[dict[str, Any]]:
     metrics = run / "metrics.jsonl"
     return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-
-
-def elsewhere(run: Path, place: Path) -> subprocess.CompletedProcess[str]:
-    """The stand-alone verifier on a copy of what a run may show, where sordino cannot be imported."""
-    place.mkdir()
-    for one in (ROOT / "verifier").glob("*.py"):
-        shutil.copy(one, place)
-    (place / "run").mkdir()
-    for one in run.iterdir():
-        if one.is_file() and one.name != "data.key":
-            shutil.copy(one, place / "run")
-    command = [sys.executable, "-I", "-c", f"{WITHOUT}runpy.run_path('verify.py', run_name='__main__')"]
-    return subprocess.run([*command, "verify.py", "run"], cwd=place, capture_output=True, text=True, timeout=300)
 
 
 def test_a_transformers_loop_is_killed_continued_and_verified_elsewhere(

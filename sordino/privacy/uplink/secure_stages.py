@@ -68,7 +68,7 @@ class SecureStage(Stage, ABC):
 
     @property
     def mode(self) -> str:
-        """Which uploads are protected: "full" means all of them, "probe" one in each round."""
+        """Uploads that are protected: "full" means all of them, "probe" one in each round."""
         return "full"
 
     @property

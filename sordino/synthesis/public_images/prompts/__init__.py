@@ -28,7 +28,7 @@ def chosen(table: Mapping[str, object]) -> PromptSource:
 
 
 def writers(asked: Iterable[Prompts]) -> dict[str, Any]:
-    """How prompts were written, for the manifest: their number by source, calls of a language model, and hosts that
+    """Origin of prompts, for the manifest: their number by source, calls of a language model, and hosts that
     learned the names of classes.
     """
     by: Counter[str] = Counter()
