@@ -109,9 +109,8 @@ class Grant:
 
 @dataclass(frozen=True)
 class Terms:
-    """The server's terms of a round for one client; with the client's number, size and noise source they become a
-    `Grant`.
-    """
+    """What the server tells one client for a round: noise multiplier, amount of work, and clip radius and precision
+    relative to other clients'. With the client's number, size and noise source this becomes a `Grant`."""
 
     largest: int = 1
     multiplier: float | None = None

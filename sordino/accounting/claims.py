@@ -48,7 +48,9 @@ def standing(status: str, simulated: bool) -> str:
 
 
 class Subject(Fact):
-    """Subject of a guarantee: the protected unit, the hidden change of it, and the adversary from whom it is hidden."""
+    """Subject of a guarantee: the protected unit, its neighbours (which change of the unit is hidden), and the
+    adversary from whom the change is hidden.
+    """
 
     unit: Unit = Field(
         description="The protected unit: a pixel, an image, an example, a cell of examples, a person with several "

@@ -192,8 +192,9 @@ def _alone(part: CountedPart, delta: float, check: bool) -> Bounded:
 
 @lru_cache(maxsize=64)
 def two_steps(event: Event, delta: float, neighbours: Neighbours) -> float:
-    """The epsilon of group privacy for two changes, such as leaving a client out and then counting it again with one
-    example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3)."""
+    """The epsilon of group privacy for two changes in a row, such as removing a client and adding it again with one
+    example changed: (2 epsilon, (1 + e^epsilon) delta) (Dwork and Roth 2014, 2.3).
+    """
     return 2 * of_one_change(lambda smaller: (best(event, smaller, neighbours).epsilon, smaller), delta, 2)[0]
 
 

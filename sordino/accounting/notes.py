@@ -119,8 +119,8 @@ class Histories(Generic[R]):
         self._spoken, self._all_spoken = 0, False
 
     def add(self, clients: Sequence[int], release: R, words: Hashable) -> None:
-        """Adds a release about these clients; a `range` means all of them. `words`: a key that is the same for equal
-        releases.
+        """Appends a release to the histories of these clients; a `range` means all of them. `words`: a key that is the
+        same for equal releases.
         """
         (self._everyone if isinstance(clients, range) else self._some)(clients, release, words)
 
@@ -136,7 +136,7 @@ class Histories(Generic[R]):
         self._cells = {(node, inside): i for i, (node, inside) in enumerate(zip(self._node, self._inside, strict=True))}
 
     def _some(self, clients: Sequence[int], release: R, words: Hashable) -> None:
-        """Adds a release about single clients; a client that is named twice gets it twice."""
+        """Appends a release to the histories of the clients listed, as often as each of them is listed."""
         who, first, times = np.unique(np.asarray(clients, np.int64), return_index=True, return_counts=True)
         self._reach(int(who[-1]) + 1)
         self._since[who] = np.minimum(self._since[who], self._spoken + first)

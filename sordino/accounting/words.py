@@ -156,7 +156,9 @@ def _grade(epsilon: float) -> str:
 
 
 def _times(epsilon: float) -> str:
-    """The largest quotient of probabilities, rounded up."""
+    """The factor e^epsilon as text, rounded up: at most so many times as likely is an outcome under one neighbour as
+    under the other.
+    """
     if epsilon > math.log(1e6):
         return f"10^{math.ceil(epsilon / math.log(10))}"
     factor = math.exp(epsilon)
@@ -184,7 +186,9 @@ BY: Mapping[Adversary, str] = {"server": "the server", "participants": "particip
 
 
 class Belief(NamedTuple):
-    """The largest certainty that an observer can reach, except with probability `chance`."""
+    """Bound on an observer's posterior probability that a suspicion is true, given its `prior` one. It holds except
+    with probability `chance`.
+    """
 
     prior: float
     posterior: float
@@ -192,7 +196,9 @@ class Belief(NamedTuple):
 
 
 def belief(epsilon: float, delta: float, prior: float = PRIOR) -> Belief:
-    """Bound on the observer's certainty that follows from (epsilon, delta) alone, whichever mechanism keeps it."""
+    """Bound on the posterior probability that follows from (epsilon, delta) alone, for every mechanism with that
+    guarantee.
+    """
     chance = SLACK * delta
     if epsilon == math.inf or chance >= 1:
         return Belief(prior, 1.0, 0.0)
@@ -213,7 +219,9 @@ def subject(adversaries: Sequence[Adversary]) -> str:
 
 
 def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) -> str:
-    """A guarantee as a bound on an attacker's certainty, in plain words for a person who decides about a release."""
+    """Sentence on what the guarantee lets an attacker come to believe: a bound on the posterior probability of a guess,
+    for a person who decides about a release.
+    """
     found = belief(row.epsilon, row.delta)
     guess = GUESS[row.neighbours].format(one=ONE[row.unit], prior=percent(found.prior))
     rare = f", except with probability 1 in {_floor(1 / found.chance):,} ({SLACK:g} deltas)" if found.chance else ""
@@ -230,7 +238,9 @@ def believed(row: Guarantee, adversaries: Sequence[Adversary], simulated: bool) 
 
 
 def headline(rows: Sequence[Guarantee], simulated: bool) -> str:
-    """The strongest guarantee of a statement as `believed` puts it; empty where nothing is guaranteed."""
+    """The strongest guarantee of a statement as a bound on an attacker's posterior probability (see `believed`); empty
+    where nothing is guaranteed.
+    """
     if (best := strongest(rows)) is None:
         return ""
     alike = (best.unit, best.neighbours, best.epsilon, best.delta, best.status)

@@ -168,8 +168,8 @@ class PrivateStrategy:
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's result from one noised mean. Clients' metrics are dropped, since no noise protects them.
-        A round without a valid reply is neither paid for nor played; but under `zero_out`, where a missing client must
-        go unnoticed, it is played as a sum of zeros.
+        A round without a valid reply costs nothing and changes nothing; but under `zero_out`, where a missing client
+        must go unnoticed, it is computed from a sum of zeros, and paid for.
         """
         if not self._expected:
             return None, None

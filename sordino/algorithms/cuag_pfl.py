@@ -49,7 +49,8 @@ def cuag_pfl(
     local_steps: int,
     batch_size: int,
 ) -> PFLDyn:
-    """PFLDyn + compression + noise.
+    """PFLDyn (personalised FedDyn) with uploads compressed layer by layer. Noise, by variant: on each upload
+    (`local_client`, `published`), on their sum (`central_client`), on gradients of episodes (`local_sample`), or none.
 
     Only variant `published` uses `mu`, `sigma`, `cohort_rate` and `variance_as_std`; only `local_sample` uses `cells`.
     `clip` None means 1 where a bound is needed, else no clip.

@@ -40,7 +40,9 @@ def dp_prox(
     neighbours: Neighbours = "zero_out",
     multiplier: float | None = None,
 ) -> FedProx:
-    """FedProx + clip + one noise per round. `neighbours` = "replace" fits visible cohorts."""
+    """FedProx with client-level privacy: clipped updates, and noise on their sum in every round. `neighbours` =
+    "replace" fits visible cohorts.
+    """
     return base.behind(uplink=central(clip, variant, noise_placement, neighbours, multiplier))
 
 
@@ -53,7 +55,7 @@ def dp_fedavg(
     neighbours: Neighbours = "zero_out",
     multiplier: float | None = None,
 ) -> FedAvg:
-    """FedAvg + clip + one noise per round."""
+    """FedAvg with client-level privacy: clipped updates, and noise on their sum in every round."""
     return base.behind(uplink=central(clip, variant, noise_placement, neighbours, multiplier))
 
 

@@ -31,8 +31,8 @@ def dp_scaffold(
     *,
     batch_size: int,
 ) -> Scaffold:
-    """SCAFFOLD + clip + noise at every step. Variant `rigorous` takes `clip`, `rate` (of a client's records per step)
-    and `multiplier`; variant `published` takes `sigma` and `batch_size`.
+    """SCAFFOLD with clipped gradients and noise at every local step. Variant `rigorous` takes `clip`, `rate` (of a
+    client's records per step) and `multiplier`; variant `published` takes `sigma` and `batch_size`.
     """
     if variant == "published":
         return base.behind(MedianClip(sigma, cohort_rate))

@@ -144,7 +144,9 @@ class ChecksServer(OptionalSide):
 
 
 class Estimates(OptionalSide):
-    """Public estimates about a method, for forecasts and attacks; None, the default, means unknown."""
+    """Public estimates of a method's step size and computation, for forecasts of noise and time, and of the model
+    change behind an upload, for attacks; None, the default, means unknown.
+    """
 
     @property
     def step_size(self) -> float | None:

@@ -36,8 +36,8 @@ def pdp_prox(
     weights: Weights = "precision",
     literal: bool = False,
 ) -> FedProx:
-    """FedProx + clip and noise that fit each client's own budget. Only mechanism `local` uses `weights`, only
-    `published` uses `literal`.
+    """FedProx with clipped updates and noise that fit each client's own budget. Only mechanism `local` uses `weights`,
+    only `published` uses `literal`.
     """
     if literal and mechanism != "published":
         raise UnsoundGuarantee(

@@ -23,7 +23,7 @@ Table = Sequence[Mapping[str, object]]
 
 
 class DeviceSkill(NamedTuple):
-    """Skill of a device's model in one class, as the server measured it."""
+    """F1 score and recall of one device's model on one class, as the server measured them."""
 
     f1: float
     recall: float
@@ -39,7 +39,9 @@ class Asked(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Results of a run's phases, for the report."""
+    """Results of the phases before the training, for the report: scores of the devices' models, devices that were
+    asked, images that were kept.
+    """
 
     skills: Sequence[Sequence[DeviceSkill]] = ()  # of each device, class by class
     asked: Sequence[Sequence[Asked]] = ()  # for each class, in the order of asking
@@ -58,7 +60,7 @@ class RunNumbers(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Words for a phase's messages in reports."""
+    """Descriptions of a phase's messages for reports: what is sent down, and what up."""
 
     down: str = ""
     up: str = ""
@@ -114,11 +116,11 @@ class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
 
     @property
     def says(self) -> Said:
-        """Words for the phase's messages in reports."""
+        """Descriptions of the phase's messages, for reports."""
         return Said()
 
     def facts(self, s: S, before: Facts) -> Facts:
-        """Facts of the earlier phases, extended by the results of this one."""
+        """The results to report: those of the earlier phases, `before`, with this phase's own added."""
         return before
 
     def counted(self, training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Formula | None:

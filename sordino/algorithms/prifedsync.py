@@ -30,8 +30,8 @@ def prifedsync(
     local_steps: int,
     batch_size: int,
 ) -> PFLDyn:
-    """PFLDyn + clip + noise of 2 clip sigma / batch_size (update_level) or of sigma clip / episodes at every step
-    (step_level).
+    """PFLDyn (personalised FedDyn) with noise of standard deviation 2 clip sigma / batch_size on clipped updates
+    (`update_level`), or of sigma clip / episodes on clipped gradients at every local step (`step_level`).
     """
     if level == "step_level":
         # a changed example turns its episode around: sigma * clip is half as many times that

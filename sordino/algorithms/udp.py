@@ -67,8 +67,8 @@ def udp(
     *,
     batch_size: int,
 ) -> FedAvg:
-    """FedAvg + clip + noise. `epsilon` is the paper's number, not a budget. Noise is sized for `horizon` rounds; with
-    `discount` this number falls after each round in which the training loss did not.
+    """FedAvg whose clients clip and noise what they upload. `epsilon` is the paper's number, not a budget. Noise is
+    sized for `horizon` rounds; with `discount` this number falls after each round in which the training loss did not.
     """
     stage = Discounted if discount else UserLevel
     noise = stage(epsilon, delta, clip, first, per, batch_size, cohort_rate, horizon)

@@ -63,7 +63,7 @@ class Attack(ABC):
 
     @abstractmethod
     def play(self, run: AttackedRun) -> AttackFinding:
-        """Attack the run."""
+        """Runs the attack and its controls; returns the finding."""
 
 
 MEANT = {  # usual names of kinds of attacks, and the attacks of that kind

@@ -172,7 +172,7 @@ class AttackedRun:
 
     @cached_property
     def prepared(self) -> PlayedPreparation:
-        """The preparation before round 1, played to its end."""
+        """Result of the preparation (the phases before the training), replayed to its end."""
         return preparation(self.simulation, bare=False)
 
     @cached_property
@@ -287,12 +287,14 @@ class AttackedRun:
     # the released model -----------------------------------------------------------------------------------------------
 
     def _played(self, bare: bool, change: Change | None = None, key: int | None = None) -> Params:
-        """The final model of the whole run."""
+        """The final model of the run, replayed whole; `bare`: without protection."""
         kind = Bare if bare else Replay
         return kind(self.simulation, change, key).until(self.setup.rounds).model()
 
     def members(self, bare: bool) -> tuple[MemberView, Tensor]:
-        """The final model with examples, and for the judge which of these were trained on."""
+        """The final model with examples, and for the judge which of these were trained on. `bare`: of the run without
+        protection.
+        """
         every, known = raw(self.simulation), self.elsewhere
         owners = [(k, i) for k in every for i in range(len(every[k].y))]
         order = keys.permutation(keys.fold(self.key, "members"), len(owners))[:MEMBERS].tolist()
@@ -332,7 +334,7 @@ class AttackedRun:
         return frozenset(order[: max(1, round(self.asked.attackers * many))])
 
     def poisoned(self, lies: Lies, plain: bool) -> Params:
-        """The final model of the run with malicious clients."""
+        """The final model of the run with malicious clients; `plain`: aggregated by the plain mean."""
         return Poisoned(self.simulation, lies, self.liars, plain, self.prepared.start).played()
 
     @cached_property

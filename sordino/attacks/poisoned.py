@@ -55,7 +55,7 @@ class Poisoned(Replay):
         self._lies, self._who = lies, who
 
     def played(self) -> Params:
-        """The final model of the run."""
+        """The final model of the run, replayed to its end."""
         while self.t < self.simulation.setup.rounds:
             self.step(Lying(self.site, self._who, self._falsified))
         return self.model()

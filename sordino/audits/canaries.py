@@ -86,7 +86,7 @@ class Canaries(ABC):
 
     @property
     def more(self) -> str:
-        """Phrase for the report: by what a larger loss could be shown, or why it cannot."""
+        """Phrase for the report: by what a larger privacy loss could be shown, or why none can."""
         if not self.each and not self.gates.uplink.central:
             return "the noise of every client is in the sum that is seen, and one client's is promised"
         return "more canaries would"

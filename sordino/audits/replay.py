@@ -133,7 +133,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def round(self) -> Heard:
-        """Play the next round."""
+        """Replays the next round."""
 
     @abstractmethod
     def _rows(self, shards: Mapping[int, Examples], change: Change | None) -> Mapping[int, Examples]:
@@ -143,7 +143,7 @@ class Rounds(ABC):
         return next(iter(self.algorithm.models(self.server).values()), {})
 
     def until(self, t: int) -> Self:
-        """Play all rounds before round t."""
+        """Replays all rounds before round t."""
         while self.t < t:
             self.round()
         return self
@@ -222,7 +222,7 @@ class Replay(Rounds):
         )
 
     def step(self, clients: Clients) -> tuple[Outcome, bytes]:
-        """Play the next round with these clients; returns its outcome and the digest of its release."""
+        """Replays the next round with these clients; returns its outcome and the digest of its release."""
         digests = list[bytes]()
         outcome = one_round(
             self.federation, self.server, self.t, clients, self._stalled, lambda outcome, digest: digests.append(digest)
@@ -278,7 +278,7 @@ class Bare(Rounds):
 
 
 class PlayedPreparation(NamedTuple):
-    """The phases before the training, played to their ends."""
+    """Result of the phases before the training, replayed to their ends."""
 
     start: PhaseStart
     means: Sequence[FeatureMean]  # means of features that the server received

@@ -158,11 +158,12 @@ class Plan:
     def price(
         self, client: int, participation: int, spent: Amount, stalled: bool = False, last: Amount | None = None
     ) -> Price | None:
-        """Price of a client's participation (numbered from 0); None once its budget is used up: the client then
-        stays away.
+        """Price of a client's participation (numbered from 0); None once its budget is used up: the client then stays
+        away.
 
-        `spent` is the client's total so far, `last` its latest charge. Nothing else of the past enters a price, so a
-        resumed run computes the same ones.
+        `spent` is the client's total so far, `last` its latest charge; `stalled`: the last update was no larger than
+        its noise, so an adaptive schedule spends more. Nothing else of the past enters a price, so a resumed run
+        computes the same ones.
         """
         if self.pricing is None:
             return None
@@ -206,7 +207,9 @@ class Plan:
         return [client for client, _ in kinds(self.participations, self.reads, *([] if levels is None else [levels]))]
 
     def _kinds(self) -> list[tuple[int, int]]:
-        """Groups of clients with the same prices: number of participations, and first client, of each."""
+        """One pair for each group of clients with the same prices: their number of participations, and the first
+        client.
+        """
         return [(self.participations[client], client) for client in self.different]
 
     @cached_property
@@ -371,7 +374,7 @@ def exactly_gaussian(offer: Offer) -> bool:
 
 
 def once(participations: Sequence[int]) -> Sequence[int]:
-    """The number 1 for each client: its data are read once per participation."""
+    """Reads of each client's data in one participation where one is enough: the number 1 for each client."""
     return np.broadcast_to(np.int64(1), len(participations)).data
 
 

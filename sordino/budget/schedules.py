@@ -135,7 +135,8 @@ class Adaptive:
         self, history: Sequence[float], remaining: float, left: int, stalled: bool, participations: int
     ) -> float:
         """Share of the next participation. `history`: shares spent so far; `left`: number of participations left, this
-        one included."""
+        one included; `stalled`: the last update was no larger than its noise, so the share grows.
+        """
         if left < 1 or remaining <= 0:
             raise _exhausted()
         uniform = 1 / _count(participations)

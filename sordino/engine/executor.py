@@ -88,8 +88,8 @@ class Executor(Clients):
 
 
 def decide(executor: str, precision: str, noisy: bool, device: str = CPU) -> tuple[str, str]:
-    """Executor and precision with `auto` resolved. A run resolves them once, when it starts, and keeps them in its
-    experiment.toml.
+    """Executor and precision with `auto` resolved; `noisy`: the method reads noisy gradients. A run resolves them once,
+    when it starts, and keeps them in its experiment.toml.
     """
     # noisy reads are shared by clients at the same weights, others by clients of equal shape; where a task cannot gain,
     # both are the plain loop

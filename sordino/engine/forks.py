@@ -67,7 +67,9 @@ class Unit(NamedTuple):
 
 
 class Templates(NamedTuple):
-    """Templates of an upload and a state: only leaves are sent between processes, and these rebuild the trees."""
+    """Structure of an upload and of a client's state: only leaves are sent between processes, and this rebuilds the
+    trees.
+    """
 
     upload: Tree
     state: Tree
@@ -153,7 +155,7 @@ def _held_back() -> Iterator[None]:
 
 @dataclass
 class Own:
-    """Work that the parent process does itself in a round."""
+    """Units of a round that the parent process computes itself, with the time that they took."""
 
     cost: float = 0.0
     busy: float = 0.0  # seconds
@@ -280,8 +282,8 @@ class Forks:
         return [owing[read] for read, _ in looking.poll(None if wait else 0)] if owing else []
 
     def _answered(self, fork: Fork, templates: Templates, keep: bool) -> Iterator[tuple[int, UnitAnswers]]:
-        """Answers of one unit, the next from this fork; where the fork has died, of all units that it owes, computed
-        here.
+        """Answers of the next unit from this fork; where the fork has died, of all units that it was given, computed
+        here. `keep`: copies answers, so that they can be read after the round.
         """
         # exact because `compute` draws from the keys of its clients alone: who computes a unit changes nothing
         if (frame := fork.heard()) is None:
@@ -341,7 +343,9 @@ class ForksWork:
             yield frame, [tree.like(self._state, frame.tensors[i * size : (i + 1) * size]) for i in many]
 
     def tell(self, number: int, answers: UnitAnswers, templates: Templates) -> None:
-        """Sends the answers of a unit; gives the unit up where they do not fit the templates."""
+        """Sends the uploads and states of a unit (clients computed in one call) to the parent; where their structure is
+        not the usual one, asks the parent to compute the unit itself.
+        """
         names, like = [name for name, _ in tree.named(templates.upload)], looks(templates.state)
         _, uploads, states = answers
         if any([name for name, _ in tree.named(one)] != names for one in uploads) or any(
@@ -355,5 +359,5 @@ class ForksWork:
         self._ends.say({"number": number, "seconds": time.perf_counter() - self._began, "made": made}, tensors)
 
     def give_up(self, number: int) -> None:
-        """Leaves the unit to the parent process, which computes it and raises its error, if any."""
+        """Asks the parent process to compute the unit itself: an error of a client's code is then raised there."""
         self._ends.say({"number": number, "seconds": 0.0})

@@ -88,8 +88,8 @@ class SecureSum:
 
 
 def check_one_broadcast(tells_each: bool) -> None:
-    """Refuses masked sums between sites for an algorithm with a message per client: no digest could show that all
-    clients got the same broadcast.
+    """Refuses masked sums between sites for an algorithm that sends each client its own message (`tells_each`): no
+    digest could show that all clients got the same broadcast.
     """
     if tells_each:
         raise UnsoundGuarantee(

@@ -202,7 +202,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Inbox:
-    """Encoding of the server's messages: the lengths of its broadcasts, and decoding of uploads that come back."""
+    """Decoder of the uploads that reach the server, and the lengths of its broadcasts in bytes."""
 
     algorithm: AnyAlgorithm
     task: Task

@@ -79,19 +79,19 @@ class Site(Executor):
     _pace: float = 0.0  # seconds for each example of the first long round, from which on help is worth it
 
     def __call__(self, t: int, down: Tree, terms: Mapping[int, Terms]) -> Answers:
-        """One round of every client named in `terms`: one upload each, or where the site may add uploads, sums over
-        clients computed in one call. Messages are not encoded, as all is in one process."""
+        """Computes the uploads of all clients named in `terms`; where the site may add them, sums over clients computed
+        in one call. Messages are not encoded, as all is in one process."""
         if not self.adds:
             return Answers(self.each(t, down, terms))
         return Answers(self._by_unit(self._found(RoundHere(self, t, down, apart=False, adds=True), terms)))
 
     def each(self, t: int, down: Tree, terms: Mapping[int, Terms], apart: bool = False) -> Iterator[tuple[int, Tree]]:
-        """One round of every client named in `terms`, in their order."""
+        """Computes the upload of every client named in `terms`, in order. `apart`: `down` is no broadcast, but one
+        client's own."""
         yield from self._by_client(self._found(RoundHere(self, t, down, apart), terms), sorted(terms))
 
     def _found(self, now: RoundHere, terms: Mapping[int, Terms]) -> Iterator[tuple[int, UnitAnswers]]:
-        """Answers of each unit (a group of clients computed in one call), with its number, in the order in which they
-        are done."""
+        """Answers of each unit (clients computed in one call) with its number, in order of completion."""
         _ = self.first_state  # made before anybody is at work: it takes the network
         begun = time.perf_counter()
         units = self._units((now.member(k, terms[k], self.state(k)) for k in sorted(terms)), now.down, len(terms))
@@ -197,7 +197,7 @@ class Site(Executor):
 
     @cached_property
     def first_state(self) -> Any:
-        """State that every client begins with."""
+        """The state of a client before its first round."""
         return self.algorithm.init_client(self.task)
 
     @property
@@ -286,7 +286,8 @@ class Site(Executor):
         return tree.map(lambda leaf: leaf.clone(), self.first_state) if state is None else state
 
     def local(self, task: Task, down: Tree, unit: list[Member], apart: bool) -> Iterable[tuple[Tree, Tree]]:
-        """Upload and new state of each client of a unit (a group computed in one call)."""
+        """Upload and new state of each client of a unit (a group computed in one call); `down` and `apart` as in
+        `each`."""
         if self.sharing == "pooled":
             return self._alone(task, down, sharing(unit, task, down), apart)
         if len(unit) > 1:
@@ -328,7 +329,7 @@ class RoundHere:
     """One round at a site: the broadcast, the keys and the noise source from which its clients compute uploads."""
 
     def __init__(self, site: Site, t: int, down: Tree, apart: bool, adds: bool = False) -> None:
-        """`adds`: sum the uploads of clients that are computed in one call."""
+        """`down` and `apart` as in `Site.each`; `adds`: sum the uploads of clients that are computed in one call."""
         self._site, self.t, self.down, self.apart, self.adds = site, t, down, apart, adds
         self.rows = 0  # of all clients so far
         self._compared = False  # an upload with zero: the first one tells of all

@@ -73,7 +73,9 @@ def alike(a: Member, b: Member, counts: bool = False) -> bool:
 
 
 def near(a: Member, b: Member, counts: bool = False) -> bool:
-    """True where both may be in one stack (computed in one call), with at most a third of padding rows for b."""
+    """True where both may be in one stack (computed in one call), with at most a third of padding rows for b. `counts`:
+    even where scalars of their states differ.
+    """
     padded = b._replace(examples=Examples(a.examples.x, a.examples.y))
     return 3 * len(b.examples.y) >= 2 * len(a.examples.y) and alike(a, padded, counts)
 
@@ -81,8 +83,8 @@ def near(a: Member, b: Member, counts: bool = False) -> bool:
 def by_size(
     members: Iterable[Member], most: Callable[[int], int], worth: int = WORTH, counts: bool = False
 ) -> Iterator[list[Member]]:
-    """Groups clients into stacks of equal effort and similar size, the largest first, sorting `WINDOW` clients at a
-    time.
+    """Groups clients into stacks (computed in one call) of equal work and similar numbers of examples, the largest
+    first, sorting `WINDOW` clients at a time. `most`, `worth`: as in `stacks`; `counts`: as in `alike`.
     """
 
     def place(one: Member) -> tuple[float, float, list[float], int]:

@@ -36,7 +36,9 @@ class RowSum(Lazy):
     def __init__(
         self, of: Callable[..., Tensor], *rows: Tensor, most: int = ROWS, dtype: torch.dtype | None = None
     ) -> None:
-        """`most`: rows that `of` may add up; `dtype`: of the sum where it is not wide (None: that of the last rows)."""
+        """`of`: adds up `most` rows at most in one call; `dtype`: of the sum where float64 is not needed (None: that of
+        the last rows).
+        """
         self._of, self._rows, self._most, self._dtype = of, rows, most, dtype or rows[-1].dtype
         self._near: Tensor | None = None
 
@@ -65,22 +67,24 @@ class RowSum(Lazy):
 
 
 def weighed(weights: Tensor, each: Tensor) -> Matrix:
-    """The sum of `each` over its rows, multiplied by their weights."""
+    """The weighted sum of the rows of `each`."""
     return RowSum(partial(torch.tensordot, dims=1), weights, each)
 
 
 def of_positions(of: Callable[[Tensor, Tensor], Tensor], g: Tensor, a: Tensor) -> Matrix:
-    """The sum `of(g, a)` over rows and positions [n, ..., t], few enough at a time for products that cancel."""
+    """The sum `of(g, a)` over rows and positions [n, ..., t], computed for few rows at a time, since large terms that
+    cancel would lose precision.
+    """
     return RowSum(of, g, a, most=max(1, math.isqrt(OF_POSITIONS // g.shape[2])))
 
 
 def rounded(total: Tensor, dtype: torch.dtype) -> Matrix:
-    """A sum that is wide already; `dtype` where it need not be."""
+    """The sum `total` (float64), which is converted to `dtype` where float64 is not needed."""
     return RowSum(lambda rows: rows[0], total[None], dtype=dtype)
 
 
 def wide(value: Matrix) -> Tensor:
-    """A tensor of these numbers; a sum over rows in float64, and anything else unchanged."""
+    """The value as a tensor: a sum over rows computed in float64, anything else unchanged."""
     if isinstance(value, Product) and value.right is not None:
         value = RowSum(lambda left, right: left.t() @ right, value.left, value.right)
     found: Tensor = value.wide() if isinstance(value, RowSum) else dense(value)

@@ -99,7 +99,8 @@ def dirichlet(
     balanced: bool = False,
 ) -> Array:
     """Counts from Dirichlet proportions, drawn again until every client has `min_size` examples: at most MAX_DRAWS
-    times, and less often where clients times classes are many. The last draw is then repaired.
+    times, and less often where clients times classes are many. The last draw is then repaired. `balanced`: a client
+    that holds its fair share gets no more of the classes that follow.
     """
     n = int(totals.sum())
     check_clients(clients, n)

@@ -103,7 +103,8 @@ class Accounts:
 
     def prices(self, now: OpenRound, active: Sequence[int], stalled: bool) -> dict[int, Price | None]:
         """Price of this round for each active client. A client that is missing from the result has no budget left, and
-        abstains."""
+        abstains. `stalled`: the last update was no larger than its noise, so an adaptive schedule spends more.
+        """
         if self.plan.pricing is None:
             return dict.fromkeys(active)
         if self.plan.one_price:

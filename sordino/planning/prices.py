@@ -276,8 +276,9 @@ def check_everybody_has_data(sizes: Sequence[int], names: Sequence[str] = ()) ->
 
 
 def check_network(algorithm: AnyAlgorithm, task: Task, promises: bool) -> None:
-    """Refuses layers that mix examples where privacy is guaranteed, and running statistics that the method does not
-    carry."""
+    """Refuses layers that mix examples where privacy is guaranteed (`promises`), and running statistics that the method
+    does not carry.
+    """
     if promises or not algorithm.read.plain:  # clients, too, share the network of this process
         check_apart(task)
     if not task.statistics:

@@ -22,7 +22,7 @@ ANEW = "audit the run again: `sordino audit RUN --trained` writes the file anew"
 
 
 class PlayedCanaries(Fact):
-    """Lower bounds on the loss under one guarantee, from replays with canaries."""
+    """Lower bounds on epsilon for one guarantee, from guesses about canaries in replays of the run."""
 
     canaries: int
     right: int  # guesses
@@ -46,7 +46,7 @@ class Noticed(Fact):
 
 
 class AuditedPromise(Subject):
-    """Guarantee of a whole run, and lower bounds on its loss. `played` is missing where no canary can be placed."""
+    """Guarantee of a whole run, and lower bounds on its epsilon. `played` is missing where no canary can be placed."""
 
     budget: Epsilon | None = None  # of the clients that it is about, where each has its own
     claimed: Epsilon

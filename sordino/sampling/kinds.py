@@ -41,7 +41,7 @@ class Cohort(ABC):
 
     @abstractmethod
     def participations(self, rounds: int, population: int) -> Sequence[int]:
-        """The planned number of rounds T_k of every client, by which its budget is divided."""
+        """The planned number of rounds of every client, by which its budget is divided."""
 
     @abstractmethod
     def expected(self, population: int) -> float:
@@ -71,8 +71,9 @@ class Everyone(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobin(Cohort):
-    """A cohort of the next `size` clients in a circle. The number of rounds T_k of each client is known exactly, and
-    differs by at most 1 between clients."""
+    """A cohort of the next `size` clients in a circle. The number of rounds of each client is known exactly, and
+    differs by at most 1 between clients.
+    """
 
     size: int
 
@@ -95,8 +96,8 @@ class RoundRobin(Cohort):
 
 @dataclass(frozen=True)
 class RoundRobinPeer(Cohort):
-    """Round robin as the compared library publishes it: int(1/f) blocks of int(f K) clients, and T = R f rounds for
-    every client.
+    """Round robin as the compared library publishes it, for a fraction f of K clients and R rounds: int(1/f) blocks of
+    int(f K) clients, and R f planned rounds for every client.
 
     Right only where 1/f is a whole number that divides everything evenly; `warnings` says what goes wrong otherwise.
     """
@@ -121,7 +122,9 @@ class RoundRobinPeer(Cohort):
         return np.pad(np.repeat(turns, size), (0, population - blocks * size)).data
 
     def overspend(self, rounds: int, population: int) -> float:
-        """Spending of the busiest client, as a multiple of its budget, if each round costs 1/(R f) of it."""
+        """Largest part of its budget that a client spends, above 1 where it takes part in more rounds than `rounds *
+        fraction`, into which its budget is divided.
+        """
         return max(self.actual(rounds, population)) / (rounds * self.fraction)
 
     def expected(self, population: int) -> float:
@@ -148,11 +151,11 @@ class RoundRobinPeer(Cohort):
 
 @dataclass(frozen=True)
 class Random(Cohort):
-    """A cohort of `size` clients without replacement. T_k, the number of rounds a client is drawn in, is random: one
-    drawn more often than the planned `t_plan` abstains.
+    """A cohort of `size` clients without replacement. The number of rounds in which a client is drawn is random; one
+    that is drawn more often than the planned `t_plan` abstains.
 
-    The default plan is the 99.9% quantile of the binomial T_k, at least 1. Abstaining depends on counts alone and leaks
-    nothing.
+    The default plan is the 99.9% quantile of this number (binomial), at least 1. Abstaining depends on counts alone and
+    leaks nothing.
     """
 
     size: int
@@ -203,7 +206,7 @@ class Tossed(Cohort):
 class PoissonSample(Tossed):
     """Poisson sampling, the only cohort that amplifies: a coin decides for every client in every round.
 
-    The drawn clients stay hidden, so every client pays for every round: T_k = R.
+    The drawn clients stay hidden, so every client pays for every round.
     """
 
     hidden: ClassVar[bool] = True

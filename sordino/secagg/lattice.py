@@ -39,7 +39,7 @@ _KEY: Final = b"SRDK"
 
 
 class LatticePublic:
-    """A public lattice key, which encrypts and adds."""
+    """A public lattice key, which encrypts, and adds ciphertexts."""
 
     def __init__(self, ring: Ring, packed: bytes, context: object) -> None:
         self.ring = ring

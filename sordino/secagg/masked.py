@@ -69,7 +69,9 @@ def needs(stage: Aggregated) -> None:
 
 @dataclass(frozen=True)
 class MaskedWords:
-    """Encoding of the integers of one round as words to be masked, the same for the server and its clients."""
+    """Encoding of the integers of one round as words (unsigned integers modulo a power of two), to which masks are
+    added: the same for the server and its clients.
+    """
 
     stage: Aggregated
     layout: Layout
@@ -142,7 +144,9 @@ class Masks:
 
 
 class ClientsHere:
-    """Clients of a masked round in this process. Those that upload no words have dropped out after sharing."""
+    """Clients of a masked round in this process. A client without an upload in `words` drops out after it has sent
+    shares of its secrets.
+    """
 
     def __init__(
         self, session: Session, clients: Iterable[int], words: Iterable[tuple[int, Integers]], watch: Stopwatch

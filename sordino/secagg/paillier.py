@@ -44,7 +44,7 @@ Blinding = Callable[[int], list[int]]  # that many fresh blindings
 
 @dataclass(frozen=True, repr=False)
 class PaillierPublic:
-    """A public Paillier key n, which encrypts and adds."""
+    """A public Paillier key n, which encrypts, and adds ciphertexts."""
 
     n: int
 

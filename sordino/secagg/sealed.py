@@ -108,7 +108,7 @@ def _agree(found: SealedHeader, expected: SealedHeader) -> None:
 
 
 class Public(PublicKey, Protocol):
-    """Public key that encrypts and also adds."""
+    """Public key that encrypts, and adds ciphertexts."""
 
     @property
     def id(self) -> bytes: ...

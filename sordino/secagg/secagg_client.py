@@ -89,7 +89,9 @@ class Participant:
         return self._session.pack(MessageKind.SHARES, self._who, sealed)
 
     def masked(self, inbox: bytes, words: Integers) -> bytes:
-        """Upload of words from 0 to `top`, under the masks shared with every client in the inbox."""
+        """Masked upload: `words`, integers from 0 to `top`, with the masks added that are shared with every client in
+        the inbox.
+        """
         self._take(MessageKind.INBOX)
         _, records = self._session.unpack(inbox, MessageKind.INBOX)
         peers = {sender for sender, _ in records}

@@ -101,7 +101,7 @@ class Session:
 
     @property
     def word(self) -> int:
-        """Number of bytes of a word in a message."""
+        """Number of bytes of one integer of a masked upload in a message."""
         return -(-self.width // 8)
 
     def check(self, count: int) -> None:

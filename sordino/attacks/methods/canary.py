@@ -103,7 +103,9 @@ class CanaryGame:
 
 
 def game(run: AttackedRun, bare: bool) -> CanaryGame:
-    """The game on the first attacked client, whose first image becomes noise with a random label."""
+    """The game on the first attacked client, whose first image becomes noise with a random label. `bare`: without
+    protection.
+    """
     client, key = run.clients[0], keys.fold(run.key, "canary")
     rows = run.rows[client]
     first = taken(rows, torch.tensor([0]))
