@@ -137,7 +137,7 @@ def audit_trained(
     seed: int = 0,
     **settings: Any,
 ) -> TrainedAudit:
-    """Attacks the training of an experiment, or of the run in a folder: the whole run is played again with canaries.
+    """Attacks the training of an experiment, or of the run in a folder: the whole run is replayed with canaries.
 
     `canaries`: examples or clients whose membership is guessed (1,000); `seed`: of the coins that put canaries in or
     leave them out.

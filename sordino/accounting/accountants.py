@@ -176,8 +176,9 @@ def _pld(reduced: Reduced, delta: float, orders: Orders) -> float | None:
 
 @lru_cache(maxsize=512)
 def _one_way(reduced: Reduced, delta: float, orders: Orders, added: bool = False) -> float | None:
-    """Epsilon for a unit that is removed, or for one that is added: no bound before both are known. Removal is the
-    larger of both for every sampled noise that we have tried; nobody has proved it for compositions.
+    """Epsilon under removal of a unit, or with `added` under addition of one; the guarantee is the larger of both, so
+    none is known before both are. Removal was the larger one for every sampled noise that we have tried; nobody has
+    proved it for compositions.
     """
     sizes = [size for event, _ in reduced.counted if (size := event.loss_size())]
     spans, typical = zip((0.0, math.inf), *sizes, strict=True)
@@ -197,8 +198,8 @@ def _one_way(reduced: Reduced, delta: float, orders: Orders, added: bool = False
 
 @lru_cache(maxsize=16)
 def _losses(reduced: Reduced, step: float, added: bool = False) -> Any:
-    """Composed privacy loss distribution of all events, on a grid of this step. dp-accounting's own accountant is not
-    used: version 0.6 counts repeated randomised responses once.
+    """Composed privacy loss distribution of all events, on a grid of this step, where a unit is removed or, with
+    `added`, added. dp-accounting's own accountant is not used: version 0.6 counts repeated randomised responses once.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 

@@ -169,7 +169,7 @@ def least(parts: tuple[CountedPart, ...], delta: float, neighbours: Neighbours) 
 
 
 def _by_accountant(event: Event, delta: float, neighbours: Neighbours, check: bool) -> dict[str, float]:
-    """Epsilon of an event by each accountant that applies."""
+    """Epsilon of an event by each accountant that applies. `check`: limits by integration are added to an exact one."""
     asked: list[EpsilonBound] = (checked if check else needed)(event, delta, neighbours)
     return {bound.accountant: bound.epsilon for bound in asked}
 

@@ -252,7 +252,7 @@ def _binomial(rate: float, order: int) -> tuple[list[float], list[float]]:
 
 
 def accountant(releases: int) -> str:
-    """The accountant of a fixed plan of sampled releases."""
+    """Name of the accountant that prices a fixed plan of so many sampled releases: pld, or rdp where they are many."""
     return "pld" if releases <= MANY else "rdp"
 
 

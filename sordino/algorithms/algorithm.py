@@ -118,7 +118,7 @@ class Algorithm(ABC, Generic[S, C, D, U]):
         return False
 
     def rests_on(self, name: str) -> str:
-        """Condition on a user's own code that processes rows of several clients, on which the guarantee rests."""
+        """Assumption of the guarantee about the user's own code `name`, which sees rows of several clients."""
         return KEEPS.format(name)
 
     def behind(self, read: Reader | None = None, uplink: Uplink | None = None) -> Self:

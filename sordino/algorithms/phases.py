@@ -81,7 +81,7 @@ class FeatureMean(Protocol):
 
 
 class Phase(Algorithm[S, C, D, U], FollowsPhase, ChecksServer, FitsData, ABC):
-    """An algorithm that prepares a training; it has a name and an end."""
+    """A step before the training, such as ranking devices or making a generator: an algorithm with name and end."""
 
     @property
     @abstractmethod

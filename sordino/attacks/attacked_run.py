@@ -248,8 +248,9 @@ class AttackedRun:
         return UpdateView(self.setup.task, before, gradient, images, pictures(known.x), known.y, key)
 
     def sided(self, bare: bool, number: int, much: Callable[[Tensor], Tensor]) -> list[tuple[UpdateView, bool]]:
-        """Views of all uploads of a replay, each with a random coin for the judge: by it the client trains on the half
-        of its images with most of a property (`much`), or on the other half. Each `number` has its own coins and noise.
+        """Views of all uploads of a replay, for property inference, with a random coin for each: by it the client
+        trains on the half of its images with most of the property that `much` measures, or on the other half. `number`:
+        of the replay, for coins and noise of its own; `bare`: without protection.
         """
         key = keys.fold(self.key, "sided", number)
         coins = keys.coin(key, len(self.setup.public.sizes), 0.5).tolist()
@@ -272,7 +273,7 @@ class AttackedRun:
 
     def means(self, bare: bool) -> list[tuple[MeanView, Tensor]]:
         """Views of the means of features that the server received, each with the client's images of that class, for the
-        judge.
+        judge. `bare`: without protection.
         """
         told = preparation(self.simulation, bare=True) if bare else self.prepared
         every, found = raw(self.simulation), []

@@ -200,7 +200,9 @@ def _table(subjects: list[AttackedPromise], simulated: bool) -> Table:
 
 
 def _numbers(one: AttackedPromise, simulated: bool) -> tuple[str, str]:
-    """The claim of one participation and the bound, at the delta where they are compared as well."""
+    """Texts of the claim and of the lower bound for one participation; where they are compared at another delta, the
+    claim there, too.
+    """
     from sordino.accounting.claims import standing
 
     claimed = f"{one.claimed:.3g}, {standing(one.status, simulated)}, at {one.delta:g}"

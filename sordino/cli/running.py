@@ -168,8 +168,8 @@ def _profile() -> Profile:
 
 
 def show_run(go: Any, track: list[str], as_json: bool, quiet: bool, again: str = "", profile: bool = False) -> None:
-    """Play a run and print its result. `again`: the command that continues a stopped run, where that is not
-    `resume`.
+    """Runs `go`, a new or a resumed run, and prints its result. `again`: the command that continues a stopped run,
+    where that is not `resume`; `profile`: prints where its time went.
     """
     with loading():
         from sordino.runs.ranks import follow, following

@@ -86,7 +86,9 @@ def privunit(neighbours: Neighbours = "replace", multiplier: float | None = None
 
 
 def quantise(bits: int = 24, headroom: int = 8, range: float = 1.0, strict: bool = False) -> Quantise:
-    """Fixed-point integers for masked and encrypted sums: `bits` per number, `headroom` bits for adding clients."""
+    """Fixed-point integers for masked and encrypted sums: `bits` per number, `headroom` bits for adding clients, values
+    up to `range`. `strict`: a run stops where more than one value in a thousand is beyond.
+    """
     return Quantise(Layout(bits, headroom, range), strict)
 
 

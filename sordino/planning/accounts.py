@@ -131,7 +131,8 @@ class Accounts:
         later: bool = False,
     ) -> list[int]:
         """Draws the cohort of a round: by a public order, by hidden sampling, by the plan's rates under personal
-        budgets, or as requested by a phase of a preparation.
+        budgets, or as requested by a phase of a preparation. A visible cohort has others in place of clients that are
+        `away`; `later`: as in `_redrawn`.
         """
         if isinstance(self.algorithm, RequestsClients):
             return sorted(self.algorithm.requested_clients(server))

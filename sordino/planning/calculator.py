@@ -245,7 +245,7 @@ GROWS = {"poisson": "rate", "round_robin_peer": "fraction", "round_robin": "size
 
 def wider_cohort(experiment: Experiment, factor: int, population: int, size_only: bool = False) -> str | None:
     """Change that makes the cohort of a round `factor` times as large; None where the cohort has no setting for it, or
-    would be larger than the population.
+    would be larger than the population. `size_only`: None, too, for a cohort that is set by a fraction or a rate.
     """
     key = GROWS.get(experiment.cohort["name"])
     if key is None or (size_only and key != "size"):

@@ -245,8 +245,8 @@ class PlannedPhase:
 
     @cached_property
     def promising(self) -> Plan:
-        """The plan from which the ledger of all phases takes whom it protects and each client's cap: that of a phase
-        with a budget, else of one with a guarantee, else of this one.
+        """The plan that the ledger of all phases follows, for its subject and each client's cap: that of a phase with a
+        budget, else of one with a guarantee, else of this one.
         """
         plans = [phase.plan for phase in (self.whole.phases[-1], *self.preparation)]
         spends = next((plan for plan in plans if plan.budget is not None), None)

@@ -170,7 +170,8 @@ def _priced(plan: Plan, offer: Offer, client: int) -> Iterator[Event]:
 
 def check_gate(uplink: Uplink, reads_each: bool, clients: float) -> None:
     """Refuses, before a run, a secure sum that cannot add or open the uploads of its largest round, or whose algorithm
-    must read single uploads."""
+    must read single uploads (`reads_each`).
+    """
     if uplink.secure is None or uplink.grid is None:
         return
     if reads_each:

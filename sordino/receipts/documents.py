@@ -324,7 +324,7 @@ class Evidence(NamedTuple):
 
 def gather(folder: Path, key: Path | None, code: bool, anyway: bool) -> Evidence:
     """Verify a run folder, or a copy of its public files, and collect its facts. A receipt that does not hold is
-    refused, unless `anyway` is set: then the document says so.
+    refused, unless `anyway` is set: then the document says so. `key`, `code`: as in `receipts.verify.examine`.
     """
     verdict, run = examine(folder, key, code), RunFolder(folder)
     if verdict.wrong and not anyway:

@@ -59,7 +59,7 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A line chart. `unproved`: no proof stands behind the lines, and they are drawn in another style."""
+    """A line chart. `unproved`: no proof supports its values, and its lines are drawn in another style."""
 
     title: str
     about: str
@@ -253,7 +253,7 @@ def figure(
     height: int = HEIGHT,
 ) -> Html:
     """A picture with its title and a table of its numbers. `readable`: each row begins with its position in the
-    picture, for a script that points at it.
+    picture, for a script that points at it; `unproved`: a badge says that the values are no guarantee.
     """
     badge = [tag("span", "nominal: not a guarantee", class_="badge unproved")] if unproved else []
     said = {"role": "img", "aria_label": f"{title}. {about} The numbers are in the table below."}

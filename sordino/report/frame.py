@@ -96,7 +96,9 @@ def dashes(i: int) -> tuple[int, ...]:
 
 
 def look(i: int | None) -> dict[str, str]:
-    """SVG attributes of the i-th line of a chart; with None, of one that is not proved, in its own style."""
+    """SVG attributes (colour, dashes) of the i-th line of a chart; i is None for values that no proof supports, whose
+    lines have a style of their own.
+    """
     colour = "warn" if i is None else SERIES[i % len(SERIES)]
     dash = " ".join(map(str, (2, 6) if i is None else dashes(i))) or "none"
     return {"stroke": f"var(--{colour})", "stroke_dasharray": dash, "stroke_width": "2", "fill": "none"}

@@ -55,8 +55,8 @@ class PictureRow(Fact):
 
 
 class Roc(Fact):
-    """ROC curve of an attack on membership: share of members found against the rate of false alarms, and the limit that
-    a guarantee sets.
+    """ROC curve of an attack on membership: points (false positive rate, true positive rate), and the guarantee that
+    bounds them.
     """
 
     points: tuple[tuple[float, float], ...]  # (false alarms, found)

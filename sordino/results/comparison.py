@@ -63,8 +63,8 @@ Follow = Callable[[NextRun], AbstractContextManager[Watch | None]]  # what is ru
 
 
 class Pace:
-    """Stopwatch of consecutive runs, which estimates the time left. It counts only rounds that are played now: nothing
-    of a finished run, and of a resumed one what was still missing.
+    """Stopwatch of consecutive runs, which estimates the time left. It counts only rounds that are computed now:
+    nothing of a finished run, and of a resumed one what was still missing.
     """
 
     def __init__(self, follow: Follow, methods: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -199,7 +199,7 @@ def compare(
     target: float | None = None,
     follow: Follow = lambda _: nullcontext(),
 ) -> Comparison:
-    """Play the missing runs, then collect all. Ctrl-C waits for the end of a round; the next call continues there."""
+    """Computes the missing runs, then collects all. Ctrl-C waits for the end of a round; the next call goes on."""
     if seeds < 1:
         raise ConfigError(
             f"seeds is {seeds}", why="it must be at least 1", fix="set for example seeds = 3", code="out-of-range"

@@ -100,8 +100,8 @@ def gather(
     pictures: bool = True,
     rounds: Sequence[RoundRow] | None = None,
 ) -> Preparation | None:
-    """Collect the facts of a preparation; None where there was none. `rounds`: rows of the training that may be shown;
-    None: all that this user may see.
+    """Collect the facts of a preparation; None where there was none. `pictures`: include images; `rounds`: rows of the
+    training that may be shown; None: all that this user may see.
     """
     run = RunFolder(folder)
     preparation = run.prepared()

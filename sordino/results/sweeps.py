@@ -137,7 +137,9 @@ def _claimed_subjects(notes: Notes) -> set[Subject]:
 
 
 def choosing(search: Sequence[Composed], methods: int, seeds: int, sweep: bool) -> list[str]:
-    """Sentences about tuning, for the page, the terminal and the notebook."""
+    """Sentences on the privacy cost of choosing among the configurations that were tried, for the page, the terminal
+    and the notebook. `sweep`: they are of one sweep.
+    """
     what = "configurations of one sweep were" if sweep else "methods were"
     told = [
         f"{methods} {what} tried on the same data. Tuning is not accounted for: choosing among them costs privacy that "

@@ -230,7 +230,9 @@ def check_own(data: Data, own: RowSource, classes: bool) -> None:
 
 
 def check_dropped(data: Data, sizes_are_public: bool, natural: bool) -> None:
-    """Refuses to leave out rows with a missing value, where real noise could not hide it."""
+    """Refuses, with real noise, to leave out rows with a missing value (data.missing = "drop"): that shows in a
+    client's public size, or moves other rows to other clients.
+    """
     if data.source != "tabular" or data.missing != "drop" or (natural and not sizes_are_public):
         return
     raise UnsoundGuarantee(

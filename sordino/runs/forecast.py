@@ -269,7 +269,7 @@ def _time(simulation: Simulation, run: FederatedServer) -> Seconds:
 
 
 def _played(clients: Site, down: Tree, terms: Mapping[int, Terms]) -> None:
-    """Play a round of these clients and keep nothing of it."""
+    """Computes a round of these clients, and keeps nothing of it."""
     for _ in clients(0, down, terms).uploads:
         pass
 

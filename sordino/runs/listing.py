@@ -177,7 +177,7 @@ def events(run: RunFolder) -> list[RunEvent]:
 
 
 def public_events(run: RunFolder) -> list[RunEvent]:
-    """Events that the guarantees cover."""
+    """Events of a run between sites, as far as everybody may see them (see `sites.event_log`)."""
     return rows_of(run.events_file, RunEvent)
 
 

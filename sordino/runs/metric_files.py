@@ -1,5 +1,5 @@
-"""Write metrics.jsonl, one object per round. With real noise it holds only what the guarantees cover; the rest goes to
-the private folder, for the evaluator.
+"""Write metrics.jsonl, one object per round. With real noise it holds only what may be published under the guarantees;
+the rest, such as test results, goes to the private folder, for the evaluator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Play a run from its first round to its receipt, in a folder that was created for it: rounds, metrics, checkpoints,
-callbacks. Only the server's side is used, so simulations and runs between real sites are played alike.
+"""Execution of a run from its first round to its receipt, in a folder that was created for it: rounds, metrics,
+checkpoints, callbacks. Only the server's side is used, so simulations and runs between real sites share it.
 
-Callbacks are your own code, called after each round with what the guarantees cover. No examples, uploads or models
-are passed; with real noise not even test results, which lie in the private folder.
+Callbacks are your own code, called after each round with its row of metrics.jsonl. No examples, uploads or models are
+passed; with real noise not even test results, which no guarantee covers and which lie in the private folder.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Plays the phases before the training, each from its own checkpoint to its end, and passes the result of the last one
-on to the training.
+"""Execution of the phases before the training, each from its own checkpoint to its end; the training starts from the
+result of the last one.
 
 Files in the run folder: preparation/NAME/checkpoints, and beside it the server's findings, a table in each file;
 preparation.jsonl with one object per round; and handed.safetensors, which every client receives before the first round
@@ -53,7 +53,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(run: RunInPlay, backend: Backend, watch: Watch) -> Prepared | None:
-    """Plays every phase that is not over yet. None where the user has stopped it."""
+    """Runs every phase before the training that is not over yet. None where the user has stopped it."""
     before: Tree = None
     begun: Begun | None = None
     for mine in backend.preparation:
@@ -88,7 +88,7 @@ def _played(
     begun: Begun | None,
     watch: Watch,
 ) -> Tree | None:
-    """The server's state at the end of a phase; None where the user has stopped it."""
+    """Runs a phase to its end; returns the server's state there, None where the user has stopped it."""
     place.mkdir(parents=True, exist_ok=True)
     setup = mine.setup
     first = None if loaded else first_state(setup.algorithm, setup.task, setup.key, before, mine.home)
@@ -164,8 +164,8 @@ def check_source(setup: Setup, source: Path) -> None:
 
 
 def _depends(setup: Setup, version: str) -> Json:
-    """Everything that decides a preparation, by the names used in messages. The text of user code and the content of
-    images are not compared.
+    """Settings and facts on which the result of a preparation depends, under the names that an error shows: two runs
+    can share a preparation where all are equal. The text of user code and the content of images are not compared.
     """
     experiment = setup.experiment
     tables = experiment.model_dump(mode="json", include={*DEPENDS})

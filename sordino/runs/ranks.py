@@ -2,7 +2,7 @@
 engine.executor=ranks`.
 
 Every rank trains its share of the cohort and adds up its uploads; one all-reduce per round adds up these sums. Where
-the server reads single uploads (robust sums, late clients, phases that rank models), or a secure sum is played, every
+the server reads single uploads (robust sums, late clients, phases that rank models), or in a secure sum, every
 rank sends its uploads one by one instead. Rank 0 is the server: it alone draws cohorts, keeps the ledger and writes the
 run folder, and it commands the other ranks, phase after phase, until the run ends. Each rank computes on the device
 that `engine.device` names.

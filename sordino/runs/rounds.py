@@ -1,5 +1,5 @@
-"""Play rounds one after another, from a checkpoint on. The training, and the phases before it that are paid from the
-same ledger, are played alike."""
+"""Rounds of a phase one after another, from a checkpoint on: of the training, or of a phase before it, which is paid
+from the same ledger."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ Evaluate = Callable[[int, Tree, Score], Scores]
 
 
 class Standing(NamedTuple):
-    """State of a phase between two rounds: the server's state, the number of rounds played, and whether progress has
-    stalled."""
+    """State of a phase between two rounds: the server's state, the number of rounds done, and whether progress has
+    stalled.
+    """
 
     server: Tree
     t: int
@@ -86,7 +87,7 @@ class RunInPlay:
 
 @dataclass
 class PlayedPhase:
-    """One phase of a run while it is played: its rules, clients, privacy ledger and folder."""
+    """One phase of a run while it is computed: its rules, clients, privacy ledger and folder."""
 
     setup: Setup
     federation: FederatedServer
@@ -104,8 +105,9 @@ class PlayedPhase:
         return self.setup.over(self.at.server) if self.setup.prepares else self.at.t >= self.setup.rounds
 
     def rounds(self, crash: int | None = None) -> Iterator[Outcome]:
-        """Plays every remaining round, until a stop. `crash`: the round in which the process kills itself on purpose,
-        once budget is reserved."""
+        """Computes every remaining round, until a stop. `crash`: the round in which the process kills itself on
+        purpose, once budget is reserved.
+        """
         while not self.over and not self.stopped():
             t, begin = self.at.t, time.monotonic()
             execute = PowerCut() if t + 1 == crash else self.execute

@@ -137,9 +137,9 @@ def resume(
 ) -> Ended:
     """Continue a run where its last checkpoint stands: the same bytes as if it had never stopped.
 
-    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then played again, to
-    the same releases. `moved` says that this
-    folder has taken the place of the one where the run began, and that nothing goes on there.
+    `fallback` sets a damaged newest checkpoint aside and takes the one before; seeded rounds are then computed again,
+    to the same releases. `moved` says that this folder has taken the place of the one where the run began, and that
+    nothing goes on there.
     """
     RunFolder(folder).check()
     if site := RunFolder(folder).environment.site:

@@ -1,4 +1,4 @@
-"""Phases of a run as they are played: the plan, with the model, the states of clients and the server's side. No row is
+"""Phases of a run, ready to be run: the plan, with the model, the states of clients and the server's side. No row is
 needed."""
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Whole(PlannedRun):
 
 @dataclass(frozen=True)
 class Setup(PlannedPhase):
-    """A planned phase with its model, ready to be played."""
+    """A planned phase with its model: all that is needed to run it, except rows."""
 
     whole: Whole
 

@@ -202,8 +202,9 @@ def serve_elsewhere(
     moved: bool = False,
     watch: Callable[[Progress], None] | None = None,
 ) -> Ended:
-    """Plays a run between sites, or continues the one in `folder`, where another federated learning program carries the
-    messages to its nodes. The settings are those of `sordino serve`; `sites`: the list of allowed sites."""
+    """Serves a run between sites, or continues the one in `folder`, where another federated learning program carries
+    the messages to its nodes. The settings are those of `sordino serve`; `sites`: the list of allowed sites.
+    """
     options = ServeOptions(
         experiment=config.load(Path(experiment)),
         agreement=Path(agreement),

@@ -69,7 +69,7 @@ class Invitation:
         return schema.parsed(self.told.table_schema) if self.told.table_schema else None
 
     def letterhead(self, name: str, config: str, identity: Ed25519PrivateKey) -> Letterhead:
-        """Signing identity of an invited side; `config`: digest of the experiment as this side plays it."""
+        """Signing identity of an invited side; `config`: digest of the experiment with that side's own settings."""
         return Letterhead(name, self.told.run, config, self.agreement.digest, identity, {SERVER: self.server_key})
 
     def toml(self) -> str:
@@ -107,7 +107,7 @@ def read(path: Path, with_code: bool = False) -> Invitation:
 
 
 def parsed(text: bytes, with_code: bool, name: str = "what the server sends") -> Invitation:
-    """Parse and check the text of an invitation."""
+    """Parse and check the text of an invitation. `with_code`: it may name user-defined classes, which then run here."""
     try:
         told = Invited.model_validate_json(json.dumps(tomllib.loads(text.decode())))
         found = Invitation(told)

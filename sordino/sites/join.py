@@ -82,7 +82,7 @@ class Proposed:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """Experiment as this site plays it, with the path of its own data."""
+        """Experiment with this site's own settings, such as the path of its data."""
         experiment = settled(self.invitation.experiment, self.options.rehearsal)
         own: dict[str, object] = {"path": str(self.options.data)}
         if self.invitation.told.table_schema:

@@ -87,8 +87,8 @@ class Purse:
         shares_scores: bool = False,
         moved: bool = False,
     ) -> None:
-        """`dataset`: digest of this site's data, for which its ledger is founded. `moved`: this folder has taken the
-        place of the one that joined.
+        """`dataset`: digest of this site's data, for which its ledger is founded. `shares_scores`: this site answers
+        requests for scores. `moved`: this folder has taken the place of the one that joined.
         """
         self.lost: Collection[str] = ()  # rounds that an older copy had forgotten
         self._whole, self._clients, self._run, self._shares_scores = whole, tuple(clients), run, shares_scores

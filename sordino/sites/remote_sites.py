@@ -179,7 +179,7 @@ class RemoteSites(Sites):
         return "; ".join(told)
 
     def _due(self, until: float) -> float:
-        """End of a wait. After a stop was requested, rounds that can be played again end within `LEAVE` seconds, since
+        """End of a wait. After a stop was requested, rounds that can be repeated end within `LEAVE` seconds, since
         nothing is lost by that."""
         if self.repeats and self.stopped():
             self._stop = min(self._stop, time.monotonic() + LEAVE)

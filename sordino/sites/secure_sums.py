@@ -60,7 +60,7 @@ def peers_of(whole: Whole, agreed: SitesAgreement) -> list[str]:
 
 
 def check_between_sites(uplink: Uplink, stragglers: Stragglers, hidden: bool) -> None:
-    """Refuses options of a secure sum that only a simulation can have."""
+    """Refuses options of a secure sum that only a simulation can have, such as one key for all clients."""
     secure = uplink.secure
     if secure is None:
         return

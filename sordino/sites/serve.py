@@ -84,8 +84,8 @@ def serve(
     invited: Callable[[Path], None] = lambda invitation: None,
     carried: Carried | None = None,
 ) -> Ended:
-    """Play a run between sites, from where it stands to its end. `hears` receives each event, and `invited` the path of
-    the invitation. `carried`: makes the carrier of its messages; None: gRPC, at the address of the options.
+    """Serves a run between sites, from its last checkpoint to its end. `hears` receives each event, and `invited` the
+    path of the invitation. `carried`: makes the carrier of its messages; None: gRPC, at the address of the options.
     """
     experiment, agreed = settled(options.experiment, options.rehearsal), read_agreement(options.agreement)
     real = experiment.privacy.real
@@ -127,7 +127,9 @@ def serve(
 
 
 def settled(experiment: Experiment, rehearsal: bool) -> Experiment:
-    """Decide all settings of an experiment for a run between sites, or refuse the experiment."""
+    """Decide all settings of an experiment for a run between sites, or refuse the experiment. `rehearsal`: seeded noise
+    is allowed.
+    """
     experiment = settle(experiment)
     check_announced(experiment.data)
     if not experiment.privacy.real and not rehearsal:

@@ -164,7 +164,9 @@ class GuardedShard(ABC, Generic[R]):
 
 
 def check_reservation(opened: bool, reads: int, reserved: int | None, what: str) -> None:
-    """Refuses a second pass over a client's examples, and more noisy reads than the round has paid for."""
+    """Refuses a second pass over a client's examples (`opened`: there was one), and more noisy reads than the round has
+    paid for.
+    """
     if opened or (reserved is not None and reads > reserved):
         raise PrivacyError(
             f"a second pass over the {what}" if opened else f"{reads} reads, but only {reserved} were reserved",

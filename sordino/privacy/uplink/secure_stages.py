@@ -64,7 +64,7 @@ class SecureStage(Stage, ABC):
     @property
     @abstractmethod
     def sums(self) -> SecureSums[Any]:
-        """The implementation, from an optional subpackage."""
+        """Module of an optional subpackage that implements this secure sum."""
 
     @property
     def mode(self) -> str:

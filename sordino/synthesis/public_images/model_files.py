@@ -17,7 +17,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 def model_folder(model: str, network: bool, fetch: Callable[[bool], str]) -> Path:
     """The folder of a model on this disk: `model` itself, or that of a hub id in the hub's cache, which
-    `fetch(local_only)` returns.
+    `fetch(local_only)` returns. `network`: it may be downloaded.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():

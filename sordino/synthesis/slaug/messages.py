@@ -35,7 +35,9 @@ class Owner(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """State of the server in the phase `train`: the devices' skill by class, and the models of the best."""
+    """State of the server in the phase `train`: recall and F1 score of each device's model by class, and the best
+    devices' models.
+    """
 
     x: Params
     recall: Tensor  # [devices, classes]
@@ -56,7 +58,7 @@ class Up(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """State of the server during `ask`. A slot is a prototype to be collected: a class and the device that is asked for
+    """State of the server during `ask`. A slot is one prototype to be collected: its class, and the device to ask for
     it.
     """
 
@@ -91,9 +93,7 @@ class Prototype(NamedTuple):
 
 
 def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list[Asked]]:
-    """Devices that were asked for a prototype of each class, the most skilled one first; empty if no device has
-    reported its skill.
-    """
+    """Devices that were asked for a prototype of each class, the best one first; empty if no device has been scored."""
 
     def of(label: int) -> list[Asked]:
         mine = s.slots == label

@@ -164,7 +164,7 @@ class Train(
         return Ranked(s.x, recall, f1, order, kept, torch.tensor(True))
 
     def tables(self, s: Ranked) -> dict[str, list[dict[str, object]]]:
-        """Tables of the skill of each device's model, class by class."""
+        """Table of recall and F1 score of each device's model, by class."""
         both = zip(s.recall.tolist(), s.f1.tolist(), strict=True)
         return {"skill": [{"device": k, "recall": recall, "f1": f1} for k, (recall, f1) in enumerate(both)]}
 
@@ -241,8 +241,8 @@ class Ask(
             )
 
     def _answers(self, home: Home) -> bool:
-        """True if any client has enough images to hold some back; with noised prototypes, which use all images,
-        always.
+        """True if some client can make a prototype: it has enough images to hold some back, or prototypes are noised
+        and so use all images.
         """
         return self.read.offer() is not None or max(home.sizes) >= FEWEST
 
@@ -322,7 +322,7 @@ class Ask(
         return s._replace(**made._asdict())
 
     def tables(self, s: Asking) -> dict[str, list[dict[str, object]]]:
-        """Tables of requests and answers, slot by slot, and of the generator."""
+        """Tables of the requests for prototypes with their answers, and of the generator's training."""
         answered, place = (s.state == 1).tolist(), s.place.tolist()
         asked = [
             {
