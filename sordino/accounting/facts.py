@@ -69,7 +69,7 @@ def delta_text(delta: float) -> str:
 
 
 def epsilon_text(epsilon: float) -> str:
-    """An epsilon to three digits, rounded up from nine: what is below these is the noise of arithmetic."""
+    """An epsilon to three digits, rounded up; first to nine digits, which removes floating-point errors."""
     return "∞" if epsilon == math.inf else f"{_up(f'{epsilon:.9g}'):.3g}"
 
 

@@ -110,8 +110,8 @@ class Exact:
 
 @dataclass(frozen=True)
 class Discrete(Exact):
-    """Pricing of exact Gaussian noise with a smaller total, because only the Renyi divergence of a discrete Gaussian is
-    known.
+    """Pricing of discrete Gaussian noise: that of the continuous law, but within a smaller total, because only its
+    Renyi divergence is known, not its curve of epsilon and delta.
     """
 
     def total(self, epsilon: float, delta: float) -> tuple[float, ...]:

@@ -67,8 +67,8 @@ def waste(budgets: Floats, tau: float, by: Waste = WEIGHTED, count: Floats | flo
 
 
 def threshold(budgets: Floats, by: Waste = WEIGHTED) -> float:
-    """The tau of least waste between the smallest and the largest budget; among equals the smallest. The waste is
-    continuous but not convex, so every gap between budgets is searched.
+    """The threshold tau of least cost (see `waste`) between the smallest and the largest budget; the smallest one where
+    several are equal. The cost is continuous but not convex, so every gap between budgets is searched.
     """
     from scipy.optimize import minimize_scalar
 

@@ -34,19 +34,23 @@ STEPS_OF_THE_GATE = (
 
 @preset(ONE_STEP)
 def laplace(base: FedAvg, clip: float = 50.0, multiplier: float | None = None) -> FedAvg:
-    """L1 clip, Laplace noise; the epsilons of a client's rounds add up."""
+    """One full-batch step with an L1 clip and Laplace noise; the epsilons of a client's rounds add up."""
     return one_step(base).behind(NoisyGradient(clip, LaplaceNoise(), multiplier=multiplier))
 
 
 @preset(ONE_STEP)
 def gaussian_simple(base: FedAvg, clip: float = 10.0, checked: bool = False) -> FedAvg:
-    """L2 clip, Gaussian noise by the textbook formula; (epsilon, delta) pairs add up. Correct and far from tight."""
+    """One full-batch step with an L2 clip and Gaussian noise by the textbook formula; (epsilon, delta) pairs add up.
+    Correct and far from tight.
+    """
     return one_step(base).behind(NoisyGradient(clip, GaussianNoise("classic_checked" if checked else "classic")))
 
 
 @preset(ONE_STEP)
 def gaussian_gdp(base: FedAvg, clip: float = 10.0, multiplier: float | None = None) -> FedAvg:
-    """L2 clip, Gaussian noise by exact composition: the least noise for a given (epsilon, delta)."""
+    """One full-batch step with an L2 clip and Gaussian noise by exact composition: the least noise for a given
+    (epsilon, delta).
+    """
     return one_step(base).behind(NoisyGradient(clip, GaussianNoise(), multiplier=multiplier))
 
 
@@ -58,7 +62,9 @@ def gaussian_sampled(
     variant: Literal["rigorous", "published"] = "rigorous",
     multiplier: float | None = None,
 ) -> FedAvg:
-    """A secret Poisson sample of the records in every round (rigorous), or one subset drawn once (published)."""
+    """One noised step on a secret Poisson sample of the records in every round (rigorous), or on one subset drawn once
+    (published).
+    """
     read = NoisyGradient(
         clip, GaussianNoise(), sampling="poisson", rate=rate, neighbours="zero_out", multiplier=multiplier
     )
@@ -75,14 +81,18 @@ def whole_update(
     neighbours: Neighbours = "replace",
     multiplier: float | None = None,
 ) -> FedAvg:
-    """Any local training; the whole update is clipped and noised, so the unit is all of a client's data."""
+    """FedAvg whose whole updates are clipped and noised, after any local training, so the unit is all of a client's
+    data.
+    """
     law = LAWS[noise]
     return base.behind(uplink=Uplink((Clip(radius, law.order), Noise(law, neighbours, multiplier), Weigh())))
 
 
 @preset(FedAvg(lr_decay_per="participation", local_steps=5, batch_size="full"))
 def noisy_steps(base: FedAvg, clip: float = 10.0, multiplier: float | None = None) -> FedAvg:
-    """Noise at every local step: E full-batch steps cost E releases; with fixed batches, one release per epoch."""
+    """FedAvg with noise at every local step: E full-batch steps cost E releases; with fixed batches, one release per
+    epoch.
+    """
     sampling: Literal["full", "fixed_batches"] = "full" if base.batch_size == "full" else "fixed_batches"
     return base.behind(NoisyGradient(clip, GaussianNoise(), sampling=sampling, multiplier=multiplier))
 

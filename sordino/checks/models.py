@@ -97,7 +97,9 @@ def _inputs(task: Supervised, trial: PartTrial, seed: int) -> Tensor:
 
 
 def rows_of(inputs: tuple[int, ...], seed: int, many: int = ROWS) -> Tensor:
-    """Random rows between 0 and 1, which are also valid as numbers of words; images as bytes, channels last."""
+    """Random rows of numbers between 0 and 1, which a text model accepts as token numbers, too; images as bytes,
+    channels last.
+    """
     image = len(inputs) == 3
     shape = (many, *inputs[1:], inputs[0]) if image else (many, *inputs)
     x = keys.uniform(keys.root(seed), torch.Size(shape).numel()).reshape(shape)

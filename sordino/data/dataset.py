@@ -251,8 +251,8 @@ class CandidateSource(Protocol):
 
     @property
     def pool(self) -> float:
-        """The share of the training set that becomes public candidate images, instead of going to clients (see
-        `Wanted.pool`).
+        """The share of the training set that becomes public images for the server to choose from, instead of going to
+        clients (see `Wanted.pool`).
         """
         ...
 

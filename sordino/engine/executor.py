@@ -42,7 +42,7 @@ class Tally:
 
 
 class Clients(ABC):
-    """Interface of the clients of a round."""
+    """Interface by which a round reaches its clients, in this process, in others or on other machines."""
 
     repeats = False  # true: asked for a round again, they resend what they have sent, and pay no second time
 
@@ -59,8 +59,8 @@ class Clients(ABC):
 
 
 class Executor(Clients):
-    """Interface of the clients of a whole run. Scoring, saving and restoring have no default, so that no executor
-    forgets them.
+    """Interface by which a whole run reaches its clients. Scoring, saving and restoring have no default, so that no
+    executor forgets them.
     """
 
     @abstractmethod

@@ -42,7 +42,7 @@ UPLOADS = 1 << 22  # numbers in the uploads of one unit
 
 
 class Member(NamedTuple):
-    """One client of a stack."""
+    """One client of a stack (clients computed in one call)."""
 
     client: int
     examples: Examples

@@ -168,8 +168,8 @@ def _by_phase(setup: PlannedPhase, federation: Accounts) -> tuple[OfPhase, ...]:
 
 
 def _as_published(setup: PlannedPhase, row: Guarantee, rounds: int, budget: ReceiptBudget | None) -> Guarantee:
-    """A nominal guarantee with the epsilon by the publication's own formula added; and, if it differs, that over all
-    rounds by the same formula.
+    """A nominal guarantee with the publication's own epsilon added, and the epsilon that its formula gives for all
+    rounds together; any other guarantee unchanged.
     """
     if row.status != "nominal" or row.unit == "person":
         return row

@@ -5,7 +5,7 @@ Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Lea
 
     client advertises two fresh public keys          server sends the roster to all
     client seals shares of its seed and mask key     server hands each client its inbox
-    client uploads its words under masks             server names survivors and dropped-out
+    client uploads its words (integers) under masks  server names survivors and dropped-out
     client gives shares, one kind for each peer      server takes the masks off the sum
 
 Client i uploads its words + PRG(seed_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij). Pairs cancel in
@@ -219,7 +219,7 @@ class MaskedRound:
         return self._gives(command.step, asked, found)
 
     def _words(self, clients: Sequence[int]) -> Iterator[tuple[int, Ints]]:
-        """Trains these clients and yields their uploads as words to be masked."""
+        """Trains these clients and yields their uploads as words (integers to be masked)."""
         terms = {k: self._command.terms[k] for k in clients}
         for k, upload in self._site.each(self._command.t, self._down, terms):
             yield k, self._masked.words(flat(upload))

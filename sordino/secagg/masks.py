@@ -1,5 +1,5 @@
-"""Masks of secure aggregation: key agreements between two clients, keys derived from them, and streams of words that
-cancel in the sum; and secret sharing.
+"""Masks of secure aggregation: key agreements between two clients, keys derived from them, and streams of words
+(integers of a fixed width) that cancel in the sum; and secret sharing.
 
 X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), AES-256-GCM for what only one peer may read, and AES-256 in counter mode as
 the generator. A stream is keyed with 256 bits that are never used twice, so its nonce is zero; without the key its

@@ -198,7 +198,7 @@ class Desk:
 
     def _begin_masked(self, asked: Operation, command: Round) -> Given:
         """Answers the first step of a masked round; with no clients where the shelf (stored answers) shows that masked
-        words have left before.
+        uploads have left before.
         """
         if self._masked is None or self._masked.asked.name != asked.name:
             self._masked = None

@@ -112,8 +112,8 @@ class DeepLeakage(Reconstruction, name="dlg"):
         return best([self.once(view, off, keys.fold(view.key, "dlg", i), None) for i in range(self.starts)])
 
     def once(self, view: UpdateView, off: Mismatch, key: keys.Key, labels: Tensor | None) -> tuple[float, Tensor]:
-        """One search from one start, with known labels or optimised ones: returns the remaining distance and the
-        images.
+        """One search from one random start for images whose gradient has the smallest distance `off` to the observed
+        one; labels are known, or (None) optimised too. Returns the remaining distance and the images.
         """
         x = torch.logit(start(view, key)).requires_grad_()
         classes = view.task.classes

@@ -106,9 +106,7 @@ def requests_of(s: Asking, skills: Sequence[Sequence[DeviceSkill]]) -> list[list
 
 
 def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Sizes | None:
-    """Numbers for formula (18), which covers models of devices and a generator; None where the run uses none of
-    these.
-    """
+    """Public numbers from which formula (18) computes SlaugFL's traffic; None for a training without drawn images."""
     if not isinstance(training, Calibrated):
         return None
     return Sizes(**public._asdict(), generator=nets.parameters(training.drawn_by))
