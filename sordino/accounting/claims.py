@@ -101,7 +101,7 @@ class Claim(Subject):
     def to_everyone(
         cls, unit: Unit, neighbours: Neighbours, event: Event, status: Status, because: tuple[str, ...]
     ) -> list[Claim]:
-        """The same claim against every adversary."""
+        """The same claim three times: against the server, the participants and the public."""
         return [
             cls(unit=unit, neighbours=neighbours, adversary=a, event=event, status=status, because=because)
             for a in ADVERSARIES

@@ -83,7 +83,9 @@ def scaffold_epsilon(round_number: int, delta: float, scale: float = 1.0, rate: 
 
 
 def udp_multiplier(round_number: int, epsilon: float, delta: float, rate: float = 0.1) -> float:
-    """The noise multiplier of one round as published."""
+    """The noise multiplier of one round as UDP publishes it: noise for all rounds so far, so that it grows with the
+    rounds.
+    """
     return math.sqrt(2 * rate * round_number * math.log(1 / delta)) / epsilon
 
 

@@ -32,7 +32,9 @@ def assault(
     by: Adversary | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Assault:
-    """Attack an experiment, or a finished run in a folder, which is replayed."""
+    """Attack an experiment, or a finished run in a folder, which is replayed. `names`: of the attacks; `by`: the
+    adversary, in place of each attack's own; `tell`: called with the name of each attack before it runs.
+    """
     asked, attacks = asked or AttackSettings(), registered(names)
     check_allowed(experiment, folder)
     played = experiment.rounds if folder is None else len(RunFolder(folder).public_metrics())

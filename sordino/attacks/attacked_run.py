@@ -86,7 +86,7 @@ class MeanView(NamedTuple):
 
 
 class AttackSettings(NamedTuple):
-    """Settings of the attacks."""
+    """Settings that all attacks share, such as the attacked round and the number of attacked clients."""
 
     round: int = 1  # counted from 1
     images: int = 4  # images of each attacked client in the attacked round; 0: all that it has

@@ -205,7 +205,7 @@ class ScoredCanaries(NamedTuple):
     owners: Tensor  # the client that each is, or that holds it
 
     def of(self, chosen: Tensor) -> ScoredCanaries:
-        """The chosen canaries alone."""
+        """The same facts about the chosen canaries alone."""
         return ScoredCanaries(*(each[chosen] for each in self))
 
 
@@ -226,7 +226,9 @@ def scores(
 def replayed(
     canaries: Canaries, number: int, weak: float, early: Sequence[CanaryDirections], start: PhaseStart
 ) -> tuple[CanaryScores, Tensor]:
-    """Scores of the canaries in a replay, and their coins."""
+    """Scores of the canaries in one replay, and the coins that decided which of them are present. `weak`: factor by
+    which the noise is too small.
+    """
     if isinstance(canaries, CanaryImages):
         images = CanaryImageRounds(canaries, number, weak, start)
         return images.scores(), images.coins

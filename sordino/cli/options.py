@@ -150,7 +150,7 @@ class Verb(AnyVerb):
 
 
 class Verbs(typer.Typer):
-    """Group of commands that uses these parsers."""
+    """Group of commands, each parsed by `AnyVerb` or `Verb`."""
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any

@@ -104,7 +104,9 @@ class Decoded(NamedTuple):
 
 
 def kept(path: Path, verify: bool, labels: Callable[[], Array], batches: Callable[[], Iterable[PixelBatch]]) -> Decoded:
-    """Decoded images from the cache file `path`, which is written first if it is missing or damaged."""
+    """Decoded images from the cache file `path`, which is written from `labels` and `batches` first if it is missing or
+    damaged. `verify`: hash it before use.
+    """
     found = read(path, verify)
     if found is None:
         write(path, labels(), batches())

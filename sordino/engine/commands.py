@@ -76,7 +76,7 @@ class Restore:
 
 @dataclass(frozen=True)
 class Begin:
-    """Answer whether the site takes part in this run."""
+    """Join this run: the site answers whether it takes part, and with which clients."""
 
     answered: bool = False  # true: the newest head that the site has signed comes with it
     do: Literal["begin"] = "begin"
@@ -176,14 +176,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Done:
-    """The command is done."""
+    """Answer that the command was carried out."""
 
     do: Literal["done"] = "done"
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """This site takes part, with these clients."""
+    """Answer to `Begin` that this site takes part, with these clients."""
 
     clients: list[int]
     scores: bool = False  # true: the site shares scores of models on its examples

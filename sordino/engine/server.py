@@ -67,7 +67,9 @@ class FederatedServer(Accounts):
         return terms
 
     def terms(self, client: int, price: Price | None, epochs: int | None = None, part: float | None = None) -> Terms:
-        """Terms of a round for one client: what it may read, and the noise that it pays for."""
+        """Terms of a round for one client: the noise that it pays for, and how much it computes (`epochs`, or `part` of
+        its batches, for a slow one).
+        """
         return Terms(
             largest=self.largest,
             multiplier=None if price is None else price.multiplier,

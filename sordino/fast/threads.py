@@ -25,8 +25,8 @@ HEAVY = 2_000_000  # weights times rows of one pass: from here on threads gain m
 
 
 def heavy(weights: int, rows: int) -> bool:
-    """True if a pass has enough arithmetic to gain from threads: in small passes Python does most of the work, and
-    threads wait for the GIL.
+    """True if a pass over `rows` rows through a network of `weights` numbers has enough arithmetic to gain from
+    threads: in small passes Python does most of the work, and threads wait for the GIL.
     """
     return weights * rows >= HEAVY
 

@@ -101,7 +101,9 @@ def measured_by(run: Metrics, algorithm: Modelled, ways: Sequence[str], models: 
 
 
 def taught_way(algorithm: Modelled, asked: Sequence[str]) -> str | None:
-    """The first way of personalisation that needs a client's examples only, not its state; None if there is none."""
+    """The first way of personalisation that a new client can use, since it needs the client's examples only, not its
+    state in the run; None if there is none.
+    """
     own = algorithm.own_way if isinstance(algorithm, OwnModels) else None
     each = (own if way == OWN else way for way in ways(algorithm, asked))
     return next((way for way in each if way not in (None, PLAIN)), None)

@@ -98,7 +98,7 @@ class Secure(Fact):
 
 
 class Played(Fact):
-    """A round of any phase: participation and traffic."""
+    """Base of the lines of metrics.jsonl and preparation.jsonl: one round, its participation and traffic."""
 
     phase: str = ""  # of a preparation
     round: int

@@ -34,7 +34,7 @@ LOCKS = Path("/proc/locks")  # of Linux: who holds what, readable without holdin
 
 
 class _Named:
-    """Path of a file in the folder."""
+    """Attribute of `RunFolder` that is the path of the file of this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name

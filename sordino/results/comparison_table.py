@@ -88,7 +88,7 @@ class Row(Fact):
 
 @dataclass(frozen=True)
 class Method:
-    """All seeds of one experiment."""
+    """One method of a comparison: the runs of its experiment under all seeds."""
 
     name: str
     runs: Sequence[Metrics]  # of each seed; what it prepared is a round 0

@@ -253,7 +253,7 @@ Points = tuple[tuple[int, float], ...]  # (rounds, epsilon)
 
 
 class Curve(Subject):
-    """One finite epsilon after some of the rounds."""
+    """Epsilon over rounds for one guarantee, where it is finite."""
 
     points: Points
     status: Status

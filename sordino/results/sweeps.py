@@ -24,7 +24,7 @@ NOT_SWEPT = {"seed": "seeds are what `--seeds N` is for", "name": "the name of a
 
 
 class Setting(NamedTuple):
-    """One point of a grid."""
+    """One combination of the values of a sweep: its label, and the overrides that set it."""
 
     label: str  # "lr=0.01 mu=1", empty without a sweep
     overrides: tuple[str, ...]

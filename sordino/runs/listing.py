@@ -134,7 +134,7 @@ def promise(rows: Sequence[Guarantee], simulated: bool) -> str:
 
 
 class SiteNow(NamedTuple):
-    """State of a site after the events so far."""
+    """State of a site, as the events of the run show it so far."""
 
     connected: bool = False
     since: str = ""  # UTC; nothing: it has not come yet

@@ -165,7 +165,9 @@ def join(
     say: Says = lambda s, why: None,
     hears: Callable[[RunEvent], None] = lambda event: None,
 ) -> Left | None:
-    """Take part until the run is over or somebody stops it; None where the site declined."""
+    """Take part until the run is over or somebody stops it; None where the site declined. `consent`: asked before the
+    site joins for the first time; `hears`: receives each event.
+    """
     if asked.options.certificates is not None:
         of_site(
             asked.options.certificates, asked.site
@@ -184,7 +186,8 @@ def membership(
     asked: Proposed, consent: Callable[[Proposed], bool], hears: Callable[[RunEvent], None] = lambda event: None
 ) -> Iterator[tuple[Membership, EventLog] | None]:
     """The site's part of a run, with its folder locked; created the first time, if the site consents. None where it
-    declined."""
+    declined. `hears`: receives each event.
+    """
     asked.check()
     options, folder, known = asked.options, asked.folder, RunFolder(asked.folder).exists
     if known:

@@ -151,7 +151,9 @@ class RemoteSites(Sites):
         return self.suffices(t, there, len(of))
 
     def suffices(self, t: int, there: int, asked: int) -> bool:
-        """Decide at the deadline whether enough clients have answered, and note whether the round waits or goes on."""
+        """Decide at the deadline whether the `there` clients that have answered, of those `asked`, are enough, and note
+        whether the round waits or goes on.
+        """
         enough = there >= self.patience.minimum
         self._idle = not enough
         if self.stopped() and not enough:

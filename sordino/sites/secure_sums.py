@@ -260,7 +260,9 @@ class EncryptedSites(RemoteSites):
 
 
 class EncryptedSum(SumAtSites):
-    """One encrypted round."""
+    """One round of an encrypted sum: the sites encrypt uploads, the server adds them, and the key holder decrypts the
+    sum.
+    """
 
     def __init__(self, sites: EncryptedSites, t: int, down: Tree, terms: Mapping[int, Terms]) -> None:
         self._sites, self._t, self._down, self._terms = sites, t, down, terms

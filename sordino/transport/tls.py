@@ -19,7 +19,7 @@ SERVER = "server"  # the name of its files
 
 
 class Pems(NamedTuple):
-    """Contents of the three files."""
+    """Contents of the three PEM files of `Certificates`."""
 
     chain: bytes
     key: bytes

@@ -107,7 +107,7 @@ class Ciphertext(Protocol):
 
 
 class PublicKey(Protocol):
-    """Public half of a key."""
+    """Public half of a key: clients encrypt under it, and the server checks ciphertexts by it."""
 
     def encrypt(self, values: Ints, round: int, layout: Layout) -> Ciphertext: ...  # signed integers of a Layout
     def check(self, layout: Layout, count: int) -> None: ...  # so many messages can be added

@@ -272,7 +272,7 @@ def cursor(now: Now, events: int | None = None) -> Cursor:
 
 
 class Listener:
-    """One reader of the stream, and what it has been sent."""
+    """One browser that reads the event stream, and what it has been sent."""
 
     def __init__(self, at: Cursor) -> None:
         self.at = at
@@ -280,7 +280,7 @@ class Listener:
         self._seen: Now | None = None
 
     def more(self, run: Watched, now: Now) -> Iterator[str]:
-        """The messages that this reader lacks. Where the events that it has are not those of the run, it starts from
+        """The messages that this browser lacks. Where the events that it has are not those of the run, it starts from
         the beginning.
         """
         if now is self._seen:

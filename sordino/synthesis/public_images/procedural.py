@@ -134,7 +134,9 @@ def _paint(text: str, of: int) -> tuple[Array, Array]:
 def render(
     texts: list[str], figure: Array, paint: Callable[[str], tuple[Array, Array]], shape: tuple[int, int, int], key: int
 ) -> Array:
-    """One picture of the figure for every prompt, each in another handwriting: uint8 [n, h, w, c]."""
+    """One picture of the figure for every prompt, each in another handwriting: uint8 [n, h, w, c]. `paint`: from a
+    prompt to the colours of background and stroke.
+    """
     height, width, channels = shape
     looks = np.array([look(text) for text in texts])
     of = {name: looks[:, at] for at, name in enumerate(Look._fields)}
@@ -184,7 +186,7 @@ INNER = 0.42  # size of a figure within another
 
 
 def _arc(x: float, y: float, wide: float, tall: float, start: float, end: float) -> Line:
-    """An arc; in degrees, 0 is right, 90 down."""
+    """Points on an arc of an ellipse around (x, y), as a polyline; in degrees, 0 is right, 90 down."""
     turns = np.radians(np.linspace(start, end, max(3, round(abs(end - start) / 24) + 1)))
     return [(x + wide * float(np.cos(t)), y + tall * float(np.sin(t))) for t in turns]
 

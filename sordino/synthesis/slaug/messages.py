@@ -113,7 +113,7 @@ def formula(training: Algorithm[Any, Any, Any, Any], public: RunNumbers) -> Size
 
 
 class Sizes(NamedTuple):
-    """Public numbers that enter formula (18)."""
+    """Public numbers from which formula (18) computes SlaugFL's traffic."""
 
     devices: int
     chosen: int  # per round

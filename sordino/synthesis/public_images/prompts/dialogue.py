@@ -40,8 +40,8 @@ class Reply(NamedTuple):
 def converse(
     backend: str, name: str, count: int, per_call: int, say: Callable[[list[Message]], Reply], wanted: Wanted
 ) -> Prompts:
-    """Prompts from a dialogue with a language model, called by `say`. The grammar supplies missing prompts; a model
-    that gives none at all is an error.
+    """Prompts from a dialogue with a language model, called by `say`, which is asked for `per_call` of them at a time.
+    The grammar supplies missing prompts; a model that gives none at all is an error.
     """
     dialogue: list[Message] = [{"role": "user", "content": _request(name, min(per_call, count))}]
     found: dict[str, str] = {}
