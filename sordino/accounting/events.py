@@ -285,7 +285,9 @@ def _only_zero_out(neighbours: str) -> None:
 
 
 def _single(inside: Reduced) -> Event | None:
-    """The one mechanism that reads a Poisson sample: several Gaussians count as one; other combinations are refused."""
+    """The mechanism inside a Poisson sample, where it is one alone; several Gaussians count as one, and other
+    combinations are refused.
+    """
     if not inside.others:
         return inside.gaussian
     (event, count), *more = inside.others

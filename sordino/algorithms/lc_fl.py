@@ -68,7 +68,7 @@ def ldp_fl(
     label_epsilon: float | None = None,
     local_delta: float = 0.0,
 ) -> FedAvg:
-    """FedAvg on randomised images."""
+    """FedAvg on images that each client has randomised (local differential privacy by randomised response)."""
     return base.behind(Responses(local_epsilon, per, label_epsilon, local_delta))
 
 
@@ -83,7 +83,9 @@ def cdp_fl(
     law: LawName = "gaussian",
     multiplier: float | None = None,
 ) -> FedAvg:
-    """FedAvg whose average is noised."""
+    """FedAvg with central noise: Laplace noise on the average, as published, or (variant `rigorous`) noise on the sum
+    of clipped updates.
+    """
     if variant == "rigorous":
         return base.behind(uplink=central(clip, law, multiplier))
     return base.behind(uplink=published(CoordinateLaplace(max_abs or 0.1, central_epsilon, beta), max_abs))
@@ -99,13 +101,13 @@ def paillier_fl(base: FedAvg, keys: Keys = "shared", mode: Mode = "full", key_bi
 def lattice_fl(
     base: FedAvg, scheme: Literal["bfv", "ckks"] = "bfv", keys: Keys = "shared", mode: Mode = "full"
 ) -> FedAvg:
-    """FedAvg under BFV (exact) or CKKS (bounded error)."""
+    """FedAvg under lattice encryption: BFV (exact sums) or CKKS (sums with a bounded error)."""
     return base.behind(uplink=Uplink((Weigh(), Encrypted(scheme, keys=keys, mode=mode))))
 
 
 @preset(TEN_STEPS)
 def secagg_fl(base: FedAvg, threshold: int | None = None) -> FedAvg:
-    """FedAvg under masks that cancel in the sum."""
+    """FedAvg under secure aggregation: clients mask their uploads, and the masks cancel in the sum."""
     return base.behind(uplink=Uplink((Weigh(), Aggregated(threshold))))
 
 

@@ -109,7 +109,7 @@ class TokenColumn(TextColumn):
 
     @property
     def vocabulary(self) -> int:
-        """The number of different tokens in a text."""
+        """The number of different tokens that the tokenizer can give."""
         return 256 if self.tokenizer == BYTES else 1 + max(loaded(self.tokenizer).get_vocab().values())
 
     @property

@@ -50,7 +50,7 @@ SEVERAL = "A person who has several of these units is not protected as a whole."
 
 
 def record(found: Evidence) -> str:
-    """The record as YAML, under comments that list what a person has to fill in."""
+    """The entry for the registry of deployments, as YAML, under comments that list what a person has to fill in."""
     best = found.strongest
     if best is None:
         raise ConfigError(

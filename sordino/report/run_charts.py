@@ -31,7 +31,7 @@ def judged_by(rows: Sequence[RoundRow]) -> Headline:
 
 
 def written(judged: Headline) -> Write:
-    """The notation of scores on a page: per cent, or plain numbers."""
+    """Function that writes a score on a page: in per cent, or as a plain number."""
     return percent if judged.percent else number
 
 

@@ -78,7 +78,7 @@ class BundledInputs(Fact):
 
 
 class BundledModel(Fact):
-    """The network to build and to fill with the weights."""
+    """Name, options and shapes of the network, from which it is built before its weights are loaded."""
 
     name: str
     options: Mapping[str, Any] = {}

@@ -43,7 +43,7 @@ OPTIONS = (
 
 
 class Posted(NamedTuple):
-    """A message with the ticket of its answer."""
+    """A message on its way to a site, with the ticket (a random number) that its answer must show."""
 
     ticket: int
     letter: bytes

@@ -165,7 +165,9 @@ def _signed(file: Path) -> Kept:
 
 
 def _keep_signed(file: Path, newest: Kept) -> None:
-    """Writes signed heads to a private file: how often a site has answered tells who was drawn from a hidden cohort."""
+    """Writes the ledger heads that sites have signed to a private file: how often a site has answered tells who was
+    drawn from a hidden cohort.
+    """
     if file.parent.is_dir():  # where noise is real
         told = {site: [many, head.hex()] for site, (many, head) in newest.items()}
         atomic_write(file, json.dumps(told).encode(), private=True)

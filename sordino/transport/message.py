@@ -122,7 +122,9 @@ class Letterhead:
         return Letter(head, tuple(bodies), bytes(view[: LENGTH.size + len(text) + SIGNATURE]))
 
     def own(self, signed: bytes) -> Heading:
-        """Head of a message that this side wrote in this run, verified after another side kept and returned it."""
+        """Head of a message that this side wrote in this run, and that another side has kept and returned; its
+        signature is verified.
+        """
         head, text, signature = _opened(memoryview(signed))
         if self.key is not None:
             _check_signature({self.name: self.key.public_key()}, head, text, signature)

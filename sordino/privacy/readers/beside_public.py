@@ -89,8 +89,9 @@ def stream(size: int, each: int, key: Key) -> Iterator[Tensor]:
 
 
 def halved(work: Work, size: int, how: How) -> tuple[Work, int]:
-    """The work on private rows, and the number of public rows beside each batch; the number of steps stays as it is
-    without public rows."""
+    """The work on private rows, and the number of public rows beside each batch: half of the batch each (`how` "half"),
+    as many as in the batch ("union"), or that many. The number of steps stays as it is without public rows.
+    """
     batch = work.batch(size)
     if how == "half":
         return Work(None, work.count(size), max(1, batch // 2)), max(1, batch // 2)

@@ -197,7 +197,7 @@ class Noise(Stage):
         return multiplier * self.mechanism.spread * self.sensitivity(bound)
 
     def check_width(self, bound: Bound, multiplier: float) -> None:
-        """Refuses noise on integers that has too few steps to cost what is priced."""
+        """Refuses noise on integers whose scale is so few grid steps that it would cost more than it is priced at."""
         if isinstance(self.mechanism, IntegerNoiseLaw):
             self.mechanism.check_steps(multiplier * self.louder * self.sensitivity(bound))
 

@@ -162,7 +162,9 @@ class Uplink(Links):
         kept: list[U] | None = None,
         reach: Callable[[int], float] = lambda client: 1.0,
     ) -> Summed:
-        """The sum of admitted uploads, and of sums that were added up before; single uploads are appended to `kept`."""
+        """The sum of admitted uploads, and of sums that were added up before; single uploads are appended to `kept`.
+        `reach`: the part of its clip that a client uses under a personal budget.
+        """
         bound, who = self.bound(tree.size(zero)), []
         total = tree.map(_wide_zero, self.shape(zero))
         sums = [Total(leaf) for leaf in tree.leaves(total)]
