@@ -1,9 +1,9 @@
 """The statement of guarantees: one row per (unit, neighbours, adversary), never a single epsilon.
 
 A row composes every release about a client, by claims about its subject or claims that cover it (`covering`). Clients
-hold disjoint data, so it shows the client that lost most. A unit has no finite row if a release reveals it, or anything
-it lies in, without protection. The rows are computed from ledger entries alone, never from the configuration: what was
-not recorded was not guaranteed, and what was released raw costs infinity.
+hold disjoint data, so it shows the client with the largest privacy loss. A unit has no finite row if a release reveals
+it, or anything it lies in, without protection. The rows are computed from ledger entries alone, never from the
+configuration: what was not recorded was not guaranteed, and what was released raw costs infinity.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def epsilons(texts: Iterable[str], population: int, delta: float) -> list[tuple[
 def of_groups(
     texts: Iterable[str], population: int, delta: float, subject: Subject, groups: Sequence[Sequence[int]]
 ) -> list[Guarantee | None]:
-    """Guarantee for one subject in each group of clients: that of the client in the group that lost most. None for a
-    group in which nobody took part.
+    """Guarantee for one subject in each group of clients: that of the client in the group with the largest privacy
+    loss. None for a group in which nobody took part.
     """
     found = histories(texts, population)
     distinct = [list(found.distinct(group).values()) for group in groups]
@@ -152,8 +152,8 @@ def _place(subject: Subject) -> tuple[int, int]:
 
 
 def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, check: bool = False) -> Guarantee:
-    """Guarantee for one subject, at the client that lost most: clients hold disjoint data, so their losses do not add
-    up.
+    """Guarantee for one subject, at the client with the largest privacy loss: clients hold disjoint data, so their
+    losses do not add up.
     """
     costs = [cost(releases, asked) for releases in clients]
     place, ideal, whole = _worst(costs, delta, asked.neighbours)
@@ -181,8 +181,9 @@ def _row(asked: Subject, clients: Sequence[Sequence[Release]], delta: float, che
 
 def _person(example: Subject, clients: Sequence[Sequence[Release]], delta: float, rows: int) -> Guarantee:
     """Guarantee for all examples of one person, whichever clients hold them, by group privacy: the examples change one
-    after another, each at most at the cost of one example at the client that lost most (Dwork and Roth 2014, theorem
-    2.2)."""
+    after another, each at most at the cost of one example at the client with the largest privacy loss (Dwork and Roth
+    2014, theorem 2.2).
+    """
     found: dict[float, Guarantee] = {}
 
     def promise(at: float) -> tuple[float, float]:
@@ -212,9 +213,10 @@ def lacking(epsilon: float, drift: float) -> float:
 
 
 def _worst(costs: Sequence[TotalCost], delta: float, neighbours: Neighbours) -> tuple[int, float, float]:
-    """The client that lost most (its index), the delta at which its noise is priced, and the delta of the guarantee.
-    Real noise differs a little from its ideal law and so uses up a part of delta (`lacking`); noise is priced at the
-    rest. Where no rest remains, the delta of the guarantee is larger than the one asked for."""
+    """The index of the client with the largest privacy loss, the delta at which its noise is priced, and the delta of
+    the guarantee. Real noise differs a little from its ideal law and so uses up a part of delta (`lacking`); noise is
+    priced at the rest. Where no rest remains, the delta of the guarantee is larger than the one asked for.
+    """
 
     def most(at: float) -> tuple[int, float]:
         found = [_epsilon(each, at, neighbours) for each in costs]

@@ -14,7 +14,7 @@ arXiv 2509.08704, count the same when all canaries are guessed).
 Bounds that need only fair, independent coins and a number of guesses fixed beforehand: Steinke, Nasr and Jagielski
 (NeurIPS 2023), Theorem 5.2, for (epsilon, delta); and Mahloujifar, Melis and Chaudhuri (ICML 2025), Theorem 9 and
 Algorithm 3, for a whole privacy curve, which is sharper. Both are weak, because they allow guesses to depend on each
-other: a mechanism may lose little nearly always and everything at times.
+other: a mechanism may leak little nearly always and everything at times.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class RowNumbers(Sequence[Array]):
 
 def checked(parts: Iterable[Array], rows: int) -> RowNumbers:
     """Row numbers from a user's own scheme, checked: each is below `rows` and belongs to one client at most, since a
-    row of two clients would lose twice what the guarantee allows.
+    row of two clients would leak twice what the guarantee allows.
     """
     try:
         found = RowNumbers.of(parts)

@@ -261,8 +261,9 @@ def share_of(federation: Accounts, client: int) -> float:
 
 
 def _groups(federation: Accounts) -> tuple[Group, ...]:
-    """Clients grouped by their budget (epsilon), with the epsilon that each group lost by the ledger's events, and the
-    one that a publication claims."""
+    """Clients grouped by their budget (epsilon), with the epsilon that each group has spent by the ledger's events, and
+    the one that a publication claims.
+    """
     plan = federation.plan
     assert plan.offer is not None
     assert plan.budget is not None

@@ -46,7 +46,7 @@ Picked = NDArray[np.int64]  # numbers of candidates
 
 
 class OfClass(Fact):
-    """One class: the devices that were asked for it, and its candidates."""
+    """One class of a preparation: the devices that were asked for it, and its candidates (public images)."""
 
     name: str
     asked: tuple[Asked, ...]  # devices, and the server's measure of how well each knows the class
@@ -157,8 +157,8 @@ def _facts(run: RunFolder, setup: Setup) -> tuple[Facts, str]:
 
 
 def _candidates(experiment: Experiment, home: ServerData | None) -> tuple[Candidates | None, str]:
-    """Make the candidates again, or return the reason why not: a folder may be gone, and drawing with a large model
-    takes hours.
+    """Make the candidates (public images) again, or return the reason why not: a folder may be gone, and drawing with a
+    large model takes hours.
     """
     if source_of(experiment) is None:
         return None, "there are no candidates"
@@ -242,7 +242,9 @@ def _formula(phases: Sequence[Phase[Any, Any, Any, Any]], setup: Setup, rounds: 
 def _gallery(
     run: RunFolder, setup: Setup, candidates: Candidates | None, told: Facts, wrong: Wrong | None
 ) -> Gallery | None:
-    """Images of each class: candidates that were kept, candidates that were not, and images of the generator."""
+    """Images of each class: candidates (public images) that were kept, candidates that were not, and images of the
+    generator.
+    """
     if setup.public.kind != "image" or not setup.preparation:
         return None
     names = setup.public.class_names

@@ -96,8 +96,8 @@ class Notes(NamedTuple):
 
 
 def composed(seeds: Sequence[Sequence[Notes]], delta: float) -> list[Composed]:
-    """Guarantees of all configurations' ledgers together, for the seed that loses most. `seeds` holds, for each seed,
-    one ledger per configuration.
+    """Guarantees of all configurations' ledgers together, for the seed with the largest privacy loss. `seeds` holds,
+    for each seed, one ledger per configuration.
 
     Within a seed every client holds the same examples, so its releases compose exactly. Between seeds the examples are
     dealt anew; at delta / n, the epsilons of n seeds add up to one at delta, whichever client held them.

@@ -115,7 +115,7 @@ class CandidateSettings(NamedTuple):
 
 
 class ServerRows(NamedTuple):
-    """The server's own examples: for tests, for ranking models, and for choosing candidates."""
+    """The server's own examples: for tests, for ranking models, and to choose candidates (public images) from."""
 
     tested: Split | None = None  # examples that results are measured on
     probe: Split | None = None  # examples to rank models with

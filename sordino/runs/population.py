@@ -92,7 +92,7 @@ class Population:
 
     @property
     def kept(self) -> ServerRows:
-        """The server's own examples: for tests, for ranking models, and for choosing candidates."""
+        """The server's own examples: for tests, for ranking models, and to choose candidates (public images) from."""
         return ServerRows(self.dataset.test, self.reserved.probe, self.reserved.pool)
 
     # clients ----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """FedAvg with a contrastive loss on class prototypes: FedAvg-1 and FedAvg-2, which motivate SlaugFL (IEEE Transactions
 on Mobile Computing, 2024).
 
-Prototypes come from candidates that all clients hold (`candidates`, FedAvg-1), or from the clients' own examples
-(`local`, FedAvg-2), whose means the uploads then reveal. Nothing else of the candidates is used.
+Prototypes come from candidates, public images that all clients hold (`candidates`, FedAvg-1), or from the clients' own
+examples (`local`, FedAvg-2), whose means the uploads then reveal. Nothing else of the candidates is used.
 
 Deviations: the paper specifies only where the prototypes come from; the contrast is SlaugFL's, on the class means of a
 client's own batch.

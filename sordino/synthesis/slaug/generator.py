@@ -1,5 +1,5 @@
-"""Generator of SlaugFL's server, from the candidates nearest to the prototypes (scenario 1), or from prototypes alone
-(scenario 2).
+"""Generator of SlaugFL's server, from the candidates (public images) nearest to the prototypes (scenario 1), or from
+prototypes alone (scenario 2).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Recipe:
             )
 
     def warnings(self, story: Json | None) -> list[str]:
-        """Warnings about classes with fewer candidates than are to be kept."""
+        """Warnings about classes with fewer candidates (public images) than are to be kept."""
         few = [n for n in story["counts"].values() if n < self.keep] if story and self.scenario == 1 else []
         if not few:
             return []
@@ -148,7 +148,7 @@ class Recipe:
         return found
 
     def tables(self, made: Made) -> dict[str, list[dict[str, object]]]:
-        """Tables of the generator's training and of the candidates that it learned from."""
+        """Tables of the generator's training and of the candidates (public images) that it learned from."""
         rows = [zip(self.columns, row, strict=True) for row in made.log.tolist()]
         log = [{name: value for name, value in row if value != ABSENT} for row in rows]
         kept = [{"class": c, "candidates": row} for c, row in enumerate(chosen(made.kept))]
@@ -190,7 +190,9 @@ class Recipe:
         return Made(made.state, kept, empty.learned, self.logged(made.log))
 
     def chosen(self, candidates: Examples, anchors: Sequence[Anchor], key: Key) -> dict[int, Tensor]:
-        """The candidates nearest to the prototypes of each class; random ones for a class without prototypes."""
+        """The candidates (public images) nearest to the prototypes of each class; random ones for a class without
+        prototypes.
+        """
         found = {}
         for label in range(self.shape.classes):
             rows = torch.nonzero(candidates.y == label).flatten()
@@ -226,7 +228,7 @@ def seen(task: Task, params: Params, x: Tensor, matrix: Tensor | None) -> Tensor
 
 
 def chosen(kept: Tensor) -> list[list[int]]:
-    """Indices of the kept candidates, class by class."""
+    """Indices of the candidates (public images) that are kept, class by class."""
     return [[i for i in row if i >= 0] for row in kept.tolist()]
 
 

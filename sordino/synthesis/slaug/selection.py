@@ -1,5 +1,5 @@
-"""Selective data collection: ranking of devices by class, and of candidates by distance to prototypes. SlaugFL, IEEE
-Transactions on Mobile Computing, 2024.
+"""Selective data collection: ranking of devices by class, and of candidates (public images) by distance to prototypes.
+SlaugFL, IEEE Transactions on Mobile Computing, 2024.
 
 `recall` alone, as published, is maximised by a model that assigns everything to one class; `f1` counts its precision
 too.

@@ -124,7 +124,7 @@ class Settings(SlaugFL):
 def slaug_fl(
     base: Settings, variant: Variant = "as_published", clip: float = 1.0, rate: float = 0.1, private_steps: int = 10
 ) -> Phased:
-    """Scenario 1 selects candidates and trains an ACGAN on them, scenario 2 trains a generator on prototypes alone. A
+    """Scenario 1 selects public images and trains an ACGAN on them; scenario 2 trains a generator from prototypes. A
     preset gives the defaults. Only the rigorous variants use `clip`, `rate` and `private_steps`.
 
     as_published   models and prototypes are sent unprotected
