@@ -183,7 +183,9 @@ def directions(key: Key, many: int, numbers: int, order: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CanaryExamples(CanaryDirections):
-    """Canary rows of many clients, or canary cells, each with a gradient direction of its own."""
+    """Canary rows of many clients, or canary cells (fixed groups of a client's rows), each with a gradient direction of
+    its own.
+    """
 
     def unfit(self) -> str:
         if type(self.gates.read) not in PLANTED:

@@ -2,7 +2,7 @@
 
 All uploads pass the uplink's own `encode` and `receive`. Big models are attacked through a small upload with the same
 fields and layers: the claim does not depend on the number of coordinates. One call samples many outputs (`torch.vmap`),
-each with noise of its own; gates that leave torch on the way, as PrivUnit does, are called one by one.
+each with noise of its own; uplinks that leave torch on the way, as PrivUnit does, are called one by one.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def audit(
 ) -> None:
     """Attack the guarantees of an experiment on worst-case neighbours. Exit code 4 where a claim is refuted.
 
-    Nothing is trained, except with --trained: the experiment's own gates release made-up uploads and gradients, and a
-    proved lower bound on their privacy loss is compared with the claim.
+    Nothing is trained, except with --trained: the experiment's own reader and uplink release made-up gradients and
+    uploads, and a proved lower bound on their privacy loss is compared with the claim.
     """
     from sordino.audits import gates as attacks
 

@@ -69,7 +69,7 @@ class Planted(Reader):
         return cls(**_settings(reader), planted=planted, through=through, sure=sure)
 
     def mine(self, grant: Grant) -> tuple[Tensor, Grant]:
-        """A client's canaries, and its grant with the replay's noise source in it."""
+        """A client's canaries; and its permission for the round, with the replay's noise source in it."""
         rows = self.planted.get(grant.client, torch.zeros(0, 1))
         return rows, replace(grant, source=self.through(grant.source), pool=None)
 
@@ -152,7 +152,7 @@ class PlantedCells(Planted, CellGradient):
 
 @dataclass
 class PlantedCellShard(CellShard):
-    """One client's examples, whose last cells or rows are canaries."""
+    """One client's examples, whose last cells (fixed groups of rows) or rows are canaries."""
 
     planted: Tensor = field(default_factory=lambda: torch.zeros(0, 1), repr=False)
     sure: bool = False

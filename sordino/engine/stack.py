@@ -52,7 +52,7 @@ class Member(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """Ways in which clients of one stack may differ."""
+    """Ways in which clients of one stack (computed in one call) may differ."""
 
     sizes: bool = False  # in their numbers of rows
     counts: bool = False  # in single numbers of their states, such as how often they took part

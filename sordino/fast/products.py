@@ -26,7 +26,9 @@ CLIENTS = 16  # about as many share a product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear layer applied to the rows x. Clients of a stack with the same weights are computed as one product."""
+    """A linear layer applied to the rows x. Clients that are computed in one call and have the same weights are one
+    product.
+    """
     if transforming():
         if not vmapping() or CLIENTS * x.numel() * len(weight) < LARGE or not _plain(x, weight):
             return torch.nn.functional.linear(x, weight, bias)

@@ -45,7 +45,7 @@ class _Named:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Files of one run, and the facts in them."""
+    """Files of one run: their paths, and what they hold, as typed values."""
 
     path: Path
 

@@ -46,7 +46,7 @@ class DrawnCurve(Curve):
 
 
 class RunFacts(Fact):
-    """Data of one run that its page and figures show."""
+    """Data of one run from which its page and figures are drawn."""
 
     name: str
     lead: str

@@ -205,7 +205,9 @@ def look(run: RunFolder) -> Seen:
 def state(
     run: RunFolder, alive: bool, rows: Sequence[RoundRow], events: Sequence[RunEvent], receipt: Receipt | None
 ) -> str:
-    """One word: running, finished, budget spent, stopped or killed."""
+    """State of a run in a word or two: running, finished, budget spent, stopped or killed. `alive`: a process works on
+    it.
+    """
     if alive:
         return "running"
     if run.environment.clients is not None:  # a site: how many rounds it is asked for is not its decision

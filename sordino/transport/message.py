@@ -81,7 +81,9 @@ class Letterhead:
         ledger: str = "",
         digest: str = "",
     ) -> bytes:
-        """Compose and sign a message. `digest`: that of the bodies, where it is known."""
+        """Compose and sign a message. `stage`: number of the run's phase; `said`: the command or answer; `digest`: that
+        of the bodies, where it is known.
+        """
         digest = (digest or digest_of(bodies)) if self.key is not None else ""
         sizes = tuple(len(body) for body in bodies)
         head = Heading(self.run, stage, self.name, to, said, self.config, self.agreement, ledger, sizes, digest)
